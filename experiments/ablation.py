@@ -6,12 +6,11 @@ import json
 import pathlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
 from experiments.engine import compilation, config as configs, disk, errors, log, mesh, run as single, signals, workdir
@@ -20,40 +19,60 @@ from experiments.studies import plan, programs, progress, report as reports, sta
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """What is compared: arms x seeds, in each of some conditions. All other settings are common to all runs."""
-    study = ConfigDict()
-    study.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
-    study.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
-    # never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong stops alone
-    study.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
-    study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
-    study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
-    study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
-    study.margin = 0.0  # "equal" is said where the interval lies within this, 0: never; a condition may have its own
-    study.tune = []  # settings that each arm chooses for itself, on a part of the training part: a grid of values, as
-    # [["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by its "study.tune"
-    study.tune_seeds = [1000, 1001, 1002]  # over which that is decided, others than study.seeds
-    study.keep_weights = False  # the last checkpoint of every run stays in its folder, which can be opened
-    study.looks = 1  # how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all
-    return {"study": study}
+    return {
+        "study": {
+            "experiment": ("", "whose runs these are: language, vision, synthetic, translation, masked_image"),
+            "arms": (
+                [],
+                'what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;'
+                " never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong "
+                "stops alone",
+            ),
+            "conditions": ([], "written like arms: comparisons beside each other, as on other data; []: a single one"),
+            "seeds": ([0, 1, 2, 3, 4], "the same for all arms: differences are paired by seed"),
+            "metric": ("eval/loss", "what is compared: eval/loss, eval/accuracy, ...; a condition may have its own"),
+            "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),
+            "margin": (
+                0.0,
+                '"equal" is said where the interval lies within this, 0: never; a condition may have its own',
+            ),
+            "tune": (
+                [],
+                "settings that each arm chooses for itself, on a part of the training part: a grid of values, as "
+                '[["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by '
+                'its "study.tune"',
+            ),
+            "tune_seeds": ([1000, 1001, 1002], "over which that is decided, others than study.seeds"),
+            "keep_weights": (False, "the last checkpoint of every run stays in its folder, which can be opened"),
+            "looks": (
+                1,
+                "how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all",
+            ),
+        }
+    }
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None, device: str
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    earlier: pathlib.Path | None,
+    device: str,
+    chips: Sequence[Any] | None = None,
 ) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     Several processes, also on several machines, may work in the same folder: each program is trained by one of them.
-    device: as of run.devices.
+    device, chips: as of run.devices.
     UserError for a seed beside the study's, and for one process that is spread over machines.
     """
     asked, requests = study.read(settings), signals.Requests()
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
-    devices = single.devices(settings, device, seeds=settings.mesh.seed)
+    devices = single.devices(settings, device, seeds=settings.mesh.seed, chips=chips)
     if jax.process_count() > 1:
         raise errors.UserError(
             "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "

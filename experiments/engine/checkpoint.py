@@ -32,6 +32,7 @@ class Checkpoints:
 
     def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
         self._folder, self._keep, self._best = folder.absolute(), keep, best
+        self._step = -1  # of the newest save
         with disk.writing(folder):
             if distributed.main():
                 manifest.tidy(self._folder)
@@ -42,7 +43,7 @@ class Checkpoints:
         handlers = types.create_type_handler_registry((jax.Array, whole), (np.ndarray, types.NumpyHandler()))
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=handlers))
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending: tuple[int, concurrent.futures.Future] | None = None
+        self._pending: concurrent.futures.Future | None = None
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Copy the state to the host and write it in the background; a step that is on the disk is not saved again.
@@ -53,68 +54,69 @@ class Checkpoints:
         self.wait()
         if step in self.measured:
             return
-        writing = self._folder / f"{step}{manifest.WRITING}"
-        with self._saving(step):
+        self._step, self.measured[step] = step, _finite(metrics or {})
+        with self._writing(step):
             if distributed.main():
-                writing.mkdir()
-            self._orbax.save(writing / manifest.STATE, args=ocp.args.PyTreeSave(_numbers(state)))
-        self.measured[step] = _finite(metrics or {})
-        self._pending = step, self._thread.submit(self._finish, step, writing)
+                self._path(manifest.WRITING).mkdir()
+            self._orbax.save(self._path(manifest.WRITING) / manifest.STATE, args=ocp.args.PyTreeSave(_numbers(state)))
+        self._pending = self._thread.submit(self._finish)
 
-    def _finish(self, step: int, writing: pathlib.Path) -> None:
+    def _path(self, end: str = "") -> pathlib.Path:
+        return self._folder / f"{self._step}{end}"
+
+    def _finish(self) -> None:
         """Wait for Orbax in all processes, and make a checkpoint of what it wrote; in the background."""
         self._orbax.wait_until_finished()
         if distributed.main():
-            manifest.write(writing, metrics=self.measured[step], versions=mesh.versions())
-            writing.rename(self._folder / str(step))
+            manifest.write(self._path(manifest.WRITING), metrics=self.measured[self._step], versions=mesh.versions())
+            self._path(manifest.WRITING).rename(self._path())
             disk.flush(self._folder)
-            self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
+        self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
         """Add to the checkpoint of this step, if there is one, what was measured after the save. Raises RunError."""
         self.wait()
         if step in self.measured:
             self.measured[step] = _finite(metrics)
-            with self._saving(step):
+            with self._writing(step):
                 if distributed.main():
                     manifest.write_metrics(self._folder / str(step), self.measured[step])
-                    self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
+                self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
 
     def _delete(self, steps: list[int]) -> None:
         for step in steps:
             checkpoint = self._folder / str(step)
-            disk.remove(checkpoint.rename(checkpoint.with_name(checkpoint.name + manifest.DELETING)))
+            if distributed.main():
+                disk.remove(checkpoint.rename(checkpoint.with_name(checkpoint.name + manifest.DELETING)))
             del self.measured[step]
 
     @contextlib.contextmanager
-    def _saving(self, step: int) -> Iterator[None]:
-        """Raise RunError if the checkpoint of this step cannot be written, and delete what is there of it."""
+    def _writing(self, step: int) -> Iterator[None]:
+        """Raise RunError if the save of this step fails, and delete what is there of it: it may fill the disk."""
         try:
             yield
         except FAILURES as error:
             self.measured.pop(step, None)
-            if distributed.main():  # it may be what fills the disk
+            if distributed.main():
                 with contextlib.suppress(OSError):
-                    disk.remove(self._folder / f"{step}{manifest.WRITING}")
-            raise errors.RunError(
-                f"step {step:,} could not be saved in {self._folder}: {disk.reason(error)}. The same command goes on "
-                "from the last checkpoint."
-            ) from error
+                    disk.remove(self._path(manifest.WRITING))
+            failed = f"step {step:,} could not be saved in {self._folder}: {disk.reason(error)}"
+            raise errors.RunError(f"{failed}. The same command goes on from the last checkpoint.") from error
 
     def wait(self) -> None:
-        """Return when the pending save is on the disk. Raises RunError if it failed."""
-        if self._pending is not None:
-            (step, future), self._pending = self._pending, None
-            with self._saving(step):
-                future.result()
+        """Return when the newest save is on the disk. Raises RunError if it failed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with self._writing(self._step):
+                pending.result()
 
     def check(self) -> None:
-        """Raise RunError if the pending save has failed by now."""
-        if self._pending is not None and self._pending[1].done():
+        """Raise RunError if the newest save has failed by now."""
+        if self._pending is not None and self._pending.done():
             self.wait()
 
     def close(self) -> None:
-        """Wait for the pending save, as `wait`, and end the threads."""
+        """Wait for the newest save, as `wait`, and end the threads."""
         try:
             self.wait()
         finally:
@@ -135,23 +137,22 @@ class Checkpoints:
         if newest < 0:
             return None
         step = newest if step is None else step
-        checkpoint = self._folder / str(step)
-        try:
-            manifest.verify(checkpoint)
-        except errors.UserError as error:
-            raise errors.UserError(f"{error}. {self._advice(step)}") from error
-        state = _restore(checkpoint, like)
-        if distributed.main():
-            self._delete([n for n in self.measured if n > step])
-            self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # what a kill has left
+        distributed.in_main(lambda: self._verify(step))
+        state = _restore(self._folder / str(step), like)
+        self._delete([n for n in self.measured if n > step])
+        self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # what a killed run has left
         return step, state
 
-    def _advice(self, damaged: int) -> str:
-        """Say how to go on if the checkpoint of this step is damaged."""
-        other = max(self.measured.keys() - {damaged}, default=None)
-        if other is None:
-            return f"There is no other checkpoint: delete {self._folder} to begin again."
-        return f"--resume={other} goes on from step {other:,}; in a study, delete {self._folder / str(damaged)}."
+    def _verify(self, step: int) -> int:
+        """Raise UserError if the checkpoint of this step is damaged, which says how to go on without it."""
+        try:
+            manifest.verify(self._folder / str(step))
+        except errors.UserError as error:
+            other = max((n for n in self.measured if n < step), default=None)
+            advice = f"--resume={other} goes on from step {other}; in a study, delete {self._folder / str(step)}."
+            none = f"There is no earlier checkpoint: delete {self._folder} to begin again."
+            raise errors.UserError(f"{error}. {none if other is None else advice}") from error
+        return step
 
 
 def check_best(best: str, *, key: str = "train.keep_best") -> None:

@@ -188,7 +188,7 @@ def _check_settings(file: pathlib.Path, config: dict[str, Any]) -> None:
     base, name = importlib.import_module("configs.base"), config["experiment"]
     ours = isinstance(name, str) and name.isidentifier() and (by_name.ROOT / "experiments" / f"{name}.py").is_file()
     right, found = (
-        configs.flat((base.get_config(name) if ours else base.common()).to_dict()),
+        configs.flat((base.get_config(name) if ours else base.get_config()).to_dict()),
         dict(configs.leaves(config)),
     )
     try:

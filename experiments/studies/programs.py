@@ -186,9 +186,11 @@ def train(
             line=progress,
             requests=requests,
             evaluate=vmapped_runs.evaluator(vmapped),
-            probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else None,
+            probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else lambda params: {},
         )
         stack.enter_context(contextlib.closing(training))
+        if not start or training.is_due("evaluate", start):  # untrained runs too
+            training.catch_up(start, state)
         inputs = zip(*(batches.iterate(task.train, start=start) for task in ready.tasks.values()), strict=True)
         seed_R = [list(ready.tasks).index(run.seed) for run in program.rows]
         state = loop.train(
@@ -200,7 +202,7 @@ def train(
             alive=np.asarray(jax.device_get(state.step) == start),
             place=mesh.place_rows,
         )
-        training.evaluate_behind(state)
+        training.finish(state)
         took: dict[str, Any] = {"compile_seconds": seconds, "sources": sources}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
@@ -208,7 +210,7 @@ def train(
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
         common, taken_R = _of_all(one, ready) | took, jax.device_get(state.step)
         for r, run in enumerate(program.runs):
-            training.stop_if_asked(anew=True)
+            training.stop_if_requested(now=True)
             if weights:
                 _keep(folder / run.name, ready.work.files, jax.tree.map(lambda x, r=r: x[r], state), one.steps)
             params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))

@@ -1,4 +1,4 @@
-"""What is done with a trained model: each tool is a command, and a function of the same arguments."""
+"""Tools for trained models: each is a command, and a function of the same arguments."""
 
 import signal
 import sys

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import stat
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -130,9 +131,9 @@ def test_killed_at_any_point_of_a_save_the_run_has_a_complete_checkpoint(folder,
         "renamed": (pathlib.Path, "rename"),
         "deleted": (disk.shutil, "rmtree"),
     }[at]
-    saves = checkpoint.Checkpoints(folder, keep=2)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(where, name, killed)
+        saves = checkpoint.Checkpoints(folder, keep=2)
         saves.save(9, state(seed=9))
         saves.wait()
     saves.close()
@@ -178,12 +179,15 @@ def test_an_error_in_the_background_is_raised_by_the_next_call_once(folder, monk
     def broken(*args, **options):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    saves.check()
+    def check():  # after every step
+        for _ in range(1000):
+            saves.check()
+            time.sleep(0.01)
+
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", broken)
-        for noticed in (lambda: saves.save(12, state()), saves.check, lambda: saves.note(9, {"eval/loss": 1.0})):
+        for noticed in (lambda: saves.save(12, state()), check, lambda: saves.note(9, {"eval/loss": 1.0})):
             saves.save(9, state())
-            saves._pending[1].exception()  # it has failed by then
             with raises(errors.RunError, "9", folder, os.strerror(errno.EIO)):
                 noticed()
     assert there(folder) == {"3", "6"}

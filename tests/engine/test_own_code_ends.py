@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import tiny
+from errors import raises
 
 import launch
 from experiments.engine import errors, log
@@ -15,6 +16,7 @@ from experiments.tools import command
 EXPERIMENT = """
 import asyncio, os, signal, sys
 import dots
+from errors import raises
 
 ENDS = {
     "exit": lambda: sys.exit(0),
@@ -84,7 +86,7 @@ def test_code_that_ends_the_process_is_a_sentence_with_its_file_and_line(quits, 
     assert outcome.code == 2 and outcome.err.count("\n") == 1
     assert "quits.py, line " in outcome.err.replace("quits_config.py", "quits.py") and told in outcome.err
     if how != "cancelled" or place == "config":  # what else it raises, a notebook shows whole
-        with pytest.raises(errors.UserError, match=told):
+        with raises(errors.UserError, told):
             launch.run(quits(f"{place}:{how}"), tmp_path / "other")
 
 

@@ -170,38 +170,27 @@ def test_a_damaged_summary_is_written_again(tmp_path, content):
 NOW = mesh.versions()
 
 
+def facts(steps=1000, schedule="cosine", warmup=2, versions=NOW, devices="2 x cpu"):
+    """What config.json says, as far as `changes` reads it."""
+    optim = {"schedule": schedule, "warmup_steps": warmup}
+    return {"config": {"train": {"steps": steps}, "optim": optim}, "versions": versions, "devices": devices}
+
+
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("before", "now", "parts"),
     [
-        ({}, None),
-        ({"steps": 2000, "schedule": "constant"}, None),
-        ({"steps": 2000}, ["train.steps", "1000", "2000"]),
-        ({"versions": {"flax": "0.0.1"}}, None),
-        ({"versions": {"jax": None}}, None),
-        (
-            {"versions": {"jax": "0.0.1", "jaxlib": "0.0.2"}},
-            ["jax 0.0.1", NOW["jax"], "jaxlib 0.0.2", NOW["jaxlib"]],
-        ),
-        ({"devices": "2 x cpu"}, None),
-        ({"devices": "8 x TPU v5 lite"}, ["8 x TPU v5 lite", "2 x cpu"]),
+        ({}, {}, None),
+        ({"schedule": "constant"}, {"schedule": "constant", "steps": 2000}, None),
+        ({"schedule": "constant", "steps": 60, "warmup": 100}, {"schedule": "constant", "warmup": 100}, ["60", "1000"]),
+        ({}, {"steps": 2000}, ["train.steps", "1000", "2000"]),
+        ({"versions": NOW | {"flax": "0.0.1"}}, {}, None),
+        ({"versions": NOW | {"jax": "0.0.1", "jaxlib": "0.0.2"}}, {}, ["jax 0.0.1", NOW["jax"], "jaxlib 0.0.2"]),
+        ({"devices": "8 x TPU v5 lite"}, {}, ["8 x TPU v5 lite", "2 x cpu"]),
     ],
 )
-def test_what_has_changed_since_is_told(tmp_path, capsys, what, told):
-    """Of a run with 1000 steps, some of which are taken, on two devices."""
-    steps, schedule = what.pop("steps", 1000), what.pop("schedule", "cosine")
-    entered(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    saved |= {"devices": what.get("devices"), "versions": NOW | what.get("versions", {})}
-    saved["config"]["optim"]["schedule"] = schedule
-    if not what.get("devices"):  # which an older version did not tell
-        del saved["devices"]
-    now = config(train__steps=steps, optim__schedule=schedule)
-    for trained in (True, False):
-        (tmp_path / "config.json").write_text(json.dumps(saved))
-        (tmp_path / "checkpoints" / "3").mkdir(parents=True) if trained else (tmp_path / "checkpoints" / "3").rmdir()
-        assert not workdir.enter(tmp_path, now, devices="2 x cpu")
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == bool(told and trained) and all(part in lines[0] for part in told or () if trained)
+def test_what_has_changed_since_is_printed(before, now, parts):
+    lines = workdir.changes(facts(**before), facts(**now))
+    assert len(lines) == bool(parts) and all(part in lines[0] for part in parts or ())
 
 
 def test_where_a_folder_holds_runs_the_newest_is_offered(tmp_path):
