@@ -47,6 +47,7 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:
 PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
 PROCESS = flags.DEFINE_integer("process", None, "Several processes: which one this is, from 0.")
 DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Several processes: JAX asks the cluster (Slurm, TPU pod).")
+OPTIONS = (DEVICE, RESUME, DRY_RUN, TOPOLOGY, JSON)  # arguments of `train`
 Path = str | os.PathLike
 
 
@@ -67,17 +68,7 @@ def execute(argv: list[str]) -> None:
         hint = f"; go on with: {shlex.join(['python', *again, *([] if WORKDIR.value else [f'--workdir={folder}'])])}"
     try:
         with distributed.joined(group, detect=DISTRIBUTED.value):
-            train(
-                CONFIG.value,
-                folder,
-                changes,
-                device=DEVICE.value,
-                resume=RESUME.value,
-                dry_run=DRY_RUN.value,
-                topology=TOPOLOGY.value,
-                json=JSON.value,
-                alone=not (group or DISTRIBUTED.value),
-            )
+            train(CONFIG.value, folder, changes, **{flag.name: flag.value for flag in OPTIONS})
     except KeyboardInterrupt as error:
         raise interrupted(error, hint) from error
 
@@ -130,18 +121,17 @@ def train(
     dry_run: bool = False,
     topology: str | None = None,
     json: str | None = None,
-    alone: bool = True,
 ) -> runs.Result | None:
     """Load the settings, prepare the experiment, and train it; for a dry run, report what it needs.
 
-    changes: values of settings, or texts for them, by their keys. alone: this process is the only one of the run.
+    changes: values of settings, or texts for them, by their keys.
     """
     folder = None if dry_run else pathlib.Path(workdir)
     settings = warm_start.adopted(config_file.load_settings(config, changes), folder)
     compilation.keep()
     experiment = by_name.experiment(settings.experiment)
     with topologies.of(topology, json) if topology else contextlib.nullcontext():
-        chips = None if topology else compilation.split(settings.to_dict()["mesh"], device, alone=alone, fake=dry_run)
+        chips = None if topology else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
         if not hasattr(experiment, "prepare"):  # a study: it prepares and trains many runs
             if resume is not None:
                 raise errors.UserError(f"--resume={resume}: a study goes on from its newest checkpoints by itself")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, disk, errors
+from experiments.engine import by_name, disk, distributed, errors
 
 MOST_FAKE = 4096  # fake devices: each has threads of its own
 UNLIMITED = 2**50  # bytes: no device has as many
@@ -53,9 +53,9 @@ def start(device: str) -> None:
         keep_nothing()
 
 
-def split(sizes: Mapping[str, int], device: str, *, alone: bool = True, fake: bool = False) -> list[jax.Device] | None:
-    """Split the CPU into as many devices as a mesh of these sizes needs, up to its cores, if this process is alone and
-    XLA_FLAGS does not set their number. Call this before anything uses a device.
+def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[jax.Device] | None:
+    """Split the CPU into as many devices as a mesh of these sizes needs, up to its cores, unless several processes run
+    or XLA_FLAGS sets their number. Call this before anything uses a device.
 
     fake: for a dry run, return that many fake CPU devices if JAX finds fewer; None otherwise. device: as of `start`.
     """
@@ -63,7 +63,11 @@ def split(sizes: Mapping[str, int], device: str, *, alone: bool = True, fake: bo
     if fake and n_devices > MOST_FAKE:
         raise errors.UserError(f"mesh: {n_devices} devices are too many for a dry run: at most {MOST_FAKE}")
     enough = fake or n_devices <= (os.cpu_count() or 1)
-    if alone and enough and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    if (
+        enough
+        and not distributed.joined_others()
+        and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
+    ):
         with contextlib.suppress(RuntimeError):  # JAX has started: the number of devices stays
             jax.config.update("jax_num_cpu_devices", max(n_devices, jax.config.jax_num_cpu_devices))
     if not fake:

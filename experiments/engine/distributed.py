@@ -101,6 +101,11 @@ def in_main(action: Callable[[], int]) -> int:
     return int(values[0])
 
 
+def joined_others() -> bool:
+    """Return True after `start`, without using a device."""
+    return jax.distributed.is_initialized()
+
+
 def main() -> bool:
     """Return True in process 0, which writes and prints for all."""
     return jax.process_index() == 0
