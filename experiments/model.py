@@ -1,9 +1,10 @@
 """From the `model` section of a config to pure functions of `tfm`: names become functions, sizes become keywords."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,37 +48,128 @@ def word_head(tied: bool, layer: str) -> str:
 WORD_HEADS = {word_head(*one): one for one in itertools.product((False, True), ("", "bias", *mlp.ACTIVATIONS))}
 
 
-class Model(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
     """A model as functions of its parameters.
 
-    init(key, **numbers) -> params; or with a number, score_std=..., of one of several runs instead of the config's
-    hidden(params, inputs, *, mask, key_B=None, maps=False, layout=ONE) -> (x_BND, aux)           (transformer.hidden)
-    output(params, x_BND, *, layout=ONE) -> (x_BND, head)                                         (transformer.output)
-    logits(params, x_BND, *, layout=ONE) -> logits                                                (transformer.logits)
-    start(params, prompt_BN, length_B, *, capacity, mask) -> (logits_BW, cache)                       (kv_cache.start)
-    by_layer(params) -> the parameters for many steps                                              (kv_cache.by_layer)
-    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                                       (kv_cache.step)
-
-    Of a sequence-to-sequence model (encoder_decoder.py) hidden(params, source_BS, valid_BS, w_BN, ...) and
-    start(params, source_BS, valid_BS, prompt_BN, length_B, *, capacity); they and step know their masks.
+    `layout` are the devices of its training, `attention` what computes attention there; without a layout, as in figures
+    and generation, `usual` does.
     """
 
-    init: Callable
-    hidden: Callable
-    output: Callable
-    logits: Callable
-    start: Callable
-    by_layer: Callable
-    step: Callable
-    cap: float  # soft cap of the logits; 0: none
+    spec: transformer.Spec
+    layers: int
+    make: Callable[..., dict]  # (key, spec) -> params
+    scale: Callable[[dict, set[str]], dict]  # (params, settings that one of several runs has for itself) -> params
+    layout: layouts.Layout
     attention: implementations.Implementation
+    usual: implementations.Implementation
+
+    @property
+    def cap(self) -> float:
+        """Soft cap of the logits; 0: none."""
+        return self.spec.cap
+
+    def init(self, key: jax.Array, **numbers: Any) -> dict:
+        """Return the parameters. numbers: score_std of one of several runs, instead of the config's."""
+        spec = self.spec._replace(block=self.spec.block._replace(**numbers))
+        return self.scale(self.make(key, spec=spec), set(numbers))
+
+    def on(self, layout: layouts.Layout, *, maps: bool = False) -> transformer.Spec:
+        """Return the spec for these devices: with their attention, and layers unrolled or in a loop.
+
+        Unrolled with FSDP, XLA:CPU would gather the weights of all layers at once; deep models compile long.
+        """
+        attention = self.attention if layout == self.layout else self.usual
+        attend = implementations.DEFINED.attend if maps else attention.attend
+        deep = self.layers > (SHALLOW if layout.platform in ("", "cpu") else UNROLLED)
+        unroll = 1 if layout.fsdp or deep or self.spec.remat != "none" else True
+        own = self.spec.block.attention._replace(attend=attend)
+        return self.spec._replace(block=self.spec.block._replace(attention=own), unroll=unroll)
+
+    def hidden(
+        self,
+        params: Any,
+        inputs: Any,
+        *,
+        mask: masks.Mask | None,
+        key_B: jax.Array | None = None,
+        maps: bool = False,
+        layout: layouts.Layout = layouts.ONE,
+    ) -> tuple[jax.Array, dict]:
+        """Return X^(M) and aux (transformer.hidden)."""
+        call = Call(mask=mask, key_B=key_B, layout=layout, maps=maps)
+        return transformer.hidden(params, inputs, self.on(layout, maps=maps), call)
+
+    def output(
+        self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return the tokens before the output matrix, and the head (transformer.output)."""
+        return transformer.output(params, x_BND, self.spec, layout)
+
+    def logits(self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+        """Return the logits of X^(M) (transformer.logits)."""
+        return transformer.logits(params, x_BND, self.spec, layout)
 
     def apply(
         self, params: Any, *inputs: Any, layout: layouts.Layout = layouts.ONE, **options: Any
-    ) -> tuple[Any, dict]:
+    ) -> tuple[jax.Array, dict]:
         """Return the logits and aux; arguments as of `hidden`."""
         x_BND, aux = self.hidden(params, *inputs, layout=layout, **options)
         return self.logits(params, x_BND, layout=layout), aux
+
+    def start(
+        self, params: Any, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: masks.Mask | None
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits_BW after each prompt, and the cache (kv_cache.start)."""
+        own, call = self.on(layouts.ONE), Call(mask=mask)
+        return kv_cache.start(params, prompt_BN, length_B, capacity=capacity, spec=own, call=call)
+
+    def by_layer(self, params: Any) -> Any:
+        """Return the parameters for many steps (kv_cache.by_layer)."""
+        return kv_cache.by_layer(params, dtype=self.spec.dtype)
+
+    def step(
+        self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits_BW of the next token, and the new cache (kv_cache.step)."""
+        return kv_cache.step(params, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask))
+
+
+class EncoderDecoder(Model):
+    """A sequence-to-sequence model (encoder_decoder.py), which knows its masks."""
+
+    def hidden(
+        self,
+        params: Any,
+        source_BS: jax.Array,
+        valid_BS: jax.Array,
+        w_BN: jax.Array,
+        *,
+        key_B: jax.Array | None = None,
+        maps: bool = False,
+        layout: layouts.Layout = layouts.ONE,
+    ) -> tuple[jax.Array, dict]:
+        """Return X^(M) of the decoder and aux (encoder_decoder.hidden)."""
+        call = Call(key_B=key_B, layout=layout, maps=maps)
+        return seq2seq.hidden(params, source_BS, valid_BS, w_BN, self.on(layout, maps=maps), call)
+
+    def start(
+        self,
+        params: Any,
+        source_BS: jax.Array,
+        valid_BS: jax.Array,
+        prompt_BN: jax.Array,
+        length_B: jax.Array,
+        *,
+        capacity: int,
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits_BW after each prompt, and the cache (encoder_decoder.start)."""
+        arrays = params, source_BS, valid_BS, prompt_BN, length_B
+        return seq2seq.start(*arrays, capacity=capacity, spec=self.on(layouts.ONE), call=Call())
+
+    def step(self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array) -> tuple[jax.Array, Any]:
+        """Return the logits_BW of the next token, and the new cache (encoder_decoder.step)."""
+        return seq2seq.step(params, cache, w_B, n_B, spec=self.spec)
 
 
 def language(
@@ -169,46 +261,15 @@ def build(
     chosen = choose_attention(m, spec, N=N, layout=layout, mask=mask, cross=cross)
     usual = implementations.DEFINED if m.attention == "explicit" else implementations.BLOCKS
     tree |= sizes(m) | {"N": N, "final_norm": last, "bias": m.bias} | ({} if cross else {"embed_norm": first})
-    whole, stepwise = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
+    make = functools.partial((seq2seq if cross else transformer).init, **tree)
 
-    def init(key: jax.Array, **numbers: Any) -> dict:
-        params = whole.init(key, spec=spec._replace(block=spec.block._replace(**numbers)), **tree)
-        scales = {name for name in ("score_std", "output_std") if name in numbers or getattr(m, name) != 1}
-        variants.check_scales(m, scales, params, OUTPUTS)
+    def scale(params: dict, changed: set[str]) -> dict:
+        changed |= {name for name in ("score_std", "output_std") if getattr(m, name) != 1}
+        variants.check_scales(m, changed, params, OUTPUTS)
         return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
-    def hidden(
-        params: Any, *inputs: Any, mask: Any = None, key_B: Any = None, maps: bool = False, layout: Any = layouts.ONE
-    ) -> tuple[jax.Array, dict]:
-        attention = implementations.DEFINED if maps else chosen if layout == devices else usual
-        call = Call(mask=mask, key_B=key_B, layout=layout, maps=maps)
-        return whole.hidden(params, *inputs, on_devices(spec, attention.attend, layout, m.M), call)
-
-    def start(*arrays: Any, capacity: int, mask: Any = None) -> tuple[jax.Array, Any]:
-        own = on_devices(spec, usual.attend, layouts.ONE, m.M)
-        return stepwise.start(*arrays, capacity=capacity, spec=own, call=Call(mask=mask))
-
-    def step(*arrays: Any, mask: Any = None) -> tuple[jax.Array, Any]:
-        return stepwise.step(*arrays, spec=spec, **({} if cross else {"call": Call(mask=mask)}))
-
-    devices = layout
-    output, logits = (
-        lambda params, x_BND, *, layout=layouts.ONE, function=function: function(params, x_BND, spec, layout)
-        for function in (transformer.output, transformer.logits)
-    )
-    by_layer = functools.partial(kv_cache.by_layer, dtype=spec.dtype)
-    return Model(init, hidden, output, logits, start, by_layer, step, m.output_cap, chosen)
-
-
-def on_devices(spec: transformer.Spec, attend: Callable, layout: layouts.Layout, M: int) -> transformer.Spec:
-    """Return the model's functions as these devices compute them: with their attention, layers unrolled or in a loop.
-
-    Unrolled with FSDP, XLA:CPU would gather the weights of all layers at once; deep models compile long.
-    """
-    deep = M > (SHALLOW if layout.platform in ("", "cpu") else UNROLLED)
-    unroll = 1 if layout.fsdp or deep or spec.remat != "none" else True
-    own = spec.block.attention._replace(attend=attend)
-    return spec._replace(block=spec.block._replace(attention=own), unroll=unroll)
+    kind = EncoderDecoder if cross else Model
+    return kind(spec, m.M, make, scale, layout, chosen, usual)
 
 
 def choose_attention(
