@@ -23,25 +23,18 @@ def places() -> list[pathlib.Path]:
     return [pathlib.Path(os.path.expanduser(own)), disk.cache_folder()] if own else [disk.cache_folder()]
 
 
-def here(file_name: str, sha256: str) -> pathlib.Path | None:
-    """Return the file in the first of `places()` that has it, or None. Raises UserError for a wrong checksum."""
-    path = next((folder / file_name for folder in places() if os.path.isfile(folder / file_name)), None)
-    if path is None:
-        return None
-    with disk.reading(path), disk.opened(path) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != sha256:
-        raise errors.UserError(f"{path} has sha256 {digest}, and the right file has {sha256}: replace or remove it")
-    return path
+def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
+    """Return the path of a file in the first of `places()` that has it, or else downloaded to the cache folder.
 
-
-def fetch(name: str) -> pathlib.Path:
-    """Return the path of the file of this name in NAMED: found `here`, or else downloaded. Raises UserError for a wrong
-    checksum, and a download that fails."""
-    file_name, url, sha256 = NAMED[name]
-    if path := here(file_name, sha256):
-        return path
-    import pooch  # takes a third of a second, and most runs need no file of a name
+    Raises UserError for a wrong checksum, and if the download fails."""
+    for path in (folder / file_name for folder in places()):
+        if path.is_file():
+            with disk.reading(path), disk.opened(path) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != sha256:
+                raise errors.UserError(f"{path} has sha256 {digest}, not {sha256}: replace or remove it")
+            return path
+    import pooch  # takes a third of a second, and most runs need no named file
     import requests
 
     path = disk.cache_folder() / file_name

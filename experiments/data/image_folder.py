@@ -132,8 +132,7 @@ def name_parts(path: pathlib.Path, tops: dict[str, list[files.File]], at: int) -
     alike = [top for top in deep if below[top] <= set().union(*(below[other] for other in tops if other != top))]
     split = [top for top in tops if {files.TRAIN} < {part_of(name) for name in below[top]} - {files.OTHER}]
     if bare or alike or split or all(kinds.values()):
-        names = files.listed([path / top for top in alike or split or sorted(kinds, key=kinds.get, reverse=True)])
-        wrong = f"{names} may be parts of the images or classes"
+        wrong = f"{files.listed([path / top for top in alike or split or deep or kinds])} may be parts or classes"
         raise errors.UserError(f"{wrong}: let {path} have train/CLASS/ and test/CLASS/, or CLASS/ of other names")
     return {}
 

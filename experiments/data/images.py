@@ -90,11 +90,8 @@ def find(source: str, size: int) -> Images:
     if source in FOLDERS:
         name, known = FOLDERS[source]
         places = [place / name for place in download.places()]
-        path = next(filter(os.path.isdir, places), None)
-        if path is None:
-            where = f"put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
-            raise errors.UserError(f"{source} is not here: {where}")
-    if source and os.path.isdir(path):
+        path = next(filter(os.path.isdir, places), places[0])
+    if known or source and os.path.isdir(path):
         return combine(source, *(read_arrays(path, known) or image_folder.load(source, size)))
     if path.suffix != ".npz" or not os.path.isfile(path):
         names = f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})"
@@ -122,7 +119,7 @@ def read_arrays(path: pathlib.Path, known: tuple[str, ...]) -> tuple[list, Seque
     idx = {file: place for file, both in places.items() for place in reversed(both) if os.path.isfile(place)}
     if idx or known:
         if missing := [file for file in FILES if file not in idx]:
-            raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
+            raise errors.UserError(f"put the files {', '.join(missing)} (gzipped or not) into the folder {path}")
         arrays = [read_idx(idx[file]) for file in FILES]
         return [arrays[:2], arrays[2:]], FILES[::2], known
     named = {part: path / f"{name}.npz" for name, part in files.PARTS.items() if os.path.isfile(path / f"{name}.npz")}

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 
 from experiments.data import bpe, download, files, pretrained_tokenizer, tokenizer
-from experiments.engine import batches, errors
+from experiments.engine import batches, config, errors
 
 # name -> (file name, its address, sha256)
 NAMED = {
@@ -37,7 +37,6 @@ sk sl sq sr sv sw ta th tr uk ur vi zh english french german spanish italian por
 NAMES = {*CODES.split(), *"source src target tgt trg sentence translation id index score".split()}  # of columns
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
 PAD, BOS, EOS = range(len(SPECIALS))
-LEAST = len(SPECIALS) + 256  # ids: specials and bytes
 FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
 NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 
@@ -84,11 +83,7 @@ def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
     """Return the files of a name or a path; of parallel ones the first, with the other beside it."""
     path = pathlib.Path(os.path.expanduser(source))
     if source in NAMED:
-        file_name, url, sha256 = NAMED[source]
-        path = download.here(file_name, sha256)
-        if path is None:
-            where = ", ".join(map(str, download.places()))
-            raise errors.UserError(f"{source} was not found in {where}: download {url} into one of these folders")
+        path = download.fetch(*NAMED[source])
     if source and os.path.isdir(path):
         return choose_files(files.folder(path, HIDDEN))
     if os.path.isfile(path):
@@ -208,8 +203,7 @@ class Subwords(pretrained_tokenizer.Published):
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
     """Return W ids, or fewer if the text has no more pairs to merge; the same for the same sentences in any order."""
-    if W < LEAST:
-        raise errors.UserError(f"pairs.vocabulary = {W} must be at least {LEAST} (bytes, specials)")
+    config.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # the bytes
     return Subwords(bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS))
 
 

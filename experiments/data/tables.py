@@ -60,10 +60,12 @@ def read_cells(file: files.File, *fields: str) -> Iterator[Row]:
 
 def check_header(where: str, names: Sequence[str], separator: str) -> None:
     """Raise UserError for names that repeat, or that another separator stands between."""
-    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise errors.UserError(f"{where}: the column {repeated[0]!r} is there twice: rename one of the two")
-    if len(names) == 1 and (other := next((one for one in OTHERS if one in names[0]), "")):
-        raise errors.UserError(f"{where} has {other!r} between its columns: {separator!r} must be there")
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    wrong = [f"the column {name!r} is there twice: rename one of them" for name in repeated]
+    for other in (other for other in OTHERS if len(names) == 1 and other in names[0]):
+        wrong.append(f"{other!r} separates its columns: it must be {separator!r}")
+    if wrong:
+        raise errors.UserError(f"{where}: {wrong[0]}")
 
 
 def read_parquet(file: files.File, *fields: str) -> Iterator[Row]:
@@ -129,17 +131,21 @@ def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, 
             for name in names:
                 if not name or name not in row:
                     raise errors.UserError(f"{where}: text.field = {name!r} is none of its fields: {', '.join(row)}")
-            text = row[field]
-            if not isinstance(text, str | None):
-                raise errors.UserError(f"{where}: the field {field!r} is not text: {str(text)[:40]!r}")
-            if label and (row[label] in (None, "") or isinstance(row[label], list | dict | bytes)):
-                raise errors.UserError(f"{where}: the field {label!r} names no class: {str(row[label])[:40]!r}")
-            for name in names if text else ():
-                if (wrong := re.search("[\0\ud800-\udfff]", str(row[name]))) is not None:  # UTF-8 does not have it
-                    right = "is not a character of a text: correct or leave out that row"
-                    raise errors.UserError(f"{where}: the field {name!r} holds {wrong[0]!r}, which {right}")
-            if text:
-                yield text, str(row[label]) if label else ""
+            if row[field] or not isinstance(row[field], str | None):
+                check_row(where, row, field, label)
+                yield row[field], str(row[label]) if label else ""
+
+
+def check_row(where: str, row: Mapping[str, Any], field: str, label: str) -> None:
+    """Raise UserError unless the field holds text, and the label names a class."""
+    wrong = [] if isinstance(row[field], str) else [f"the field {field!r} is not text: {str(row[field])[:40]!r}"]
+    if label and (row[label] in (None, "") or isinstance(row[label], list | dict | bytes)):
+        wrong += [f"the field {label!r} names no class: {str(row[label])[:40]!r}"]
+    for name in (name for name in (field, label) if name):
+        strange = re.search("[\0\ud800-\udfff]", str(row[name]))  # UTF-8 has no half a character
+        wrong += [f"the field {name!r} holds {strange[0]!r}: correct or leave out that row"] if strange else []
+    if wrong:
+        raise errors.UserError(f"{where}: {wrong[0]}")
 
 
 def found(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
@@ -160,8 +166,6 @@ def hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
     `save_to_disk` has written. Raises UserError if there is none."""
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
-    if not name:
-        raise errors.UserError(f"{source!r} needs the name of a data set: hub:NAME, hub:NAME:CONFIG or hub:FOLDER")
     with files.extra(source):
         import datasets
     with disk.reading(source, Exception):  # as in `read_hub`

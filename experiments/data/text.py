@@ -91,7 +91,7 @@ def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
     if source in (STDLIB, DOCSTRINGS):
         found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
-        found = [files.on_disk(download.fetch(source))]
+        found = [files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
         named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
         found = tables.found(source, field, named=named)

@@ -58,23 +58,23 @@ def play(web, tmp_path, monkeypatch):
 
 def refused(tmp_path, *words):
     with raises(errors.UserError, *words):
-        download.fetch("play")
+        download.fetch(*download.NAMED["play"])
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
 def test_a_file_is_downloaded_once_and_one_at_hand_comes_first(play, web, tmp_path, monkeypatch):
     play("/good")
-    path = download.fetch("play")
+    path = download.fetch(*download.NAMED["play"])
     assert path == tmp_path / "cache" / "tfm" / "play.txt" and path.read_bytes() == GOOD
     assert [one for one in (tmp_path / "cache").rglob("*") if one.is_file()] == [path]
     assert b"".join(b"".join(part) for part in text.load("play")[1:3]) == GOOD
     monkeypatch.setenv("TFM_DATA", str(tmp_path))
-    assert download.fetch("play") == path and web.asked == ["/good"]
+    assert download.fetch(*download.NAMED["play"]) == path and web.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD})
-    assert download.fetch("play") == tmp_path / "play.txt" and web.asked == ["/good"]
+    assert download.fetch(*download.NAMED["play"]) == tmp_path / "play.txt" and web.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD[:-1]})  # one that is another is refused, not passed over
     with raises(errors.UserError, hashlib.sha256(GOOD[:-1]).hexdigest(), SHA256):
-        download.fetch("play")
+        download.fetch(*download.NAMED["play"])
 
 
 @pytest.mark.parametrize(

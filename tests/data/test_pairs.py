@@ -85,8 +85,6 @@ def test_a_wrong_source_names_it(tmp_path, monkeypatch):
     for source in ("spa_eng", "", "a" * 300 + "/b", str(tmp_path / "nothing" / "here")):
         with raises(errors.UserError, repr(source), "spa-eng"):
             pairs.load(source)
-    with raises(errors.UserError, tmp_path / "tfm", "https://"):
-        pairs.load("spa-eng")
     monkeypatch.setenv("TFM_DATA", str(write(tmp_path, **{"spa-eng.zip": b"another"})))
     with raises(errors.UserError, tmp_path / "spa-eng.zip", "sha256"):
         pairs.load("spa-eng")
@@ -204,7 +202,7 @@ def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
     assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
     assert [made.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not made.decode([0, 1])
     assert pairs.train([], W=259).size == 259
-    with raises(errors.UserError, "pairs.vocabulary = 258", 259):
+    with raises(errors.UserError, "pairs.vocabulary", 258, 259):
         pairs.train(["a"], W=258)
     for call in (lambda: made.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
         with raises(errors.UserError, repr("\ud800")):

@@ -133,7 +133,7 @@ def test_without_a_field_a_table_among_texts_is_one_and_what_is_not_installed_is
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 20), "a.txt.zst": zstd(b"x" * 20)})
     assert {*map(b"".join, text.load(str(tmp_path))[1:3])} == {jsonl(["x"] * 20), b"x" * 20}
     assert b"".join(map(b"".join, text.load(str(tmp_path / "a.txt.zst"))[1:3])) == b"x" * 20
-    with raises(errors.UserError, "'hub:'"):
+    with raises(errors.UserError, "hub:"):
         text.load("hub:", "said")
     for missing, source in {"pyarrow": str(tmp_path / "a.txt.zst"), "datasets": "hub:me/play"}.items():
         monkeypatch.setitem(sys.modules, missing, None)

@@ -142,7 +142,6 @@ SAME = {
     "BERT new mask": (bert, classed("BertTokenizer", mask_token="<mask>")),
     "BERT decoder": (bert, classed("BertTokenizer", added_tokens_decoder={"4": token("[MASK]", lstrip=True)})),
     "DistilBERT": (bert, classed("DistilBertTokenizer", do_lower_case=False)),
-    "Electra": (bert, classed("ElectraTokenizerFast", do_lower_case=False)),
     "config.json": (bert, {"config": {"model_type": "bert"}, "tokenizer_config": {"do_lower_case": False}}),
     "config.json alone": (lambda: bert(False), {"config": {"model_type": "bert"}}),
     "config.json of DistilBERT": (bert, {"config": {"model_type": "distilbert", "tokenizer_class": None}}),
@@ -171,7 +170,6 @@ SAME = {
     "RoBERTa": (roberta, classed("RobertaTokenizer")),
     "RoBERTa prefix": (roberta, classed("RobertaTokenizer", add_prefix_space=True)),
     "RoBERTa mask": (roberta, classed("RobertaTokenizerFast", mask_token=MASK)),
-    "BART": (roberta, classed("BartTokenizer")),
     "Llama": (llama, classed("LlamaTokenizer")),
     "Llama legacy": (llama, classed("LlamaTokenizerFast", legacy=True)),
     "Llama new": (lambda: llama(False), classed("LlamaTokenizer", legacy=False)),
@@ -220,15 +218,7 @@ REFUSED = {
     "BERT of bytes": (gpt2, classed("BertTokenizer"), "BPE"),
     "a switch of text": (bert, classed("BertTokenizer", do_lower_case="no"), "do_lower_case = 'no'"),
     "a switch of a number": (gpt2, classed("GPT2Tokenizer", add_prefix_space=2), "add_prefix_space = 2"),
-    "added tokens in a list": (gpt2, classed(FAST, added_tokens_decoder=["a"]), "added_tokens_decoder"),
-    "an added token of no text": (
-        gpt2,
-        classed(FAST, added_tokens_decoder={"7": {"content": 3}}),
-        "added_tokens_decoder",
-    ),
-    "an added token of no id": (gpt2, classed(FAST, added_tokens_decoder={"x": "a"}), "added_tokens_decoder"),
     "a class of no text": (gpt2, {"tokenizer_config": {"tokenizer_class": 5}}, "5"),
-    "more specials of no list": (gpt2, classed(FAST, extra_special_tokens=7), "extra_special_tokens = 7"),
 }
 
 
