@@ -2,36 +2,16 @@
 
 import contextlib
 import errno
-import io
 import mmap
 import os
 import types
 
 import numpy as np
 from errors import raises
-from PIL import Image
-from small_files import elsewhere, write  # noqa: F401  a fixture
+from small_files import X, Y, elsewhere, image_folder as folder, packed, pixels  # noqa: F401  a fixture
 
 from experiments.data import image_file, image_folder, images
 from experiments.engine import disk, errors
-
-Y, X = 5, 3
-
-
-def pixels(b, shape=(Y, X, 3)):
-    return np.random.default_rng(b).integers(0, 256, shape, np.uint8)
-
-
-def packed(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return file.getvalue()
-
-
-def folder(path, *names):
-    """Image b has the b-th of these names."""
-    return str(write(path, **{name: packed(pixels(b)) for b, name in enumerate(names)}))
-
 
 CLASSES = ("cat", "dog")
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")

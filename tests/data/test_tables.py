@@ -3,41 +3,20 @@
 import csv
 import gzip
 import hashlib
-import http.server
 import io
 import json
-import os
-import pathlib
-import subprocess
 import sys
-import threading
 
 import pytest
 from errors import raises
 from small_files import documents, elsewhere, write  # noqa: F401
 
-from experiments.data import files, tables, text
+from experiments.data import files, tables, text, tokenizer, tokens
 from experiments.engine import errors
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-ROOT = pathlib.Path(__file__).parents[2]
 TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]
 LINES = [said and said.translate({9: " ", 10: " "}) for said in TEXTS]  # what a table of tabs can hold
-HUB = """
-import datasets, json, sys
-from experiments.data import text, tokenizer, tokens
-from experiments.engine import errors
-rows = {part: datasets.Dataset.from_dict({"n": [1, 2], "said": [f"{part} é", "more"]}) for part in ("train", "test")}
-datasets.DatasetDict(rows).save_to_disk("saved")
-rows["train"].save_to_disk("one")
-for source, field in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-    try:
-        parts = text.load(source, field)[1:3]
-        ids = [tokens.of(tokenizer.make("bytes", []), part)[:] for part in parts for times in range(2)]
-        print(json.dumps([bytes(row).decode() for row in ids]))
-    except errors.UserError as error:
-        print(json.dumps(str(error)))
-"""
 
 
 def jsonl(texts) -> bytes:
@@ -160,55 +139,22 @@ def test_what_describes_tables_is_none_of_them(tmp_path):
     assert [file.inside.name for file in tables.among(tables.found(str(tmp_path), named=""))] == ["a.jsonl"]
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the Hugging Face hub as a data set of two files needs."""
-
-    FILES = {"train.jsonl": jsonl(["train é", "more"]), "test.jsonl": jsonl(["test é", "more"])}
-    SHA = "a" * 40
-    asked: list[str] = []
-
-    def do_GET(self):
-        content = self.FILES.get(name := self.path.split("/")[-1])
-        if self.path.startswith("/api/datasets/me/play"):
-            entries = [
-                {"type": "file", "path": name, "size": len(self.FILES[name]), "oid": self.SHA} for name in self.FILES
-            ]
-            facts = {"id": "me/play", "sha": self.SHA, "siblings": [{"rfilename": name} for name in self.FILES]}
-            facts |= {"private": False, "downloads": 0, "likes": 0, "tags": []}
-            content = json.dumps(entries if "/tree/" in self.path else facts).encode()
-        self.send_response(200 if content else 404)
-        self.send_header("X-Error-Code", "EntryNotFound" if "me/play" in self.path else "RepoNotFound")
-        self.send_header("X-Repo-Commit", self.SHA)
-        self.send_header("ETag", f'"{self.SHA}"')
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.end_headers()
-        if self.command == "GET":
-            self.asked.append(name)
-            self.wfile.write(content or b"")
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_data_set_of_the_hub_of_a_folder_and_a_saved_one_become_ids_once(tmp_path):
-    pytest.importorskip("datasets")
-    write(tmp_path / "folder", **Hub.FILES)
-    sources = ["hub:me/play", "said", "hub:folder", "said", "hub:saved", "said", "hub:one", "n", "hub:me/play", "text"]
-    sources += ["hub:me/play:more", "said", "hub:me/none", "said"]
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        own = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
-        own |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
-        ended = subprocess.run(
-            [sys.executable, "-c", HUB, *sources], env=os.environ | own, cwd=tmp_path, capture_output=True, text=True
-        )
-        server.shutdown()
-    assert ended.returncode == 0, ended.stderr
-    assert Hub.asked.count("train.jsonl") == 5  # for the fields and the first row, twice; for the ids
-    *same, number, field, config, unknown = [json.loads(line) for line in ended.stdout.splitlines() if line[0] in '["']
-    assert same == [["train é\0more"] * 2 + ["test é\0more"] * 2] * 3
-    assert "'n'" in number and "text.field = 'text'" in field and "n, said" in field
-    assert "hub:me/play:more" in config and "'more' not found" in config
-    assert "hub:me/none" in unknown and "doesn't exist on the Hub" in unknown
+def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(text, "LARGE", 1)
+    parts = {part: [f"{part} é", "more"] for part in ("train", "test")}
+    write(tmp_path / "folder", **{f"{part}.jsonl": jsonl(texts) for part, texts in parts.items()})
+    saved = {part: datasets.Dataset.from_dict({"n": [1, 2], "said": texts}) for part, texts in parts.items()}
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved")
+    for name in ("folder", "saved"):
+        found = text.load(f"hub:{tmp_path / name}", "said")
+        ids = [tokens.of(tokenizer.make("bytes", []), part)[:] for part in found[1:3] for times in range(2)]
+        assert [bytes(row).decode() for row in ids] == ["train é\0more"] * 2 + ["test é\0more"] * 2
+    with raises(errors.UserError, "'n'", "'1'"):
+        text.load(f"hub:{tmp_path / 'saved'}", "n")
+    with raises(errors.UserError, "text.field = 'text'", "n, said"):
+        text.load(f"hub:{tmp_path / 'folder'}", "text")
+    with raises(errors.UserError, f"hub:{tmp_path / 'folder'}:more", "'more'"):
+        text.load(f"hub:{tmp_path / 'folder'}:more", "said")
