@@ -116,7 +116,7 @@ def pieces(file: File, *, text: bool = True, utf8: bool = True) -> Iterator[byte
     """Yield the content of a file in chunks; unpacked if it begins like gzip or zstd, whatever its name.
 
     text: leave out the byte order mark, and refuse content that is not text. utf8: refuse other encodings."""
-    with disk.reading(file.name), file.open() as packed:
+    with disk.reading(file.name, RuntimeError), file.open() as packed:  # RuntimeError: a zip that needs a password
         content = unpack(file.name, packed)
         chunks = iter(lambda: content.read(CHUNK), b"")
         yield from check_text(file.name, chunks, utf8=utf8) if text else chunks

@@ -56,7 +56,7 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
     if "image" not in extras:
         file = path / "data.json"
         data = disk.read_json(file, says="what the model's images are like")
-        with disk.reading(file):
+        with disk.reading(file, TypeError):
             like = {name: data[name] for name in ("values", "mean", "std", "classes")} | own(*data["image"])
         like["assumed"] = False
     else:

@@ -55,9 +55,8 @@ def load(source: str, field: str = "text,label") -> Labelled:
             content = files.read(file).decode()
             yield from [(content, file.inside.parts[-2])] if content.strip() else []
 
-    how = {"of": f"texts with classes: {HINT} is needed", "share": EVALUATION_SHARE}
-    section = "" if source == DOCSTRINGS else "text"
-    data = files.divided(source, section, found, rows, key=lambda row: row[0].encode(), **how)
+    section, of = "" if source == DOCSTRINGS else "text", f"texts with classes: {HINT} is needed"
+    data = files.divided(source, section, found, rows, of=of, key=lambda row: row[0].encode(), share=EVALUATION_SHARE)
     trained = {name for _, name in data.train}
     if len(trained) < 2:
         raise errors.UserError(f"{source} has {len(trained)} class to train on: at least two are needed")

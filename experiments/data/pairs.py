@@ -60,8 +60,8 @@ def load(source: str, *, reverse: bool = False) -> files.Rows:
 
     with contextlib.ExitStack() as zips:
         found = find(source, zips)
-        how = {"of": f"sentence pairs: {FORM}", "key": key_of, "share": EVALUATION_SHARE}
-        rows = files.divided(source, "" if source in NAMED else "pairs", found, read, **how)
+        section, of = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
+        rows = files.divided(source, section, found, read, of=of, key=key_of, share=EVALUATION_SHARE)
     if not rows.said and any(file.beside for file in found):
         rows = rows._replace(said=f"{source}: the lines of {files.listed(found)} are pairs")
     more = (f"{source}: {n:,} lines {what}" for what, n in left.items())
