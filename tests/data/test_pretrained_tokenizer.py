@@ -4,55 +4,17 @@ import json
 import pathlib
 
 import hypothesis
+import libraries
 import numpy as np
 import pytest
-import tokenizers
 from errors import raises
 from hypothesis import strategies as st
-from small_files import BYTES, TABLE, pieces
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from small_files import TABLE, pieces
 
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import errors
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
-
-
-def byte_level():
-    vocab = {letter: number for number, letter in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "Ġa"])}
-    made = tokenizers.Tokenizer(models.BPE(vocab, [("a", "b"), ("Ġ", "a")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|endoftext|>"])
-    return made
-
-
-def sentence_pieces():
-    """As Llama has them: a mark for the space, bytes for what is no piece, <s> in front."""
-    names = ["<unk>", "<s>", "</s>", *(piece.decode() for piece in BYTES), "▁", "a", "b", "▁a"]
-    vocab = {name: number for number, name in enumerate(names)}
-    made = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return made
-
-
-def word_pieces():
-    """As BERT has them, with the settings for batches that published files contain."""
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocab = {name: number for number, name in enumerate([*specials, "a", "##b", "."])}
-    made = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    made.add_special_tokens(specials)
-    made.enable_padding(length=11)
-    made.enable_truncation(4)
-    return made
 
 
 def saved(folder: pathlib.Path, made, **beside) -> tokenizer.Tokenizer:
@@ -63,20 +25,23 @@ def saved(folder: pathlib.Path, made, **beside) -> tokenizer.Tokenizer:
 
 
 def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
-    made = saved(tmp_path, word_pieces())
-    assert made.encode("ab [MASK].").tolist() == [2, 5, 6, 4, 7, 3] and made.encode("a").dtype == np.int32
-    assert made.encode("ab a ab a", specials=False).tolist() == [5, 6, 5, 5, 6, 5]
-    assert made.decode(np.array([2, 5, 6, 4, 7, 3, 0, 0])) == "ab."
-    assert (made.size, made.bos, made.eos, made.mask, made.pad) == (8, None, None, 4, 0)
-    assert made.decode([-1, 8, 10**12]) == ""
+    library = libraries.bert()
+    library.enable_padding(length=11)
+    library.enable_truncation(4)
+    made = saved(tmp_path, library)
+    ids = made.encode("ab [MASK].")
+    assert [*map(made.name, ids)] == ["[CLS]", "ab", "[MASK]", ".", "[SEP]"] and ids.dtype == np.int32
+    assert [*map(made.name, made.encode("ab b ab b", specials=False))] == ["ab", "b"] * 2
+    assert made.decode(np.array([*ids, made.pad, -1, made.size, 10**12])) == "ab."
+    assert (made.size, made.bos, made.eos, made.mask, made.pad) == (library.get_vocab_size(), None, None, 4, 0)
 
 
 @pytest.mark.parametrize(
     ("make", "row"),
     [
-        (byte_level, ["a", "<|endoftext|>", "b"]),
-        (sentence_pieces, ["<s>", "▁a", "<s>", "▁", "b"]),
-        (word_pieces, ["[CLS]", "a", "[SEP]", "[CLS]", "[UNK]", "[SEP]"]),
+        (libraries.gpt2, ["a", "<|endoftext|>", "b"]),
+        (libraries.llama, ["<s>", "▁a", "<s>", "▁", "b"]),
+        (libraries.bert, ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]),
     ],
 )
 def test_two_documents_have_the_end_of_text_between_them_if_nothing_else_is_put_around_a_text(tmp_path, make, row):
@@ -85,13 +50,13 @@ def test_two_documents_have_the_end_of_text_between_them_if_nothing_else_is_put_
         assert [*map(words.name, words.join(text).tolist())] == row
 
 
-@pytest.mark.parametrize("make", [byte_level, sentence_pieces])
+@pytest.mark.parametrize("make", [libraries.gpt2, libraries.llama])
 @hypothesis.given(first=TEXT, second=TEXT, ids=st.lists(st.integers(0, 258), max_size=23))
 @hypothesis.settings(deadline=None, max_examples=25)
 def test_the_library_streams_as_it_decodes(make, first, second, ids):
     """Also bytes that are no text."""
     made = pretrained_tokenizer.Published(make(), {})
-    assert make is sentence_pieces or "".join(made.stream(ids)) == made.decode(ids)
+    assert make is libraries.llama or "".join(made.stream(ids)) == made.decode(ids)
     ids, more = made.encode(first), made.encode(second, specials=False)
     assert made.decode(ids) == "".join(made.stream(ids.tolist())) == first
     assert first + "".join(made.stream(iter(more), after=ids)) == made.decode([*ids, *more])
@@ -106,16 +71,16 @@ MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
 @pytest.mark.parametrize(
     ("make", "beside", "roles"),
     [
-        (sentence_pieces, {}, (1, 2, None, None)),
-        (sentence_pieces, {"special_tokens_map": MAP}, (1, 1, None, 0)),
-        (sentence_pieces, {"tokenizer_config": SAID}, (None, 2, 263, None)),  # a special that is absent is added
-        (sentence_pieces, {"tokenizer_config": SAID, "special_tokens_map": MAP}, (None, 1, 263, 0)),
+        (libraries.llama, {}, (1, 2, None, None)),
+        (libraries.llama, {"special_tokens_map": MAP}, (1, 1, None, 0)),
+        (libraries.llama, {"tokenizer_config": SAID}, (None, 2, 277, None)),  # a special that is absent is added
+        (libraries.llama, {"tokenizer_config": SAID, "special_tokens_map": MAP}, (None, 1, 277, 0)),
         (
-            sentence_pieces,
+            libraries.llama,
             {"tokenizer_config": SAID | {"added_tokens_decoder": {}}, "special_tokens_map": MAP},
-            (None, 2, 263, None),
+            (None, 2, 277, None),
         ),
-        (byte_level, {"tokenizer_config": {"model_max_length": 1024}}, (258, 258, None, None)),  # as of GPT-2
+        (libraries.gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as of GPT-2
     ],
 )
 def test_the_files_beside_say_which_special_is_which(tmp_path, make, beside, roles):
@@ -161,6 +126,6 @@ def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
 
 def test_half_a_surrogate_is_no_text():
     made = pretrained_tokenizer.read_pieces(pieces(TABLE))
-    for each in (made, tokenizer.make("bytes", [b"a"]), pretrained_tokenizer.Published(byte_level(), {})):
+    for each in (made, tokenizer.make("bytes", [b"a"]), pretrained_tokenizer.Published(libraries.gpt2(), {})):
         with raises(errors.UserError, repr("a\udcff")):
             each.encode("a\udcff")
