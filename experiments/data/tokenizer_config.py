@@ -211,5 +211,5 @@ MODEL_TYPES = dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer") 
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
-    **dict.fromkeys(("llama", "mistral", "gpt_bigcode"), FROM_FILE),
+    **dict.fromkeys(("llama", "mistral"), FROM_FILE),
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import by_name, disk, distributed, errors, log
-from experiments.pretrained import adapters, families, hub, llama, open_model, tensors
+from experiments.pretrained import adapters, hub, llama, open_model
 from experiments.tools import command
 from tfm import shapes
 
@@ -33,10 +33,9 @@ def run(
     """Write the model into the folder, which must be new; the files that it is in now."""
     spec = hub.FAMILIES[by_name.choose("family", family, {name: name for name in hub.FAMILIES})]
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
-    open_model.expect(model, *(spec.heads or (spec.kind,)), whole=False)
+    open_model.expect(model, *spec.kinds, whole=False)
     open_model.finite(model.path, shapes.flat(model.params))
     params, fields, extras = model.params, vars(model.fields), model.facts | model.extras
-    refuse(spec, model.kind, model.facts, fields)
     if not str(workdir):
         raise errors.UserError("say where to write it: --workdir=FOLDER")
     disk.check_new(folder, "--workdir")
@@ -45,7 +44,7 @@ def run(
         like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         extras |= {"image": like["image"][:2], "class_names": like["classes"]}
     extras |= {"ids": token_ids(model), "kind": model.kind}
-    if hub.FAMILIES[family].lines is llama.LINES and fields["relative_position"].split(":")[0] == "rotary":
+    if family in llama.FAMILIES and fields["relative_position"].split(":")[0] == "rotary":
         params, fields = llama.in_halves(params, fields)
     files = hub.write(folder, family=family, params=params, model=fields, extras=extras)
     if like is None:
@@ -55,27 +54,14 @@ def run(
         files.append("preprocessor_config.json")
     if (model.path / adapters.FILE).is_file() and params is model.params:
         config, beside = open_model.saved(model.path / "config.json")["config"], disk.folder(folder, "adapters")
-        if wrong := adapters.as_peft(model.path, beside, settings=config, family=spec, kind=model.kind):
+        rules = hub.rules(family, params, fields, extras)
+        if wrong := adapters.as_peft(model.path, beside, settings=config, rules=rules):
             print(f"its adapters alone are not written: {wrong}")
         else:
             files += [f"adapters/{file.name}" for file in sorted(beside.iterdir())]
     paths = [folder / file for file in files]
     log.say(f"{model.path} is written as {family}: {', '.join(map(str, paths))}", "\n")
     return paths
-
-
-def refuse(family: families.Family, kind: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
-    """UserError for a field of the config that the family does not have (those of `model`: hub.write)."""
-    if kind == "image":
-        said, field, right = facts["answer"], "image.head", family.answer
-    else:
-        said, field = facts["output"], "text.head"
-        right = families.output(family, kind, fields | {"tied_output": said.startswith("tied")})
-    why = ", as model.mlp is" if family.heads.get(kind, "") is None else ""
-    wrong = [] if said == right else [f"{field} is {said!r} and not {right!r}{why}"]
-    needed = [name for name in ("segments", "E") if family.model[name] == families.ANY and not fields[name]]
-    wrong += [f"model.{name} is 0 and not 1 or more" for name in needed]
-    tensors.complain(f"this model cannot be written as {family.name}", wrong)
 
 
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:

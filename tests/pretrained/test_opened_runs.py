@@ -3,6 +3,7 @@
 import numpy as np
 import published
 import pytest
+from errors import raises
 from PIL import Image
 
 from experiments.data import image_file, images
@@ -54,14 +55,14 @@ def test_images_of_another_size_or_with_colours_are_made_as_the_file_would_be(vi
         (lambda raw: raw * 15.9, "0 to 16"),
         (lambda raw: np.where(raw > 15, np.nan, raw), "nan"),
         (lambda raw: np.repeat(raw, 2, 1), "16, 8"),
-        (lambda raw: raw[:0], r"\(0, 8"),
+        (lambda raw: raw[:0], "(0, 8"),
         (lambda raw: raw.astype(str), "type <U"),
         (lambda raw: raw.astype(bool), "type bool"),
         (lambda raw: raw[..., 0].ravel(), "shape"),
     ],
 )
 def test_images_that_may_mean_something_else_are_refused(vision, digits, change, told):
-    with pytest.raises(errors.UserError, match=told):
+    with raises(errors.UserError, told):
         vision(change(digits.evaluation_image_BYXZ[:4].astype(np.float64)))
 
 
@@ -116,5 +117,5 @@ def test_an_image_of_pillow_is_made_as_its_file_would_be(tmp_path, like, mode):
 
 @pytest.mark.parametrize("given", [PHOTO.transpose(2, 0, 1), PHOTO[:12, :16] / 100 - 1, PHOTO[:12, :16] / 255])
 def test_colours_that_come_first_or_are_normalised_are_refused(given):
-    with pytest.raises(errors.UserError, match=r"\(3, 30, 40\)|\(12, 16, 3\)"):
+    with raises(errors.UserError, given.shape):
         image_file.prepared(given, COLOUR)
