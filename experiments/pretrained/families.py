@@ -124,13 +124,12 @@ def norm_eps(settings: Settings) -> float:
 
 
 def heads(settings: Settings) -> Settings:
-    """Return the settings with G = H and K = D / H, if nothing else is said. Raises UserError for sizes that do not
+    """Return the settings with G = H and K = D / H, if they say nothing else. Raises UserError for sizes that do not
     divide."""
-    settings = {"G": settings["H"], "K": settings["D"] // settings["H"]} | settings
-    sizes = {letter: settings[letter] for letter in "DHGK"}
-    if sizes["H"] % sizes["G"] or (sizes["K"] == sizes["D"] // sizes["H"] and sizes["D"] % sizes["H"]):
-        raise errors.UserError(f"config.json: sizes that do not divide: {sizes} (D features, H heads, G of keys)")
-    return settings
+    D, H, G = settings["D"], settings["H"], settings.get("G", 1)
+    if H % G or ("K" not in settings and D % H):
+        raise errors.UserError(f"config.json: sizes do not divide: D = {D} features, H = {H} heads, G = {G} of keys")
+    return {"G": H, "K": D // H} | settings
 
 
 def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Line]:

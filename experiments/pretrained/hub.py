@@ -86,7 +86,7 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
     extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in sorted(aside)}
     model = {key: settings[key] for key in families.MODEL}
     unread |= dict.fromkeys(sorted(aside), "no part of our models, and kept aside")
-    return Imported(name, params, model, extras, tensors.table(lines, sizes, unread))
+    return Imported(name, params, model, extras, tensors.table(lines, unread))
 
 
 def _sizes(settings: families.Settings) -> families.Settings:

@@ -146,29 +146,19 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
     return {**params, "blocks": {**params["blocks"], "score": score}}, {**model, "relative_position": halves}
 
 
-def gemma_clean(arrays: tensors.Arrays, settings: families.Settings) -> tensors.Arrays:
-    """Return Gemma's tensors as our equations have them: gains 1 + g, and tokens times sqrt(D) in the embedding.
+def rescaled(arrays: tensors.Arrays, settings: families.Settings, *, back: bool = False) -> tensors.Arrays:
+    """Return Gemma's tensors as our equations have them, or back: gains 1 + g, tokens times sqrt(D) in the embedding.
 
-    If the embedding is the output too, the last gain is divided by the factor, so that logits stay the same."""
-    factor = np.float32(settings["D"] ** 0.5)
-    last = factor if settings["tied_output"] else np.float32(1)
-    return _rescaled(arrays, factor, lambda g: 1 + g, lambda g: (1 + g) / last)
-
-
-def gemma_restore(arrays: tensors.Arrays, settings: families.Settings) -> tensors.Arrays:
-    """Return the tensors as Gemma has them: the inverse of `gemma_clean`."""
-    factor = np.float32(settings["D"] ** 0.5)
-    last = factor if settings["tied_output"] else np.float32(1)
-    return _rescaled(arrays, 1 / factor, lambda g: g - 1, lambda g: g * last - 1)
-
-
-def _rescaled(arrays: tensors.Arrays, factor: np.float32, inner: Callable, last: Callable) -> dict[str, np.ndarray]:
-    changed = {}
+    If the embedding is the output too, the last gain is divided by the factor, so that logits stay the same.
+    """
+    factor, changed = np.float32(settings["D"] ** 0.5), {}
     for name, array in arrays.items():
+        array, last = np.asarray(array, np.float32), name == "norm.weight" and settings["tied_output"]
         if name == "embed_tokens.weight":
-            changed[name] = np.asarray(array, np.float32) * factor
+            changed[name] = array * (1 / factor if back else factor)
         elif name.endswith("norm.weight"):
-            changed[name] = (last if name == "norm.weight" else inner)(np.asarray(array, np.float32))
+            over = factor if last else np.float32(1)
+            changed[name] = array * over - 1 if back else (1 + array) / over
     return {**arrays, **changed}
 
 
@@ -195,6 +185,8 @@ FAMILIES = {
     "qwen2": family(qwen2, "Qwen2"),
     "qwen3": family(qwen3, "Qwen3"),
     "gemma": family(gemma, "Gemma")._replace(
-        write=functools.partial(write, name="Gemma", gates=GEMMA_GATED), clean=gemma_clean, restore=gemma_restore
+        write=functools.partial(write, name="Gemma", gates=GEMMA_GATED),
+        clean=rescaled,
+        restore=functools.partial(rescaled, back=True),
     ),
 }

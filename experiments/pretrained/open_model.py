@@ -1,4 +1,4 @@
-"""Trained models, our own and published ones, each opened from its path as the same few facts."""
+"""Open a trained model, our own or a published one, from its path."""
 
 import contextlib
 import dataclasses
@@ -55,8 +55,8 @@ class Trained:
     trust: Sequence[str] = ()
 
     def __call__(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
-        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for images
-        (..BC). valid: valid_BN, which ids are no padding. Raises UserError if it does neither.
+        """Return logits: next-token or masked-token logits of w_BN (..BNW), class logits of images (..BC). valid:
+        valid_BN, which ids are no padding. Raises UserError if the model has none of them.
 
         Images are raw: uint8, or numbers of the model's own data (`image_file.prepared`), which makes and normalises
         them as those that the model was trained on.
@@ -66,17 +66,17 @@ class Trained:
         return self.logits(inputs, valid)
 
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
-        """The same, of images that are normalised already, as the batches of a run."""
+        """Return logits of ids, or of images that are normalised already, as the batches of a run."""
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         N = self.facts.get("N")
-        if self.table and ":dynamic:" in self.model["relative_position"] and N < getattr(inputs, "shape", (0, 0))[1]:
+        if self.table and ":dynamic:" in self.model["relative_position"] and N < np.shape(inputs)[1]:
             what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
             raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
         return self._apply(self.params, inputs, valid)
 
     @functools.cached_property
     def like(self) -> dict[str, Any]:
-        """How an image is made like those that the model was trained on (image_file.expected)."""
+        """Return how an image becomes like those that the model was trained on (image_file.expected)."""
         return image_file.expected(self.path, self.extras, Z=self.facts["Z"], C=self.facts["C"])
 
     @functools.cached_property
@@ -100,17 +100,17 @@ class Trained:
 
     @property
     def fields(self) -> Any:
-        """The section `model` of the config that the model was made with. UserError for a program not in `trust`."""
+        """Return the section `model` of the config that the model was made with. Raises UserError for a program that is
+        not in `trust`."""
         for name, value in {**self.model, "head": self.facts.get("answer")}.items():
             if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in self.trust:
                 what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
                 raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
-        how = {name: families.FREE[name] for name in ("attention", "remat")}  # change no model, and had other names
-        return types.SimpleNamespace(**{**families.FREE, "G": self.model.get("H"), **self.model, **how})
+        return types.SimpleNamespace(**{**families.FREE, **self.model})
 
     def network(self, **size: Any) -> models.Model:
-        """The model as functions, where the parameters are those that it has. size: Y and X of images. UserError that
-        lists the parameters which are missing, left over, of another shape, or no numbers."""
+        """Return the model as functions. size: Y and X of images. Raises UserError that lists the parameters which are
+        missing, left over, of another shape, or not finite."""
         if self.kind in HEADS:
             size["answer"] = HEADS[self.kind]
         make = {"image": models.vision, "translation": models.encoder_decoder}.get(self.kind, models.language)
@@ -126,16 +126,16 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
         model = open_model.open("runs/x")
         logits_BNW = model(np.array([open_model.words(model).encode("Once upon a time")]))
 
-    A published model is config.json next to model.safetensors, or a .bin of llama2.c (also the only one in a folder);
-    the path may also be that of its config.json. Raises UserError if there is none.
+    A published model is config.json next to model.safetensors, or a .bin of llama2.c; the path may also be that of its
+    config.json. Raises UserError if there is none.
     """
     where = pathlib.Path(os.path.expanduser(path))
     if not str(path) or not where.exists():
         wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
         raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
     where, step = _run_and_step(where.parent if where.name == "config.json" else where)
-    if file := _llama2c_file(where):
-        return _llama2c(file)
+    if where.suffix == ".bin":
+        return _llama2c(where)
     if list(where.glob("*/config.json")) and not (where / "config.json").exists():
         raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
     if (where / "adapter_config.json").is_file() and not (where / "config.json").exists():
@@ -155,20 +155,6 @@ def _run_and_step(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     if path.parent.name != "checkpoints" or not path.name.isdecimal():
         return path, None
     return path.parent.parent, int(path.name)
-
-
-def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
-    """Return the .bin of llama2.c: this file, or the only one in a folder that holds nothing else a model could be."""
-    if not path.is_dir():
-        return path if path.suffix == ".bin" else None
-    candidates = []
-    for file in [] if (path / "config.json").exists() else sorted(path.glob("*.bin")):
-        with contextlib.suppress(errors.UserError):  # a file of pickles, or a tokenizer
-            llama2c.read(file)
-            candidates.append(file)
-    if len(candidates) > 1:
-        raise errors.UserError(f"{path} holds {len(candidates)} models: give one, as {candidates[0]}")
-    return candidates[0] if candidates else None
 
 
 def saved(file: pathlib.Path) -> dict[str, Any]:
@@ -197,7 +183,8 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
     with disk.reading(folder / "config.json"):
         params = adapters.merged(params, config["optim"]["lora"])
         kind, facts = _kind_and_facts(config, params)
-        extras = {"class_names": saved(folder / "data.json")["classes"]} if kind == "classes" else {}
+        names = saved(folder / "data.json").get("classes")
+        extras = {"class_names": names} if "C" in facts and names else {}
         return Trained(folder, kind, params, config["model"], facts, extras, "", trust)
 
 
@@ -265,44 +252,41 @@ def check(path: pathlib.Path, params: Any, expected: Any, what: str = "model") -
 
 
 def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """UserError for parameters, by their paths, that are not all finite numbers; `path` is where they come from."""
+    """Raise UserError for parameters, by their paths, that are not finite; `path` is where they come from."""
     wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-    if wrong:
-        hold = f"holds values that are not finite numbers{f', and so do {len(wrong) - 1} more' if wrong[1:] else ''}"
-        raise errors.UserError(f"{path} is damaged: {wrong[0]} {hold}")
+    tensors.complain(f"{path} holds values that are not finite numbers", wrong)
 
 
 def words(model: Trained) -> tokenizer.Tokenizer:
-    """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
+    """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
     W, files = model.facts["W"], tokenizers(model)
     tokens = pretrained_tokenizer.read(files[0] if files and files[0].name == f"tok{W}.bin" else folder_of(model))
     if tokens.size > W:
-        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} words, and the model {W}")
+        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} tokens, and the model {W}")
     return tokens
 
 
 def ends(model: Trained, words: tokenizer.Tokenizer) -> list[int]:
-    """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
-    A beginning ends the text before it, as where the texts that a model learned from stood one after another."""
+    """Return the ids that end a text: those that a published model's files name, else the tokenizer's end and start.
+    A start ends the text before it, since a model may have learned from texts that stood one after another."""
     said = model.extras.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (said if isinstance(said, list) else [said]) if id < model.facts["W"]]
     return list(dict.fromkeys(ids or [id for id in (words.eos, words.bos) if id is not None]))
 
 
 def class_names(model: Trained) -> list[str] | None:
-    """The names of the classes of its head, in order; None if it has no such head or nobody named them."""
-    names = model.extras.get("class_names") if "class_names" in model.extras else None
-    names = saved(model.path / "data.json").get("classes") if names is None and "C" in model.facts else names
-    return None if not isinstance(names, list) or names == [f"LABEL_{i}" for i in range(len(names))] else names
+    """Return the names of the classes of its head, in order; None if it has no such head or nobody named them."""
+    names = model.extras.get("class_names")
+    return None if not names or names == [f"LABEL_{i}" for i in range(len(names))] else names
 
 
 def folder_of(model: Trained) -> pathlib.Path:
-    """Where the model's other files are."""
+    """Return the folder of the model's other files."""
     return model.path if model.path.is_dir() else model.path.parent
 
 
 def tokenizers(model: Trained) -> list[pathlib.Path]:
-    """The files there that may hold the model's words; of several, that of its own number of words comes first."""
+    """Return the files that may hold the model's tokenizer; that of its own number of tokens comes first."""
     own = f"tok{model.facts.get('W')}.bin" if model.path.is_file() else ""
     files = (file for pattern in pretrained_tokenizer.FILES for file in sorted(folder_of(model).glob(pattern)))
     there = [file for file in files if file.is_file()]

@@ -30,24 +30,18 @@ def read(config: families.HfConfig, N: int) -> str:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in SCALINGS:
             raise families.refuse(f"{name}.type", kind, " or ".join(SCALINGS))
+        for field in [field for field, right in UNSUPPORTED.items() if rope.get(field) not in right]:
+            raise families.refuse(f"{name}.{field}", rope[field], str(UNSUPPORTED[field][1]))
         if kind != "default":
-            own = {} if config.get(ORIGINAL) is None else {ORIGINAL: config[ORIGINAL]}
-            scaling = [kind, *_numbers(kind, {ORIGINAL: N, **YARN, **_said(name, rope), **own, "N": N})]
+            own = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
+            scaling = [kind, *_numbers(kind, {**rope, **own})]
     base = variants.written(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
     return variants.joined("relative_position", "rotary_halves", ":".join([base, *scaling]))
 
 
-def _said(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a scaling. Raises UserError for one that is not supported."""
-    for field, right in UNSUPPORTED.items():
-        if rope.get(field) not in right:
-            raise families.refuse(f"{name}.{field}", rope[field], str(right[1]))
-    return {field: number for field, number in rope.items() if number is not None}
-
-
 def _numbers(kind: str, said: Mapping[str, Any]) -> list[str]:
     """Return the numbers of a scaling in our order, without trailing ones that are defaults."""
-    numbers = {name: families.number(said, name, -1.0) for name in SCALINGS[kind]}  # -1: a missing number is refused
+    numbers = {name: families.number(said, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is refused
     while YARN.get(last := [*numbers][-1]) == numbers[last]:
         del numbers[last]
     return [variants.written(number) for number in numbers.values()]

