@@ -4,11 +4,10 @@ In a notebook or another program: launch.run("configs/vit.py", **{"train.steps":
 """
 
 if __name__ == "__main__":
-    from experiments import engine
-    from experiments.engine import signals
+    import signal
 
-    signals.from_the_start()
-    engine.large_pages(__file__)  # starts this process again: before what takes seconds to import
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and without a traceback, until something trains
 
 import datetime
 import functools
@@ -37,7 +36,6 @@ from experiments.engine import (
     log,
     optim,
     run as runs,
-    signals,
 )
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands
@@ -45,7 +43,7 @@ from experiments.tools import command as commands
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
 DEVICE = flags.DEFINE_string("device", "any", "What must be there: any, cpu, gpu, tpu.")
-RESUME = flags.DEFINE_string("resume", "latest", "Go on from: latest, latest_valid (checkpoint that is not damaged).")
+RESUME = flags.DEFINE_integer("resume", None, "Go on from the checkpoint of this step, and delete later ones.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
 JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
@@ -53,7 +51,7 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:
 PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
 PROCESS = flags.DEFINE_integer("process", None, "Several processes: which one this is, from 0.")
 DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Several processes: JAX asks the cluster (Slurm, TPU pod).")
-Path, LATEST_VALID = str | os.PathLike, "latest_valid"
+Path = str | os.PathLike
 
 
 class Command(NamedTuple):
@@ -68,7 +66,7 @@ class Command(NamedTuple):
     group: distributed.Group | None = None  # of several processes
     detect: bool = False  # the cluster says which they are
     device: str = "any"  # or cpu, gpu, tpu: what must be there
-    resume: str = "latest"  # checkpoint, or LATEST_VALID, the newest that is not damaged
+    resume: int | None = None  # the step of the checkpoint to go on from; None: the newest
 
 
 def main(argv: list[str]) -> int:
@@ -83,15 +81,16 @@ def attempt(argv: list[str]) -> None:
         action, folder = prepared(command)
         if folder is not None:
             given = any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv[1:])
-            hint = f"; go on with: {shlex.join(['python', *argv, *([] if given else [f'--workdir={folder}'])])}"
-        with signals.at_once(hint), distributed.joined(command.group, detect=command.detect, how_to_go_on=hint):
+            again = [word for word in argv if not word.startswith("--resume=")]  # from here on it is the newest
+            hint = f"; go on with: {shlex.join(['python', *again, *([] if given else [f'--workdir={folder}'])])}"
+        with distributed.joined(command.group, detect=command.detect):
             action()
     except KeyboardInterrupt as error:
         raise stopped(error, hint) from error
 
 
 def run(
-    config: Path, workdir: Path | None = None, *, device: str = "any", resume: str = "latest", **changes: Any
+    config: Path, workdir: Path | None = None, *, device: str = "any", resume: int | None = None, **changes: Any
 ) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
@@ -101,17 +100,16 @@ def run(
     finishes its step and is saved before that, unless it comes a second time.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
-    how = {"device": device, "resume": resume}
-    command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign, **how)
-    shown = {name: value for name, value in how.items() if value != Command._field_defaults[name]} | dict(given)
+    where = os.fspath(config), workdir and os.fspath(workdir)
+    command = Command(*where, given, configs.assign, device=device, resume=resume)
+    shown = ({} if device == "any" else {"device": device}) | dict(given)
     hint = ""
     try:
         with config_file.unchanged(pathlib.Path(command.config).parent):
-            with signals.kept():
-                action, folder = prepared(command)
-                words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{shown!r}"] if shown else [])]
-                hint = f"; go on with: launch.run({', '.join(words)})"
-                return action()
+            action, folder = prepared(command)
+            words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{shown!r}"] if shown else [])]
+            hint = f"; go on with: launch.run({', '.join(words)})"
+            return action()
     except (errors.UserError, errors.RunError) as error:
         end = type(error)(str(error))
     except SystemExit as error:  # of the user's own code: a program that calls this would end in silence
@@ -197,7 +195,6 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     compilation.keep()
     if command.dry_run and not command.topology:
         compilation.simulate(settings.mesh.to_dict())
-    by_name.choose("resume", str(command.resume), {"latest": False, LATEST_VALID: True})
     work = functools.partial(trained if hasattr(experiment, "prepare") else studied, command, experiment, settings)
     if command.topology:
         return functools.partial(topologies.of(*command.topology)(work), None), None
@@ -214,18 +211,16 @@ def trained(
     command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
 ) -> runs.Result | None:
     """Train what an experiment prepares."""
-    signals.heed()
     settings = warm_start.adopted(settings, folder)
     devices = runs.devices(settings, command.device)
     work = adapters.prepared(settings, experiment, devices)
-    signals.heed()
     for line in work.lines:
         log.say(line, "\n")
     start = warm_start.load(settings, work.task.init, resumed=runs.begun(folder), files=work.files)
     work = work._replace(params={**work.params, **start})
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)
-    return runs.run(settings, folder, work, devices, fall_back=command.resume == LATEST_VALID)
+    return runs.run(settings, folder, work, devices, resume=command.resume)
 
 
 def studied(
@@ -233,9 +228,10 @@ def studied(
 ) -> runs.Result | None:
     """What an experiment that does all by itself does."""
     earlier = pathlib.Path(command.workdir) if command.dry_run and command.workdir else None
-    how = command.device, command.resume == LATEST_VALID
-    return experiment.run(warm_start.adopted(settings, folder), folder, earlier, *how)
+    if command.resume is not None:
+        raise errors.UserError(f"--resume={command.resume}: a study goes on from its newest checkpoints by itself")
+    return experiment.run(warm_start.adopted(settings, folder), folder, earlier, command.device)
 
 
 if __name__ == "__main__":
-    distributed.leave(main(sys.argv))
+    sys.exit(main(sys.argv))

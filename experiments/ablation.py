@@ -40,14 +40,14 @@ def config() -> dict[str, ConfigDict]:
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None, device: str, fall_back: bool
+    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None, device: str
 ) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     Several processes, also on several machines, may work in the same folder: each program is trained by one of them.
-    device, fall_back: as of run.devices and run.run.
+    device: as of run.devices.
     UserError for a seed beside the study's, and for one process that is spread over machines.
     """
     asked, requests = study.read(settings), signals.Requests()
@@ -95,14 +95,14 @@ def run(
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
             train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
             if waiting:
-                enter(disk.folder(folder, tuning.FOLDER), tried, fall_back, waiting)
+                enter(disk.folder(folder, tuning.FOLDER), tried, waiting)
                 print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
                 train(folder / tuning.FOLDER, waiting)
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
                 later = check(unfinished(grouped(runs), folder))
             for one in tuning.read(folder, asked):
                 print(one, flush=True)
-            enter(folder, runs, fall_back, later)
+            enter(folder, runs, later)
             done = sum(_finished(folder, run) for run in runs)
             print(f"{len(runs)} runs in {len(grouped(runs))} programs, {done} of them finished before")
             train(folder, later, weights=settings.study.keep_weights)
@@ -182,7 +182,7 @@ def train_all(
                 write()
 
 
-def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool, later: list[programs.Checked]) -> None:
+def enter(folder: pathlib.Path, runs: list[study.Run], later: list[programs.Checked]) -> None:
     """Make the folders of the runs, or come back to them, but for those that another process is in. later: the programs
     that are not trained yet. Raises UserError if a run was another before, or its arm was trained on other data."""
     data = {(run.condition, run.arm): one.data for one in later for run in one.program.runs}
@@ -202,7 +202,7 @@ def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool, later: l
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdir.hold(place):
                 own = data.get((run.condition, run.arm))
-                workdir.enter(place, run.settings.to_dict(), data=own, fall_back=fall_back)
+                workdir.enter(place, run.settings.to_dict(), data=own)
                 if not _finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 
@@ -224,13 +224,13 @@ def _finished(folder: pathlib.Path, run: study.Run) -> bool:
 
 
 def tidy(folder: pathlib.Path, runs: list[study.Run]) -> None:
-    """Remove checkpoints of these runs, which are all finished: of programs that have become others, or were damaged.
+    """Remove checkpoints of these runs, which are all finished: of programs that have become others.
 
     Those of runs that are no part of the study this time stay.
     """
     kinds = "|".join(re.escape(run.kind) for run in runs)
     for left in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
-        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}(\.damaged)?", left.name):
+        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", left.name):
             disk.remove(left)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -74,7 +74,7 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
 
 def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
     try:
-        content = disk.read_text(file)
+        content = file.read_text(encoding="utf-8")
         if len(content) > LONGEST:
             raise ValueError(f"it has {len(content):,} characters, and {LONGEST:,} are allowed")
         saved = configs.shallow(content)

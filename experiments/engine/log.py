@@ -44,7 +44,7 @@ def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
     """
     file = folder / "metrics.jsonl"
     try:
-        with disk.opened(file) as opened:
+        with file.open("rb") as opened:
             disk.check_memory(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
             rows = list(map(_row, opened.read().split(b"\n")))
     except FileNotFoundError:

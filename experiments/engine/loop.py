@@ -22,7 +22,7 @@ from experiments.engine import (
     mesh,
     nonfinite,
     signals,
-    step as training_step,
+    train_step as training_step,
 )
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
@@ -112,7 +112,7 @@ class Training:
         self._best = max((checkpoint.score(one, plan.keep_best) for one in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
-        self._wish, self._wishes = 0, distributed.Late()
+        self._wish = 0
 
     def _due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
@@ -159,19 +159,20 @@ class Training:
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
 
     def pauses(self, n: int) -> bool:
-        """Whether more follows on step n than its metrics. All processes give the same answer: a signal that comes
-        during a step is heeded behind this one, with several processes behind the next."""
+        """Whether more follows on step n than its metrics. All processes give the same answer."""
         self._saves.check()
-        self._ask(self._wishes)
+        self._ask(clock=self._due("log", n))
         return self._due("evaluate", n) or self._due("save", n) or self._wish > 0
 
-    def _ask(self, wishes: distributed.Late) -> None:
-        """Whether the processes save now, by the clock or for a signal, into `_wish`."""
-        wish = self._requests.signal
-        minutes = (time.monotonic() - self._saved_at) / 60
-        if minutes >= self.plan.save_minutes and distributed.main():
-            wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
-        self._wish = wishes.agree(wish)
+    def _ask(self, *, clock: bool) -> None:
+        """Set `_wish`, alike in all processes: a signal, or SAVE if it is time to.
+
+        clock: whether several processes agree on the time too, for which the devices wait.
+        """
+        self._wish = self._requests.agreed()
+        late = time.monotonic() - self._saved_at >= 60 * self.plan.save_minutes
+        if not self._wish and (clock or jax.process_count() == 1) and distributed.agree(late):
+            self._wish = SAVE
 
     def save_if_due(self, n: int, state: training_step.State) -> None:
         """Save where the number of steps, the clock or a signal asks for it: before an evaluation, which takes long."""
@@ -187,7 +188,7 @@ class Training:
     def stop_if_asked(self, *, anew: bool = False) -> None:
         """Raise Interrupted, behind a save, where a signal has come; anew: where one has by now."""
         if anew:
-            self._wish = distributed.agree(self._requests.signal)
+            self._wish = self._requests.agreed()
         if self._wish > SAVE:
             self._saves.wait()
             distributed.barrier()  # none leaves while another one writes
@@ -230,10 +231,10 @@ class Training:
         Saves meanwhile where it is time to, and `saves` is so, and raises Interrupted where a signal comes; all
         processes stop behind the same batch.
         """
-        wishes, began = distributed.Late(), time.perf_counter()
+        began = time.perf_counter()
 
         def between() -> None:
-            self._ask(wishes)
+            self._ask(clock=True)
             if self._wish and n and saves:
                 self._save(n, state)
             self.stop_if_asked()
@@ -283,7 +284,7 @@ def train_and_save(
         stack.enter_context(contextlib.closing(saves))
         stack.enter_context(training_step.device_errors())
         like = training_step.abstract_state(task, plan.optimiser, mesh=plan.mesh)  # never two states at once
-        start, state = saves.resume(like, fall_back=plan.fall_back) or (0, None)
+        start, state = saves.resume(like, plan.resume) or (0, None)
         if state is None:
             state = training_step.initial_state(task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
         elif distributed.main():

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from experiments.data import image_file, labelled
-from experiments.engine import distributed, errors
+from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 
@@ -67,4 +67,4 @@ def run(
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

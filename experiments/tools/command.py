@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import by_name, compilation, config, config_file, disk, errors, log, signals
+from experiments.engine import by_name, compilation, config, config_file, disk, errors, log
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -86,13 +86,12 @@ def exit_code(action: Callable[[], Any]) -> int:
         if hasattr(stream, "reconfigure"):  # what a terminal cannot show is written out
             stream.reconfigure(errors="backslashreplace")
     try:
-        with signals.at_once():
-            try:
-                with by_name.told("your own code", all_is_own=False):
-                    action()
-            except BaseException as error:
-                _ended[:] = [error]
-                raise
+        try:
+            with by_name.told("your own code", all_is_own=False):
+                action()
+        except BaseException as error:
+            _ended[:] = [error]
+            raise
         sys.stdout.flush()  # here, where it can be noticed that nobody reads it
     except (errors.UserError, errors.RunError) as error:
         print(f"error: {errors.line(error)}", file=sys.stderr)

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.data import perplexity, text, tokens, windows
-from experiments.engine import batches, config, distributed, errors
+from experiments.engine import batches, config, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm import word_loss
@@ -94,4 +94,4 @@ def counts(
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
-from experiments.engine import by_name, disk, distributed, errors, log
+from experiments.engine import by_name, disk, errors, log
 from experiments.pretrained import adapters, hub, llama, open_model
 from experiments.tools import command
 from tfm import shapes
@@ -111,4 +111,4 @@ def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments.data import tokenizer
-from experiments.engine import distributed, errors
+from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 
@@ -92,4 +92,4 @@ def between(words: tokenizer.Tokenizer, ids: list[int], before: str) -> str:
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -13,7 +13,7 @@ import os
 import pathlib
 import sys
 
-from experiments.engine import by_name, disk, distributed, log, workdir as workdirs
+from experiments.engine import by_name, disk, log, workdir as workdirs
 from experiments.studies import merge as merging, report, study as studies
 from experiments.tools import command
 
@@ -39,4 +39,4 @@ def run(workdir: str | os.PathLike, *, merge: tuple[str, ...] = (), correction: 
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.compiler import report as compiler_report, topology as topologies
-from experiments.engine import compilation, config, distributed, errors, log, mesh
+from experiments.engine import compilation, config, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm import layout as layouts
@@ -280,4 +280,4 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import distributed, errors
+from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm import block, symmetry
@@ -69,4 +69,4 @@ def known(statistic: Callable, numbers: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments import translation
 from experiments.data import files, pairs, translation_score
-from experiments.engine import distributed, errors, log
+from experiments.engine import errors, log
 from experiments.pretrained import open_model
 from experiments.tools import command
 
@@ -63,4 +63,4 @@ def run(
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(run.main(sys.argv))

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import types
@@ -20,7 +19,7 @@ import pytest
 import tiny
 
 import launch
-from experiments.engine import by_name, disk, errors, log, run as runs, signals
+from experiments.engine import by_name, errors, log, run as runs, signals
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -50,16 +49,6 @@ def unchanged():
     yield
     assert state() == before
     assert modules == {name: sys.modules[name] for name in modules}
-
-
-@pytest.fixture
-def stays(monkeypatch):
-    """This process is not ended."""
-
-    def leave(code):
-        raise AssertionError(f"the process would end with code {code}")
-
-    monkeypatch.setattr(os, "_exit", leave)
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +104,12 @@ def test_a_second_call_gives_the_result_of_the_first_also_by_the_config_that_it_
     assert launch.run(first.folder / "config.json", first.folder, experiment="dots").summary == first.summary
 
 
-def test_which_checkpoint_to_resume_is_an_argument(called, tmp_path):
+def test_the_step_to_resume_from_is_an_argument(called, tmp_path, capsys):
     folder = published.changed(called[0].folder, tmp_path / "run")
     again = functools.partial(launch.run, folder / "config.json", folder, experiment="dots", **{"train.steps": 8})
-    whole = again().summary
-    shutil.rmtree(folder / "checkpoints" / "8")
-    with pytest.raises(errors.UserError, match=": --resume=latest_valid goes on from step 6$"):
-        again()
-    assert again(resume="latest_valid").summary["params_sha256"] == whole["params_sha256"]
+    first = again().summary
+    assert again(resume=6).summary["params_sha256"] == first["params_sha256"]
+    assert f"resuming {folder} at step 6" in capsys.readouterr().out.partition("step 8")[2]
 
 
 def test_what_an_experiment_of_the_project_answers(tmp_path):
@@ -149,7 +136,7 @@ def test_a_mistake_is_a_sentence_and_so_is_a_working_directory_that_is_gone(tmp_
         launch.run(ROOT / "configs" / "smoke.py")
 
 
-def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, commanded, stays, capfd):
+def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, commanded, capfd):
     arrays, where = len(jax.live_arrays()), tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
         dots.signal_with_batch(patch, 3, signal.SIGINT)
@@ -165,7 +152,7 @@ def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, 
     assert log.read(where) == log.read(commanded)
 
 
-def test_a_second_time_stops_at_once(tmp_path, monkeypatch, stays):
+def test_a_second_time_stops_at_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="^stopped; go on with: launch.run"):
         dots.signal_with_batch(patch, 3, signal.SIGINT, signal.SIGINT)
         run(tmp_path)
@@ -173,7 +160,7 @@ def test_a_second_time_stops_at_once(tmp_path, monkeypatch, stays):
     assert not (tmp_path / "run" / "lock").exists()
 
 
-def test_before_training_it_stops_at_once_and_nothing_is_written(tmp_path, monkeypatch, stays):
+def test_before_training_it_stops_at_once_and_nothing_is_written(tmp_path, monkeypatch):
     """Without a workdir, for which it then says the folder that it took."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiny, "linear_task", lambda **options: os.kill(os.getpid(), signal.SIGINT))
@@ -182,7 +169,7 @@ def test_before_training_it_stops_at_once_and_nothing_is_written(tmp_path, monke
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeypatch, stays):
+def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeypatch):
     heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(list((tmp_path / "run").iterdir())))
     try:
@@ -196,11 +183,9 @@ def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeyp
 
 def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatch):
     """The fixture `unchanged` looks."""
-    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
     kept, double = tmp_path / "compiled", jax.jit(lambda x: 2 * x)
 
     def compiles(**options):
-        disk.quiet()
         double(np.ones(3))
         raise errors.UserError("enough")
 
@@ -211,7 +196,6 @@ def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatc
     entries = len(list(kept.iterdir()))
     double(np.ones(7))
     assert len(list(kept.iterdir())) == entries > 0  # what the caller compiles is not kept there
-    assert sys.unraisablehook is sys.__unraisablehook__
 
 
 OWN = """

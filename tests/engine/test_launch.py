@@ -77,14 +77,15 @@ def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
     words = ["--config", spy, "--workdir", "a/b", "--config.seed=3"]
     told = tiny.run(*words)
     assert (told.code, told.err) == (130, f"stopped; go on with: python launch.py {' '.join(words)}\n")
+    assert tiny.run(*words, "--resume=3").err == told.err  # from here on the newest checkpoint is the right one
     assert tiny.run("--config", spy, "--dry_run").err == "stopped\n"
     assert not (tmp_path / "a").exists() and not (tmp_path / "runs").exists()
 
 
 def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
     with pytest.raises(errors.Interrupted) as stopped:
-        launch.run(spy, tmp_path / "run", resume="latest_valid", **{"train.steps": 7, "spy.text": tmp_path})
-    given = f"**{{'resume': 'latest_valid', 'train.steps': 7, 'spy.text': '{tmp_path}'}}"
+        launch.run(spy, tmp_path / "run", resume=3, **{"train.steps": 7, "spy.text": tmp_path})
+    given = f"**{{'train.steps': 7, 'spy.text': '{tmp_path}'}}"  # from here on the newest checkpoint is the right one
     assert str(stopped.value).endswith(f"; go on with: launch.run({spy!r}, workdir='{tmp_path}/run', {given})")
     assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
     with pytest.raises(errors.UserError, match='"train.steps" must be of type int, and 7.0 is not'):
@@ -135,7 +136,7 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
         ("--config=vit --dropout 3", "flag 'dropout'; a setting is given as --config.model.dropout=VALUE"),
         ("--config=vit --config.model.n_layer=3", 'unknown config key "model.n_layer" (did you mean "model.M"?)'),
         ("--config=vitt", 'there is no config file vitt (did you mean "vit"?)'),
-        ("--config=vit --resume=newest", 'unknown resume "newest" (did you mean "latest"?)'),
+        ("--config=vit --resume=newest", "flag --resume=newest"),
         ("--config=a/vit.py", 'there is no config file a/vit.py (did you mean "vit"?)'),
         ("--config=a.json --workdri=x", "Unknown command line flag 'workdri'"),
         ("", "say which config to run: python launch.py --config configs/vit.py"),

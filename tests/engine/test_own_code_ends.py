@@ -2,7 +2,6 @@
 
 import io
 import os
-import signal
 import subprocess
 import sys
 
@@ -47,15 +46,15 @@ def prepare(settings, devices):
         end("init")
         return task.init(key)
 
-    def loss(*given):
+    def loss(*given, **named):
         end("loss")
-        return task.loss_and_metrics(*given)
+        return task.loss(*given, **named)
 
     def figures(*given):
         end("figures")
         return []
 
-    return work._replace(task=task._replace(init=init, loss_and_metrics=loss), figures=figures)
+    return work._replace(task=task._replace(init=init, loss=loss), figures=figures)
 """
 
 
@@ -92,16 +91,6 @@ def test_code_that_ends_the_process_is_a_sentence_with_its_file_and_line(quits, 
 def test_figures_that_end_the_process_end_no_run(quits, tmp_path):
     outcome = tiny.run("--config", quits("figures:exit"), "--workdir", str(tmp_path / "run"))
     assert outcome.code == 0 and "not all figures" in outcome.out and (tmp_path / "run" / "summary.json").is_file()
-
-
-@pytest.mark.parametrize("place", ["prepare", "init", "loss", "figures"])
-def test_no_ctrl_c_is_lost_in_what_swallows_exceptions(quits, tmp_path, place, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(errors.Interrupted) as caught:
-        launch.run(quits(f"{place}:"), tmp_path / "run")
-    assert caught.value.code == 130 and "go on with: launch.run(" in str(caught.value)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert launch.run(quits(""), tmp_path / "run").summary["steps"] == 3
 
 
 def test_what_a_terminal_would_act_on_is_not_printed(capsys):

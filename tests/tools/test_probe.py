@@ -12,7 +12,7 @@ import tiny
 from errors import raises
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, step as steps
+from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, train_step as steps
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as command
 from tfm import symmetry
@@ -62,7 +62,7 @@ def counted(mesh, **options):
 
     task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), tiny.adamw()
     state, metrics = steps.initial_state(task, optimiser, seed=0, mesh=mesh), []
-    step = steps.update(task, optimiser, rate, mesh, **options)
+    step = steps.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh, **options)
     for i in range(6):
         batch = dict(task.train[i])
         if i == 2:
