@@ -12,6 +12,7 @@ import tiny
 from errors import raises
 
 from configs import base
+from experiments.engine import errors
 from experiments.pretrained import families as table, hub, open_model
 from experiments.tools import export, sample
 
@@ -183,12 +184,6 @@ def test_every_setting_is_written_or_refused_by_its_name(exports, family):
             jax.tree.map(np.testing.assert_array_equal, out.params, run.params)
         else:
             near(logits(out), logits(run))
-
-
-def test_a_size_that_the_family_cannot_have_is_named(tmp_path):
-    run = published.run(tmp_path / "run", kind_of("gpt2"), **RUNS["gpt2"] | {"model.K": 6})
-    with raises(errors.UserError, "model.K", 6, 12):
-        export.run(run, family="gpt2", workdir=tmp_path / "out")
 
 
 @pytest.mark.parametrize("family", RUNS)
