@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import flags
 
-from experiments.compiler import report as compiler_report, topology as topologies
+from experiments.compiler import dry_run, topology as topologies
 from experiments.engine import (
     by_name,
     compilation,
@@ -200,7 +200,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     by_name.choose("resume", str(command.resume), {"latest": False, LATEST_VALID: True})
     work = functools.partial(trained if hasattr(experiment, "prepare") else studied, command, experiment, settings)
     if command.topology:
-        return functools.partial(topologies.of(*command.topology)(work), None), None
+        return functools.partial(work, None, topologies.describe(command.topology[0])), None
     if not (command.group or command.detect):
         compilation.of_cores(settings.mesh.to_dict())
     folder = None
@@ -211,12 +211,16 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
 
 
 def trained(
-    command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
+    command: Command,
+    experiment: ModuleType,
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    target: topologies.Topology | None = None,
 ) -> runs.Result | None:
     """Train what an experiment prepares."""
     signals.heed()
     settings = warm_start.adopted(settings, folder)
-    devices = runs.devices(settings, command.device)
+    devices = runs.devices(settings, command.device, chips=target and target.devices)
     work = adapters.prepared(settings, experiment, devices)
     signals.heed()
     for line in work.lines:
@@ -224,16 +228,20 @@ def trained(
     start = warm_start.load(settings, work.task.init, resumed=runs.begun(folder), files=work.files)
     work = work._replace(params={**work.params, **start})
     if folder is None:
-        return compiler_report.dry_run(settings, work, devices)
+        return dry_run.dry_run(settings, work, devices, target, command.topology[1] if target else None)
     return runs.run(settings, folder, work, devices, fall_back=command.resume == LATEST_VALID)
 
 
 def studied(
-    command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
+    command: Command,
+    experiment: ModuleType,
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    target: topologies.Topology | None = None,
 ) -> runs.Result | None:
     """What an experiment that does all by itself does."""
     earlier = pathlib.Path(command.workdir) if command.dry_run and command.workdir else None
-    how = command.device, command.resume == LATEST_VALID
+    how = command.device, command.resume == LATEST_VALID, target, command.topology[1] if target else None
     return experiment.run(warm_start.adopted(settings, folder), folder, earlier, *how)
 
 

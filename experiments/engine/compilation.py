@@ -31,9 +31,6 @@ MOST_SIMULATED = 4096  # each has threads of its own
 DESCRIBED = 2**50  # bytes of a device that is only described (--dry_run): none has as many
 FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
 simulated: list[int] = []  # not empty: `simulate` was called
-# Chips that are only described (.name, .devices), of which meshes are made: programs for them are not run.
-described: contextvars.ContextVar[Any] = contextvars.ContextVar("described", default=None)
-
 _remarks: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("remarks", default=None)
 
 
@@ -60,8 +57,6 @@ def start(device: str) -> None:
     'gpu' or 'tpu' must be there (UserError)."""
     if device not in ("any", "cpu", "gpu", "tpu"):
         raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
-    if described.get():
-        return
     before = jax.config.jax_platforms
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")

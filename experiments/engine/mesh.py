@@ -58,16 +58,14 @@ def shape(mesh: Mesh) -> str:
     return ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1 or axis == DATA)
 
 
-def describe(mesh: Mesh) -> str:
-    """Versions, backend and mesh in one line: what a person should see before anything else."""
+def describe(mesh: Mesh, chips: Sequence[Any] | None = None) -> str:
+    """Versions, backend and mesh in one line: what a person should see before anything else.
+    chips: as of `devices` in `make`."""
     software = ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax"))
-    of = compilation.described.get()
-    used = f"{mesh.size} of {len(of.devices if of else jax.devices())} devices"
-    if of:
-        used += f" of {of.name}, which need not be there"
-    elif compilation.simulated and mesh.size > 1 and backend(mesh) == "cpu":
+    used = f"{mesh.size} of {len(jax.devices() if chips is None else chips)} devices"
+    if compilation.simulated and mesh.size > 1 and backend(mesh) == "cpu":
         used = f"{mesh.size} simulated devices"
-    kinds = [mesh.devices.flat[0].device_kind, *([] if of else [processor()])]
+    kinds = [mesh.devices.flat[0].device_kind, *([processor()] if chips is None else [])]
     kind = f"{backend(mesh)} ({', '.join(kind for kind in kinds if kind != 'cpu')})"
     return f"Python {platform.python_version()}, {software} on {kind}: {used}, mesh {shape(mesh)}"
 
@@ -77,11 +75,19 @@ def backend(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
 
 
-def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:
+def make(
+    *,
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    sequence: int = 1,
+    seed: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
     """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left. Where `seed`
-    is not 1 there is that axis too, before the others. UserError for sizes that do not fit the devices there are."""
-    of = compilation.described.get()
-    devices = of.devices if of else jax.devices()
+    is not 1 there is that axis too, before the others. devices: to compile for, in place of JAX's. UserError for
+    sizes that do not fit the devices there are."""
+    devices = jax.devices() if devices is None else devices
     sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
     there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     for axis, n in sizes.items():

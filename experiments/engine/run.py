@@ -70,14 +70,17 @@ class Result(NamedTuple):
         return f"Result(folder={str(self.folder)!r}; {', '.join(self._fields[1:])})"
 
 
-def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -> Mesh:
+def devices(
+    settings: config.Settings, device: str = "any", *, seeds: int = 1, chips: Sequence[Any] | None = None
+) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. device: compilation.start's. seeds: devices
-    that share several runs."""
+    that share several runs. chips: the devices to compile for, in place of JAX's."""
     config.check_seed(settings.seed)
-    compilation.start(device)
+    if chips is None:
+        compilation.start(device)
     m = settings.mesh
-    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
-    print(mesh.describe(devices), flush=True)
+    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds, devices=chips)
+    print(mesh.describe(devices, chips), flush=True)
     slow = settings.to_dict().get("model", {}).get("compute_dtype") == "bfloat16"
     if slow and mesh.backend(devices) == "cpu":
         print("  model.compute_dtype = bfloat16 is slower than float32 on a CPU: it is for GPUs and TPUs", flush=True)

@@ -18,10 +18,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.compiler import report as compiler_report, topology as topologies
-from experiments.engine import compilation, config, distributed, errors, log, mesh
+from experiments.compiler import dry_run, topology as topologies
+from experiments.engine import config, distributed, errors, log, mesh as meshes
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm import layout as layouts
@@ -87,6 +88,8 @@ def run(
     model = open_model.open(checkpoint, trust=trust)
     open_model.expect(model, "causal", "prefix")
     words, network, context = open_model.words(model), model.network(), model.facts["N"]
+    target = topologies.describe(topology) if topology else None
+    chip = meshes.make(data=1, devices=target and target.devices)
     ends, prefix = set(open_model.ends(model, words)), model.kind == "prefix"
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
@@ -96,7 +99,8 @@ def run(
     @functools.cache
     def drawing(steps: int) -> Generator:
         moves = None if models.endless(model.fields, N=context) else context
-        return Generator(network, model.params, context=moves, **chance, steps=steps, stop=sorted(ends), mask=mask)
+        how = {"steps": steps, "stop": sorted(ends), "mask": mask, "mesh": chip}
+        return Generator(network, model.params, context=moves, **chance, **how)
 
     def asked(texts: Sequence[str]) -> tuple[Generator, list[list[int]]]:
         """What draws, and the ids of the prompts."""
@@ -135,9 +139,8 @@ def run(
     typed = texts == ["-"] or not texts and sys.stdin is not None and sys.stdin.isatty()
     if topology:
         of, ids = asked(texts or [""])
-        with topologies.of(topology, json or None):
-            B, N = padded(ids, of.context).shape
-            return compiler_report.show(described(of, B, min(N, context)))
+        B, N = padded(ids, of.context).shape
+        return dry_run.compile_and_report(requests(of, B, min(N, context), chip), target, json)
     write = command.output(workdir, "sample.txt")
     whole = list(answers(tell)) if typed else tell(texts or [""])
     write("\n\n".join(whole))
@@ -180,6 +183,7 @@ class Generator:
         *,
         steps: int,
         mask: Callable[..., masks.Mask],
+        mesh: Mesh | None = None,
         context: int | None = None,
         grows: int = GROWS,
         **how: Any,
@@ -187,7 +191,7 @@ class Generator:
         self.params, self.steps, self.context, self.grows = params, steps, context, grows
 
         def reads(params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
-            over = layouts.Layout(platform=mesh.backend(mesh.make(data=1)))  # when it is made: `described` has chips
+            over = layouts.Layout(platform=meshes.backend(mesh or meshes.make(data=1)))
             return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B), over=over)
 
         def moving(params: Any, capacity: int) -> tuple[generate.Start, generate.Step]:
@@ -222,9 +226,9 @@ class Generator:
         return most if B * most < self.grows else max(N + AT_ONCE, quarter), quarter, most
 
 
-def described(of: Generator, B: int, N: int) -> Iterator[topologies.Request]:
+def requests(of: Generator, B: int, N: int, chip: Mesh) -> Iterator[topologies.Request]:
     """Reading B prompts of N tokens, and the words that follow, on a chip that need not be there."""
-    place = mesh.replicated(mesh.make(data=1))
+    place = meshes.replicated(chip)
 
     def abstract(function: Callable, *arguments: Any) -> Any:
         shape = jax.eval_shape(function, *arguments)
@@ -233,10 +237,9 @@ def described(of: Generator, B: int, N: int) -> Iterator[topologies.Request]:
     prompt_BN, lengths = np.zeros((B, N), np.int32), np.zeros(B, np.int32)
     arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), of.params, prompt_BN, lengths)
     name = f"reading {B} x {N} tokens and drawing the first"
-    yield topologies.Request(name, of.begin, arguments, compilation.flops(of.begin, *arguments))
+    yield topologies.Request(name, of.begin, arguments)
     layers, state = abstract(of.by_layer, of.params), abstract(of.begin, *arguments)
-    flops = AT_ONCE * compilation.flops(of.step, layers, state.cache, state.length_B, state.length_B)
-    yield topologies.Request(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
+    yield topologies.Request(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state))
 
 
 def rounds(of: Generator, ids: list[list[int]], key: jax.Array, ends: set[int]) -> Iterator[list[list[int]]]:
