@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run, step as training_step
+from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run, train_step as training_step
 from experiments.tools import sample
 from tfm import head, shapes
 from tfm.attention import mask as masks

@@ -1,5 +1,6 @@
 """Compile a run without starting it, and report what its programs need: bytes on each device, and collectives."""
 
+import functools
 import math
 import pathlib
 import re
@@ -10,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import topology
-from experiments.engine import compilation, config, disk, errors, mesh as meshes, run as runs, step as steps
+from experiments.engine import compilation, config, disk, errors, mesh as meshes, run as runs, train_step as steps
 
 BYTES = ("argument", "output", "alias", "temp", "generated_code")  # of XLA's memory analysis
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
@@ -39,7 +40,7 @@ def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]
         yield topology.Request(f"step of {size:,} examples", plan.step, arguments)
     batch = plan.task.evaluation[0]
     arguments, size = (state.params, meshes.abstract_batch(plan.mesh, batch)), len(jax.tree.leaves(batch)[0])
-    evaluate = jax.jit(steps.held_out(plan.task, plan.mesh))
+    evaluate = jax.jit(functools.partial(steps.held_out, task=plan.task, mesh=plan.mesh))
     yield topology.Request(f"evaluation of {size:,} examples", evaluate, arguments)
 
 

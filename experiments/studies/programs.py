@@ -30,7 +30,7 @@ from experiments.engine import (
     optim,
     run as single,
     signals,
-    step,
+    train_step,
     workdir,
 )
 from experiments.pretrained import adapters, warm_start
@@ -103,18 +103,18 @@ def _work(program: study.Program, settings: config.Settings, devices: Mesh) -> s
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
 
-def _forward(task: step.Task) -> int:
+def _forward(task: train_step.Task) -> int:
     """FLOPs of the forward pass of one run, for one batch."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    return compilation.flops(task.loss_and_metrics, params, task.train[0], None)
+    return compilation.flops(task.loss, params, task.train[0])
 
 
 class Ready(NamedTuple):
     """A program with its data."""
 
-    plan: step.Plan  # of the first run
+    plan: train_step.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
-    tasks: dict[int, step.Task]  # by seed
+    tasks: dict[int, train_step.Task]  # by seed
     abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
     work: single.Work  # of the first run, with what all begin with in place of random parameters
 
@@ -131,7 +131,7 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     optimiser = functools.partial(optim.optimiser, first.settings, plan.task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
-    batch, alive = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), step.abstract_alive(devices, rows)
+    batch, alive = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), train_step.abstract_alive(devices, rows)
     tasks = {seed: work.task for seed, work in works.items()}
     return Ready(plan, vmapped, tasks, (batch, alive), work._replace(params={**work.params, **start}))
 
@@ -160,12 +160,12 @@ def train(
     numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
 
-    def begin() -> step.State:
+    def begin() -> train_step.State:
         state = initial()
         return state.replace(params=distributed.put_into(state.params, ready.work.params))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(step.device_errors())
+        stack.enter_context(train_step.device_errors())
         start, state = 0, begin()
         begun = runs.sketches(state.params)
         if checkpoint.newest(saved) is not None:
@@ -232,7 +232,7 @@ def train(
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 
-def _resumed(saved: pathlib.Path, like: step.State) -> tuple[int, step.State] | None:
+def _resumed(saved: pathlib.Path, like: train_step.State) -> tuple[int, train_step.State] | None:
     """The step and state of the checkpoint; None where there is only a damaged one, which is put aside."""
     with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
         try:
@@ -269,7 +269,7 @@ def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:
     }
 
 
-def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: step.State, steps: int) -> None:
+def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:
     """The last checkpoint of a run, and its other files, in its folder, from which it is opened as a run alone."""
     for name, content in files.items():
         disk.write(folder / name, content)

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from experiments.compiler import dry_run
-from experiments.engine import mesh as meshes, step as train_step
+from experiments.engine import mesh as meshes, train_step
 
 
 def test_collectives_of_a_program_with_their_bytes():
