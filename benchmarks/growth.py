@@ -7,13 +7,7 @@ from benchmarks import participant, sizes
 
 DEPTHS, LENGTHS = (1, 2, 4, 8, 16, 48), (256, 512, 1024, 2048, 4096, 8192, 16384)
 MOST = 8 * 2**30  # bytes of temporary arrays with which a step is still taken
-COLUMNS = {  # name in a row -> factor and format in the table
-    "trace_seconds": (1, "{:,.4g}"),
-    "compile_seconds": (1, "{:,.4g}"),
-    "temporary_bytes": (2**-20, "{:,.0f} MiB"),
-    "seconds": (1e3, "{:,.4g} ms"),
-    "peak_bytes": (2**-20, "{:,.0f} MiB"),
-}
+COLUMNS = ("M", "N", "attention", "trace_seconds", "compile_seconds", "temporary_bytes", "seconds", "peak_bytes")
 
 
 def grown(toy: bool) -> list[sizes.Workload]:
@@ -26,12 +20,11 @@ def grown(toy: bool) -> list[sizes.Workload]:
 
 
 def measure(*, toy: bool = False) -> list[dict[str, Any]]:
-    """Return a row for each size: M, N, attention and the COLUMNS. The seconds of a step are the median of five."""
+    """Return a row of COLUMNS for each size. The seconds of a step are the median of five."""
     rows = []
     for size in grown(toy):
         with contextlib.closing(participant.Participant("ours", ("benchmarks.ours",), size.changed(warm_up=0))) as one:
-            row = {name: getattr(size, name) for name in ("M", "N", "attention")}
-            row |= {name: one.facts.get(name) for name in COLUMNS}
+            row = {name: one.facts.get(name, getattr(size, name, None)) for name in COLUMNS}
             if row["temporary_bytes"] <= MOST:
                 answers = [one.take(1, lead=2 * (i == 0)) for i in range(5)]
                 row["seconds"] = sorted(answer["seconds"] for answer in answers)[2]
@@ -41,9 +34,5 @@ def measure(*, toy: bool = False) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{'M':>4}{'N':>8}  {'attention':10}" + "".join(f"{name:>18}" for name in COLUMNS)]
-    for row in rows:
-        cells = ["-" if row[name] is None else form.format(x * row[name]) for name, (x, form) in COLUMNS.items()]
-        head = f"{row['M']:4}{row['N']:8,}  {row['attention']:10}"
-        lines.append(head + "".join(f"{cell:>18}" for cell in cells))
-    return "\n".join(lines)
+    cells = [[f"{x:,.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    return "\n".join("".join(f"{cell:>17}" for cell in row) for row in (COLUMNS, *cells))

@@ -77,7 +77,7 @@ class Participant:
     def _receive(self) -> dict[str, Any]:
         try:
             answer = self._connection.recv()
-        except EOFError as error:
+        except (EOFError, ConnectionError) as error:
             raise RuntimeError(f"{self.name} has ended: its message stands above") from error
         if isinstance(answer, Unavailable):
             raise answer

@@ -18,20 +18,18 @@ from benchmarks import participant, sizes
 
 def gpt2(size: sizes.Workload) -> torch.nn.Module:
     """Return GPT-2 with random parameters: learned positions, biases, tied output, exact GELU, no dropout."""
-    shape = {"vocab_size": size.W, "n_positions": size.N, "n_embd": size.D, "n_layer": size.M, "n_head": size.H}
-    off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    off |= dict.fromkeys(("bos_token_id", "eos_token_id"))
-    how = {"activation_function": "gelu", "attn_implementation": "sdpa"}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, **off, **how))
+    how = {"vocab_size": size.W, "n_positions": size.N, "n_embd": size.D, "n_layer": size.M, "n_head": size.H}
+    how |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) | {"activation_function": "gelu"}
+    how |= {"bos_token_id": None, "eos_token_id": None, "attn_implementation": "sdpa"}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**how))
 
 
 def vit(size: sizes.Workload) -> torch.nn.Module:
     """Return a ViT for one channel with random parameters: class token, learned positions, no dropout."""
-    shape = {"hidden_size": size.D, "num_hidden_layers": size.M, "num_attention_heads": size.H}
-    shape |= {"intermediate_size": 4 * size.D, "image_size": size.Y, "patch_size": size.patch, "num_channels": 1}
-    off = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    how = {"num_labels": size.C, "layer_norm_eps": 1e-5, "attn_implementation": "sdpa"}
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, **off, **how))
+    how = {"hidden_size": size.D, "num_hidden_layers": size.M, "num_attention_heads": size.H, "num_channels": 1}
+    how |= {"intermediate_size": 4 * size.D, "image_size": size.Y, "patch_size": size.patch, "num_labels": size.C}
+    how |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-5}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**how, attn_implementation="sdpa"))
 
 
 def training(size: sizes.Workload, way: str) -> participant.Built:

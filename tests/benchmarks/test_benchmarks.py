@@ -125,5 +125,5 @@ def test_the_command_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     benchmarks.main(["--only", "step_a", "growth", "--try", "--json", str(tmp_path / "a.json")])
     written, shown = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
     assert written["step_a"] == {"ours": {"missing": "step_a 2"}} and "cores" in written["machine"]
-    assert shown.splitlines()[-1].split()[3:] == ["0.5", "2", "2", "MiB", "-", "-"]
+    assert shown.splitlines()[-1].split()[3:] == ["0.5", "2", "2097152", "None", "None"]
     assert len(growth.grown(toy=False)) == 20
