@@ -1,6 +1,5 @@
 """Our side: the training step that a run of a config takes, and generation as experiments/tools/sample.py does it."""
 
-import collections
 import importlib
 import itertools
 import os
@@ -15,8 +14,8 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run, train_step as training_step
-from experiments.tools import sample
+from experiments.engine import by_name, compilation, config, distributed, mesh, run, train_step as training_step
+from experiments.tools import generation as generating
 from tfm import head, shapes
 from tfm.attention import mask as masks
 
@@ -59,8 +58,8 @@ def make_plan(size: sizes.Workload) -> training_step.Plan:
     with tempfile.TemporaryDirectory() as folder:
         experiment, source = write_data(pathlib.Path(folder), size)
         of_run = settings(experiment, size, changes | source)
-        compilation.of_cores(of_run.mesh.to_dict())
-        devices = run.devices(of_run, size.platform)
+        chips = compilation.split(of_run.to_dict()["mesh"], size.platform)
+        devices = run.devices(of_run, size.platform, chips=chips)
         return run.plan(of_run, by_name.experiment(experiment).prepare(of_run, devices).task, devices)
 
 
@@ -76,11 +75,14 @@ def training(size: sizes.Workload) -> participant.Built:
     step = lowered.compile()
     facts = {"trace_seconds": traced - start, "compile_seconds": time.perf_counter() - traced}
     state = training_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
-    parameters, taken = shapes.total(state.params), loop.steps(plan, step, state, batches, start=0)
+    parameters, latest = shapes.total(state.params), [state, alive]
 
     def steps(n: int) -> float:
-        ((_, state, _, metrics),) = collections.deque(itertools.islice(taken, n), maxlen=1)
-        jax.block_until_ready(state)
+        state, alive = latest
+        for _ in range(n):
+            state, metrics = step(state, mesh.place_batch(plan.mesh, next(batches)), alive)
+            alive = metrics["alive"]
+        latest[:] = jax.block_until_ready((state, alive))
         return float(metrics["loss"])
 
     facts["temporary_bytes"] = step.memory_analysis().temp_size_in_bytes
@@ -93,12 +95,12 @@ def generation(size: sizes.Workload) -> participant.Built:
     model = models.language(m, answer=head.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
     how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
-    generator = sample.Generator(model, params, **how)
+    how |= {"stop": [], "mask": lambda *_: masks.causal, "mesh": mesh.make(data=1)}
+    generator = generating.Generator(model, params, **how)
 
     def steps(n: int) -> float:
         for _ in range(n):
-            rounds = sample.rounds(generator, [[0]] * size.B, jax.random.key(0), set())
+            rounds = generating.rounds(generator, [[0]] * size.B, jax.random.key(0), steps=size.new)
             count = sum(len(row) for texts in rounds for row in texts)
             if count != size.counted:
                 raise RuntimeError(f"{count} tokens instead of {size.counted}")

@@ -7,14 +7,13 @@ of 164 M parameters took 1/1.5 (v5e) and 1/2.5 (v6e) of the estimate. Use the ra
 """
 
 import collections
-import importlib
 import re
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from experiments.compiler import dry_run, topology
-from experiments.engine import by_name, config as configs, config_file, run as runs
+from experiments.engine import by_name, config_file, run as runs
 from experiments.pretrained import adapters
 
 # FLOP/s of bfloat16 products, clock in Hz (cloud.google.com/tpu/docs, v4 to v6e).
@@ -139,11 +138,7 @@ def turns(loop: Line, program: Program) -> int | None:
 def main(config: str, name: str, *changes: str) -> None:
     """Compile the training step of a config for a topology, and print the estimate."""
     target, (peak, clock) = topology.describe(name), CHIPS[name.partition("-")[0]]
-    base = importlib.import_module("configs.base").get_config
-    values = config_file.load(config_file.place(config), base=base)
-    for key, _, value in (change.partition("=") for change in changes):
-        configs.override(values, key, value)
-    settings = configs.Settings(values, config_file.defaults(values, base), file=config, given=[])
+    settings = config_file.load_settings(config, dict(change.split("=", 1) for change in changes))
     mesh = runs.devices(settings, chips=target.devices)
     work = adapters.prepared(settings, by_name.experiment(settings.experiment), mesh)
     plan, state = runs.prepared(settings, work, mesh, described=True)

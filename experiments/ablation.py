@@ -6,11 +6,10 @@ import json
 import pathlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from experiments.compiler import dry_run, topology
 from experiments.engine import config as configs, disk, errors, log, mesh, run as single, signals, workdir
@@ -19,23 +18,39 @@ from experiments.studies import plan, programs, progress, report as reports, sta
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """What is compared: arms x seeds, in each of some conditions. All other settings are common to all runs."""
-    study = ConfigDict()
-    study.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
-    study.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
-    # never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong stops alone
-    study.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
-    study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
-    study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
-    study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
-    study.margin = 0.0  # "equal" is said where the interval lies within this, 0: never; a condition may have its own
-    study.tune = []  # settings that each arm chooses for itself, on a part of the training part: a grid of values, as
-    # [["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by its "study.tune"
-    study.tune_seeds = [1000, 1001, 1002]  # over which that is decided, others than study.seeds
-    study.keep_weights = False  # the last checkpoint of every run stays in its folder, which can be opened
-    study.looks = 1  # how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all
-    return {"study": study}
+    return {
+        "study": {
+            "experiment": ("", "whose runs these are: language, vision, synthetic, translation, masked_image"),
+            "arms": (
+                [],
+                'what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;'
+                " never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong "
+                "stops alone",
+            ),
+            "conditions": ([], "written like arms: comparisons beside each other, as on other data; []: a single one"),
+            "seeds": ([0, 1, 2, 3, 4], "the same for all arms: differences are paired by seed"),
+            "metric": ("eval/loss", "what is compared: eval/loss, eval/accuracy, ...; a condition may have its own"),
+            "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),
+            "margin": (
+                0.0,
+                '"equal" is said where the interval lies within this, 0: never; a condition may have its own',
+            ),
+            "tune": (
+                [],
+                "settings that each arm chooses for itself, on a part of the training part: a grid of values, as "
+                '[["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by '
+                'its "study.tune"',
+            ),
+            "tune_seeds": ([1000, 1001, 1002], "over which that is decided, others than study.seeds"),
+            "keep_weights": (False, "the last checkpoint of every run stays in its folder, which can be opened"),
+            "looks": (
+                1,
+                "how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all",
+            ),
+        }
+    }
 
 
 def run(
@@ -43,7 +58,7 @@ def run(
     folder: pathlib.Path | None,
     earlier: pathlib.Path | None,
     device: str,
-    fall_back: bool,
+    chips: Sequence[Any] | None = None,
     target: topology.Topology | None = None,
     file: str | None = None,
 ) -> single.Result | None:
@@ -52,13 +67,14 @@ def run(
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     Several processes, also on several machines, may work in the same folder: each program is trained by one of them.
-    device, fall_back: as of run.devices and run.run. target, file: as of dry_run.dry_run.
+    device, chips: as of run.devices. target, file: as of dry_run.compile_and_report; a dry run without a target
+    compiles nothing.
     UserError for a seed beside the study's, and for one process that is spread over machines.
     """
     asked, requests = study.read(settings), signals.Requests()
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
-    devices = single.devices(settings, device, seeds=settings.mesh.seed, chips=target and target.devices)
+    devices = single.devices(settings, device, seeds=settings.mesh.seed, chips=chips)
     if jax.process_count() > 1:
         raise errors.UserError(
             "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "
@@ -83,9 +99,9 @@ def run(
         waiting = check(trials + grouped(runs))
         _show(waiting, len(trials), asked, earlier)
         if target:
-            dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
+            largest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
             print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
-            dry_run.compile_and_report(programs.requests(dearest, devices), target, file)
+            dry_run.compile_and_report(programs.requests(largest, devices), target, file)
         return None
 
     def write() -> list[pathlib.Path]:
@@ -105,14 +121,14 @@ def run(
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
             train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
             if waiting:
-                enter(disk.folder(folder, tuning.FOLDER), tried, fall_back, waiting)
+                enter(disk.folder(folder, tuning.FOLDER), tried, waiting)
                 print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
                 train(folder / tuning.FOLDER, waiting)
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
                 later = check(unfinished(grouped(runs), folder))
             for one in tuning.read(folder, asked):
                 print(one, flush=True)
-            enter(folder, runs, fall_back, later)
+            enter(folder, runs, later)
             done = sum(_finished(folder, run) for run in runs)
             print(f"{len(runs)} runs in {len(grouped(runs))} programs, {done} of them finished before")
             train(folder, later, weights=settings.study.keep_weights)
@@ -186,7 +202,7 @@ def train_all(
                 write()
 
 
-def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool, later: list[programs.Checked]) -> None:
+def enter(folder: pathlib.Path, runs: list[study.Run], later: list[programs.Checked]) -> None:
     """Make the folders of the runs, or come back to them, but for those that another process is in. later: the programs
     that are not trained yet. Raises UserError if a run was another before, or its arm was trained on other data."""
     data = {(run.condition, run.arm): one.data for one in later for run in one.program.runs}
@@ -206,7 +222,7 @@ def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool, later: l
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdir.hold(place):
                 own = data.get((run.condition, run.arm))
-                workdir.enter(place, run.settings.to_dict(), data=own, fall_back=fall_back)
+                workdir.enter(place, run.settings.to_dict(), data=own)
                 if not _finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 
@@ -228,13 +244,13 @@ def _finished(folder: pathlib.Path, run: study.Run) -> bool:
 
 
 def tidy(folder: pathlib.Path, runs: list[study.Run]) -> None:
-    """Remove checkpoints of these runs, which are all finished: of programs that have become others, or were damaged.
+    """Remove checkpoints of these runs, which are all finished: of programs that have become others.
 
     Those of runs that are no part of the study this time stay.
     """
     kinds = "|".join(re.escape(run.kind) for run in runs)
     for left in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
-        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}(\.damaged)?", left.name):
+        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", left.name):
             disk.remove(left)
     with contextlib.suppress(OSError):
         folder.rmdir()

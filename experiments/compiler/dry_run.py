@@ -20,7 +20,11 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def dry_run(
-    settings: config.Settings, work: runs.Work, mesh: Mesh, target: topology.Topology | None = None, file: str = ""
+    settings: config.Settings,
+    work: runs.Work,
+    mesh: Mesh,
+    target: topology.Topology | None = None,
+    file: str | None = None,
 ) -> None:
     """Print the parameter table, compile step and evaluation of a run for its mesh, and report what they need.
 
@@ -45,15 +49,14 @@ def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]
 
 
 def compile_and_report(
-    requests: Iterable[topology.Request], target: topology.Topology | None, file: str = "", **parts: Any
+    requests: Iterable[topology.Request], target: topology.Topology | None, file: str | None = None, **parts: Any
 ) -> None:
     """Compile programs, print what they need, and write it to `file` as JSON. Raises RunError for a refused program.
 
     target: the chips that the arguments lie on; None: this machine's devices. parts: abstract trees among the
     arguments, whose bytes on each device are printed.
     """
-    with compilation.remarks():
-        records = [record(program) for program in topology.compile_programs(requests)]
+    records = [record(program) for program in topology.compile_programs(requests)]
     print("\n".join(_lines(records, parts, target)), flush=True)
     refused = "; ".join(f"{one['name']} {one['reason']}" for one in records if not one["compiled"])
     if target and file:

@@ -99,7 +99,7 @@ def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """UserError where one is none that `_note` writes."""
     file, rows = folder / FILE, []
     try:
-        for line in disk.read_text(file).splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             _past([row])
             rows.append(row)

@@ -25,7 +25,6 @@ from experiments.engine import (
     errors,
     log,
     loop,
-    manifest,
     mesh,
     optim,
     run as single,
@@ -168,10 +167,10 @@ def train(
         stack.enter_context(train_step.device_errors())
         start, state = 0, begin()
         begun = runs.sketches(state.params)
-        if checkpoint.newest(saved) is not None:
-            del state  # never two at once
-            start, state = _resumed(saved, initial(abstract=True)) or (0, begin())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
+        if saves.measured:
+            del state  # never two at once
+            start, state = saves.resume(initial(abstract=True))
         progress.go_on(start)
         compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
         if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
@@ -187,9 +186,11 @@ def train(
             line=progress,
             requests=requests,
             evaluate=vmapped_runs.evaluator(vmapped),
-            probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else None,
+            probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else lambda params: {},
         )
         stack.enter_context(contextlib.closing(training))
+        if not start or training.is_due("evaluate", start):  # untrained runs too
+            training.catch_up(start, state)
         inputs = zip(*(batches.iterate(task.train, start=start) for task in ready.tasks.values()), strict=True)
         seed_R = [list(ready.tasks).index(run.seed) for run in program.rows]
         state = loop.train(
@@ -201,7 +202,7 @@ def train(
             alive=np.asarray(jax.device_get(state.step) == start),
             place=mesh.place_rows,
         )
-        training.evaluate_behind(state)
+        training.finish(state)
         took: dict[str, Any] = {"compile_seconds": seconds, "sources": sources}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
@@ -209,7 +210,7 @@ def train(
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
         common, taken_R = _of_all(one, ready) | took, jax.device_get(state.step)
         for r, run in enumerate(program.runs):
-            training.stop_if_asked(anew=True)
+            training.stop_if_requested(now=True)
             if weights:
                 _keep(folder / run.name, ready.work.files, jax.tree.map(lambda x, r=r: x[r], state), one.steps)
             params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
@@ -230,19 +231,6 @@ def train(
                         np.savez_compressed(file, A_MHNS=A_MHNN)
             disk.write_json(folder / run.name / "summary.json", own | common)  # last: it says that the run is finished
     shutil.rmtree(saved)  # behind the results: no one goes on from here
-
-
-def _resumed(saved: pathlib.Path, like: train_step.State) -> tuple[int, train_step.State] | None:
-    """The step and state of the checkpoint; None where there is only a damaged one, which is put aside."""
-    with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
-        try:
-            return saves.resume(like, fall_back=True)
-        except manifest.Damaged as error:
-            print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
-    aside = saved.with_name(saved.name + manifest.DAMAGED)
-    disk.remove(aside)
-    saved.rename(aside)
-    return None
 
 
 def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:

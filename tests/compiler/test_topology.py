@@ -12,7 +12,7 @@ from errors import raises
 from experiments import model as models
 from experiments.compiler import topology
 from experiments.engine import compilation, errors, mesh as meshes
-from experiments.tools import sample
+from experiments.tools import generation
 from tfm import head
 from tfm.attention import mask
 
@@ -152,8 +152,8 @@ def test_generation_is_compiled_for_the_prompt_and_for_the_next_tokens():
     model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272)
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": chip}
     params = jax.eval_shape(model.init, jax.random.key(0))
-    generator = sample.Generator(model, params, steps=9, mask=lambda length_B=None: mask.causal, **how)
-    reading, further = topology.compile_programs(sample.requests(generator, 1, 256, chip))
+    generator = generation.Generator(model, params, mask=lambda length_B=None: mask.causal, **how)
+    reading, further = topology.compile_programs(generation.requests(generator, [[1] * 256], steps=9))
     assert (reading.reason, further.reason) == ("", "") and "splash" in reading.compiled.as_text()
     assert reading.request.name.startswith("reading 1 x 256 tokens") and "next 8" in further.request.name
     assert further.compiled.memory_analysis().alias_size_in_bytes > 0  # the state is used up
