@@ -12,6 +12,7 @@ import tiny
 from errors import raises
 
 from configs import base
+from experiments.engine import errors
 from experiments.pretrained import families as table, hub, open_model
 from experiments.tools import export, sample
 
