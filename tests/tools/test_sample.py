@@ -17,7 +17,7 @@ from errors import raises
 
 from experiments import model as models
 from experiments.data import pretrained_tokenizer
-from experiments.engine import errors, log
+from experiments.engine import errors, log, mesh as meshes
 from experiments.pretrained import open_model
 from experiments.tools import export, generation, sample
 from tfm.attention import mask as masks
@@ -82,7 +82,7 @@ def test_several_prompts_samples_and_lines_are_each_as_alone_also_in_a_cache_tha
     with raises(errors.UserError, tmp_path / "out" / "sample.txt"):
         draw(prompt="A", workdir=tmp_path / "out")
     model, ids, capacities = open_model.open(run), [[*b"A king"], [*b"w"]], []
-    how = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal}
+    how = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
     growing = generation.Generator(model.network(), model.params, context=N, grows=1, **how)
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     key_B = jax.numpy.stack([jax.random.fold_in(jax.random.key(4), b) for b in range(2)])
