@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from experiments.compiler import report as compiler_report
-from experiments.engine import compilation, config as configs, disk, errors, log, mesh, run as single, signals, workdir
+from experiments.compiler import dry_run, topology
+from experiments.engine import config as configs, disk, errors, log, mesh, run as single, signals, workdir
 from experiments.studies import plan, programs, progress, report as reports, statistics, study, tuning, words
 
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
@@ -60,13 +59,16 @@ def run(
     earlier: pathlib.Path | None,
     device: str,
     chips: Sequence[Any] | None = None,
+    target: topology.Topology | None = None,
+    file: str | None = None,
 ) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     Several processes, also on several machines, may work in the same folder: each program is trained by one of them.
-    device, chips: as of run.devices.
+    device, chips: as of run.devices. target, file: as of dry_run.compile_and_report; a dry run without a target
+    compiles nothing.
     UserError for a seed beside the study's, and for one process that is spread over machines.
     """
     asked, requests = study.read(settings), signals.Requests()
@@ -94,7 +96,12 @@ def run(
         return found
 
     if folder is None:
-        _show(check(trials + grouped(runs)), len(trials), asked, devices, earlier)
+        waiting = check(trials + grouped(runs))
+        _show(waiting, len(trials), asked, earlier)
+        if target:
+            largest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
+            print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
+            dry_run.compile_and_report(programs.requests(largest, devices), target, file)
         return None
 
     def write() -> list[pathlib.Path]:
@@ -141,9 +148,7 @@ def run(
     return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
-def _show(
-    waiting: list[programs.Checked], trials: int, asked: study.Study, devices: Mesh, earlier: pathlib.Path | None
-) -> None:
+def _show(waiting: list[programs.Checked], trials: int, asked: study.Study, earlier: pathlib.Path | None) -> None:
     """What a dry run tells: the programs, the first `trials` of which choose settings, and what the seeds can show."""
     for one in waiting:
         print(one, flush=True)
@@ -151,10 +156,6 @@ def _show(
         print(f"  the first {trials} are trained to choose settings; the others then have the chosen ones")
     conditions = reports.analysed(earlier, asked)[1] if earlier else statistics.analyse(asked, [])
     print(words.of_power(asked, conditions, earlier))
-    if compilation.described.get():
-        dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
-        print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
-        compiler_report.show(programs.described(dearest, devices))
 
 
 def train_all(

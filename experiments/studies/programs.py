@@ -265,13 +265,12 @@ def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.Stat
         saves.save(steps, row)
 
 
-def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
+def requests(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
-    plan, of, _, abstract, _ = prepare(one.program, devices)
-    numbers, rows, name = one.program.numbers, len(one.program.rows), one.program.name
+    _, of, _, abstract, _ = prepare(one.program, devices)
+    numbers, name = one.program.numbers, one.program.name
     state = vmapped_runs.initial_state(of, [run.seed for run in one.program.rows], numbers, abstract=True)
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
-    flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / plan.growth.sizes[0]
-    yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *abstract, numbers), 3 * flops)
+    yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *abstract, numbers))
     arguments = state.params, held_out
-    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(of), arguments, flops * size, beside=True)
+    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(of), arguments)
