@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.compiler import topology as topologies
+from experiments.engine import mesh as meshes
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
