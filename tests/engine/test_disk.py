@@ -17,12 +17,11 @@ from checkpoints import resumed, saved, state
 from matplotlib import figure
 from test_fuzz_data import LIKE
 
-from experiments import ablation
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import checkpoint, disk, errors, log, manifest, run, workdir
 from experiments.figures import plots
 from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
-from experiments.studies import attention, figures as drawings, programs
+from experiments.studies import attention, figures as drawings, programs, run_folders, study
 
 WORK = "years of work"
 CONFIG = {"seed": 0, "train": {"steps": 9}}
@@ -90,7 +89,8 @@ def test_a_link_in_place_of_a_file_that_a_run_writes_is_replaced(tmp_path, outsi
 
 
 def study_entered(folder):
-    ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))], fall_back=False, later=[])
+    program = study.Program([study.Run("all", "tied", 3, tiny.settings("vision"))])
+    run_folders.enter_runs(folder, [program], [programs.Checked(program, [], 0, 0, 0, 0.0, 0)], None, False)
 
 
 LINKS = {  # what is a link, where to, who writes there, what is said
@@ -126,13 +126,13 @@ def test_checkpoints_of_a_study_s_program_are_not_looked_for_behind_a_link(tmp_p
     """The whole of a study's folder of checkpoints, in which programs begin, and are tidied away behind their end."""
     (tmp_path / "checkpoints").symlink_to(outside)
     (outside / "all_tied_0123abcd").mkdir()
-    row = ablation.study.Run("all", "tied", 3, tiny.settings("vision"))
-    ablation.tidy(tmp_path / "checkpoints", [row])
+    row = study.Run("all", "tied", 3, tiny.settings("vision"))
+    run_folders.remove_checkpoints(tmp_path / "checkpoints", [row])
     (outside / "all_tied_0123abcd").rmdir()  # it is still there
     monkeypatch.setattr(programs, "prepare", None)
-    one = programs.Checked(ablation.study.Program([row]), [], 0, 0, 0, 0.0, 0)
+    one = programs.Checked(study.Program([row]), [], 0, 0, 0, 0.0, 0)
     with pytest.raises(OSError, match="it is a link"):
-        programs.train(one, tmp_path, None, None, measure=False, requests=None, sources={})
+        programs.train(one, tmp_path, None, {}, None)
 
 
 def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path, outside):

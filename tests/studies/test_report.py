@@ -13,7 +13,7 @@ import study_folder
 from matplotlib import image
 
 from experiments.engine import disk
-from experiments.studies import figures, report, runs, statistics, tables
+from experiments.studies import figures, results, runs, statistics, tables
 
 ARMS = ("none", "tied", "asymmetric")
 STUDY = study_folder.study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
@@ -62,7 +62,7 @@ def reported(tmp_path_factory):
     study_folder.losses(folder, "masked", ends)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "ALSO", ())
-        return folder, report.write(folder, study, what=study_folder.WHAT)
+        return folder, results.write(folder, study, what=study_folder.WHAT)
 
 
 def rows_of(record):
@@ -125,7 +125,7 @@ def test_all_three_say_the_same_verdict_and_what_was_run(reported):
         assert words in page.text("p") and words in markdown.replace("\\|", "|")
     ran = tables.of_runs(numbers).rows
     assert np.reshape(page.text("td")[-2 * len(ran) :], (-1, 2)).tolist() == ran
-    assert all(f"\n* {report.plain(label)}: {report.plain(words)}\n" in markdown for label, words in ran)
+    assert all(f"\n* {results.plain(label)}: {results.plain(words)}\n" in markdown for label, words in ran)
     assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * 5 + 4 and len({row.count(" | ") for row in rows[:5]}) == 1
@@ -185,7 +185,7 @@ def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
             "{l" + "r" * counts[0] + "}\n"
         ), table
     assert r" & 95 \% interval & " in text
-    assert report.latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
+    assert results.latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
         r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
         r"\textless{}post-norm\textgreater{} $\pm$ 2 -\textgreater{} 3 \#\$"
     )
@@ -195,7 +195,7 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
     study = study_folder.study(seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
     study_folder.run(tmp_path, "all", "asymmetric", 1, ends={"eval/loss": 9.0}, diverged_at=7)
-    files = report.write(tmp_path, study, what={})
+    files = results.write(tmp_path, study, what={})
     assert [file.name for file in files[FIGURES:]] == ["course_all.png", "differences_all.png"]
     numbers = json.loads(files[0].read_text())
     assert numbers["missing"] == [{"condition": "all", "arm": "asymmetric", "seed": 2}]
@@ -203,12 +203,12 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
     page = Page(files[2])
     assert "5 of 6 runs finished, seeds 0, 1, 2." in page.text("p")
     assert any('Not finished yet: "asymmetric" seed 2.' in words for words in page.text("p"))
-    assert "Attention" not in page.text("a") and "No verdict" in report.text(tmp_path, study)
+    assert "Attention" not in page.text("a") and "No verdict" in results.text(tmp_path, study)
 
 
 def test_a_study_without_any_run(tmp_path):
-    files, line = report.write(tmp_path, study_folder.study(), what={}), "all: none of its 10 runs is finished yet."
-    page, text = Page(files[2]), report.text(tmp_path, study_folder.study())
+    files, line = results.write(tmp_path, study_folder.study(), what={}), "all: none of its 10 runs is finished yet."
+    page, text = Page(files[2]), results.text(tmp_path, study_folder.study())
     assert len(files) == FIGURES and "The study is not finished: 10" in page.text("p")[1]
     assert line in page.text("p") and all(line in one for one in (text, files[1].read_text(), files[3].read_text()))
     rows = rows_of(json.loads(files[0].read_text()))
@@ -216,13 +216,12 @@ def test_a_study_without_any_run(tmp_path):
     assert rows["runs"].startswith("0 of 10 finished")
     assert rows["report written by"] == "code that is not from a checkout"
     study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, evaluations=[(0, 5.0)], diverged_at=7)
-    assert len(report.write(tmp_path, study_folder.study(), what={})) == FIGURES  # of what diverged nothing is drawn
+    assert len(results.write(tmp_path, study_folder.study(), what={})) == FIGURES  # of what diverged nothing is drawn
 
 
 def test_what_was_run_is_told_by_the_runs(tmp_path):
     def recorded(study):
-        finished = runs.load(tmp_path, study)
-        return report.record(study, statistics.analyse(study, finished), finished, study_folder.WHAT)
+        return results.record(study, results.analyse(tmp_path, study), study_folder.WHAT)
 
     study = study_folder.study(conditions=("a", "b"), seeds=(0, 1, 2))
     study = study._replace(conditions=[study.conditions[0]._replace(changes={"text.N": 7}), study.conditions[1]])
@@ -243,12 +242,13 @@ def test_what_was_run_is_told_by_the_runs(tmp_path):
     assert rows_of(recorded(study._replace(conditions=study.conditions[1:])))["data"] == "text: 7 words"
 
 
-def test_hostile_names_stay_words(tmp_path):
-    study = study_folder.study((HOSTILE, "asymmetric"), seeds=(0,))
+def test_hostile_values_stay_text(tmp_path):
+    """Names of arms are letters and digits; settings, data and versions may hold anything."""
+    study = study_folder.study(("tied", "asymmetric"), seeds=(0,))
     study = study._replace(arms=[study.arms[0]._replace(changes={HOSTILE: HOSTILE}), study.arms[1]])
-    study_folder.losses(tmp_path, "all", {HOSTILE: [1.0], "asymmetric": [2.0]})
+    study_folder.losses(tmp_path, "all", {"tied": [1.0], "asymmetric": [2.0]}, data=[HOSTILE])
     what = {"config": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "commit": HOSTILE}
-    files = report.write(tmp_path, study, what=what)
+    files = results.write(tmp_path, study, what=what)
     page = Page(files[2])
     assert "script" not in {tag for tag, _ in page.elements} and "\x1b" not in files[2].read_text()
     shown = HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
@@ -260,4 +260,4 @@ def test_hostile_names_stay_words(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert len(files) == FIGURES + 2 and "\x1b" not in report.text(tmp_path, study)
+    assert len(files) == FIGURES + 2 and "\x1b" not in results.text(tmp_path, study)

@@ -17,7 +17,7 @@ import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
 from experiments.engine import checkpoint, disk, errors, log, loop, mesh, step as steps
-from experiments.studies import programs, report
+from experiments.studies import programs, results
 
 SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
 ALL_STEPS = list(range(1, STEPS + 1))
@@ -115,9 +115,9 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
 
 
 def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(copy, signalled):
-    signalled(report, "write")
+    signalled(results, "write")
     outcome = tiny_study.run(copy)
-    assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
+    assert outcome.code == 143 and "the report holds all of them; go on" in outcome.err
     assert str(copy / "study" / "report.html") in outcome.out
 
 
@@ -160,14 +160,16 @@ def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):
         assert [row["step"] for row in log.read(stopped / "study" / name) if "train/loss" in row] == [2, 4, 5, 6]
 
 
-def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(whole, stopped):
+def test_a_damaged_checkpoint_is_refused_and_without_it_the_program_begins_again(whole, stopped):
     (saved,) = stopped.glob("study/checkpoints/*/4/state")
     file = max((file for file in saved.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    outcome, taken = again(stopped, **OF_SECOND)
-    assert "damaged" in outcome.out and "anew" in outcome.out and file.name in outcome.out
+    outcome = tiny_study.run(stopped, **OF_SECOND)
+    assert outcome.code == 2 and str(saved.parent) in outcome.err
+    shutil.rmtree(saved.parents[1])
+    _, taken = again(stopped, **OF_SECOND)
     assert taken == ALL_STEPS
     tiny_study.assert_alike(stopped, whole, SECOND)
 
