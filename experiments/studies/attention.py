@@ -42,8 +42,7 @@ def observer(task: step.Task) -> Callable[[Any], tuple[dict[str, list[float | No
 
 def read(path: pathlib.Path) -> np.ndarray:
     """Read A_MHNS of a maps.npz: attention of one example in each layer and head."""
-    with disk.reading(path), np.load(path, allow_pickle=False) as file:
-        return file["A_MHNS"].astype(np.float64)
+    return disk.read_npz(path, [("A_MHNS",)])["A_MHNS"].astype(np.float64)
 
 
 def columns(M: int, H: int) -> list[tuple[int, int]]:
