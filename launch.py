@@ -4,11 +4,9 @@ In a notebook or another program: launch.run("configs/vit.py", **{"train.steps":
 """
 
 if __name__ == "__main__":
-    from experiments import engine
     from experiments.engine import signals
 
-    signals.from_the_start()
-    engine.large_pages(__file__)  # starts this process again: before what takes seconds to import
+    signals.from_the_start()  # before what takes seconds to import
 
 import datetime
 import functools

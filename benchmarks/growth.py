@@ -33,7 +33,7 @@ def measure(*, toy: bool = False) -> list[dict[str, Any]]:
     one would take too much memory. Each is a process of its own."""
     rows = []
     for size in grown(toy):
-        ours = (session.OURS, ("benchmarks.ours",), size.changed(warm_up=0), session.AS_LAUNCHED | UNCACHED)
+        ours = (session.OURS, ("benchmarks.ours",), size.changed(warm_up=0), session.LARGE_PAGES | UNCACHED)
         with contextlib.closing(participant.Participant(*ours)) as one:
             row = {name: getattr(size, name) for name in ("M", "N", "attention")}
             row |= {name: one.facts.get(name) for name in COLUMNS}
@@ -63,7 +63,7 @@ def start(*, toy: bool = False) -> dict[str, Any]:
     size, result = (size.toy() if toy else size).changed(warm_up=1), {"missing": {}}
     for who, command in {session.OURS: ("benchmarks.ours",), **session.PEERS}.items():
         with tempfile.TemporaryDirectory() as folder:
-            environment = dict(session.AS_LAUNCHED if who == session.OURS else {})
+            environment = dict(session.LARGE_PAGES if who == session.OURS else {})
             environment |= {"JAX_COMPILATION_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
             environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
             try:

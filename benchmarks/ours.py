@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run, step as training_step
+from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run, train_step as training_step
 from experiments.tools import sample
 from tfm import head, shapes
 from tfm.attention import mask as masks
@@ -103,7 +103,7 @@ def step_flops(size: sizes.Workload) -> int:
     """
     task = planned(size.changed(attention="explicit", devices=1)).task
     params = jax.eval_shape(task.init, jax.random.key(0))
-    forward = compilation.flops(task.loss_and_metrics, params, task.train[0], None)
+    forward = compilation.flops(task.loss, params, task.train[0])
     if size.kind == "words":  # of each hidden pair a product of q and k, and of A and v
         forward -= size.B * size.M * size.H * 4 * (size.D // size.H) * (size.N * (size.N - 1) // 2)
     return 3 * forward

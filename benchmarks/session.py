@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import participant, sizes
-from experiments import engine
 
 OURS = "ours"
 PEERS = {  # the module, and the way in which it does it
@@ -16,8 +15,8 @@ PEERS = {  # the module, and the way in which it does it
     "transformers compiled": ("benchmarks.torch_peer", "compile"),
     "flax": ("benchmarks.flax_peer",),
 }
-# launch.py starts a run with this, unless it is set; a peer has what its user sets
-AS_LAUNCHED = {engine.VARIABLE: os.environ.get(engine.VARIABLE, engine.LARGE)}
+# The environment of our own side (docs/performance.md); a peer has what its user sets.
+LARGE_PAGES = {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}
 
 
 def peers(size: sizes.Workload) -> dict[str, tuple[str, ...]]:
@@ -44,7 +43,7 @@ def measure(
         for who, command in {OURS: ("benchmarks.ours",), **others}.items():
             print(f"{name}: {who} is built and warmed up", file=sys.stderr, flush=True)
             try:
-                one = start(who, command, size, AS_LAUNCHED if who == OURS else {})
+                one = start(who, command, size, LARGE_PAGES if who == OURS else {})
             except participant.Unavailable as reason:
                 missing[who] = str(reason)
                 print(f"{name}: without {who}: {reason}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import batches, config as configs, disk, errors, run, step
+from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head
 from tfm.attention import mask as masks
 
@@ -88,7 +88,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines, data_sha256=data.sha256)
 
 
-def figures(settings, data: images.Images, task: step.Task, written, words, params: Any, folder: pathlib.Path, rows):
+def figures(
+    settings, data: images.Images, task: train_step.Task, written, words, params: Any, folder: pathlib.Path, rows
+):
     """Loss curves, what was written under held-out images, and the share of names without a wrong letter."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from experiments import task as tasks
 from experiments.data import images
-from experiments.engine import batches, config as configs, errors, run, step
+from experiments.engine import batches, config as configs, errors, run, train_step
 from tfm import initial, layout as layouts
 from tfm.attention import explicit, heads, relative_position, score, value
 
@@ -56,16 +56,16 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - normal["mean_Z"]) / normal["std_Z"]
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
-    def loss_and_metrics(
-        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
-    ) -> step.Ratios:
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
         y_BND, _ = apply(params, batch["x_BND"])
-        return tasks.explained(y_BND, batch["target_BND"], average_ND, batch["weight_BN"])
+        return tasks.explained(y_BND, batch["target_BND"], average_ND, batch["weight_BN"]), {}
 
     average = tasks.always_average(parts["evaluation"], lambda batch: batch["target_BND"], average_ND)
-    task = step.Task(
+    task = train_step.Task(
         init=functools.partial(init, H=H, D=Y * Z, N=X),
-        loss_and_metrics=loss_and_metrics,
+        loss=loss,
         baseline={"loss": average},
         guess={"loss": "always the average training image, convolved"},
         **parts,
@@ -148,7 +148,7 @@ def examples(fetch: batches.Fetch, kernel_HD: np.ndarray, *which: Any) -> batche
 
 
 def figures(
-    settings, data: images.Images, kernel_HD: np.ndarray, task: step.Task, params: Any, folder: pathlib.Path, rows
+    settings, data: images.Images, kernel_HD: np.ndarray, task: train_step.Task, params: Any, folder: pathlib.Path, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
     """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
     Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the

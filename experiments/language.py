@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
-from experiments.engine import by_name, config as configs, disk, errors, mesh, run, step as steps
+from experiments.engine import by_name, config as configs, disk, errors, mesh, run, train_step as steps
 from tfm import head, layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate

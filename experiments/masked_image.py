@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images, windows
-from experiments.engine import config as configs, run, step
+from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts
 
 
@@ -46,7 +46,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         inputs = {"v_BNP": cut(batch["image_BYXZ"], over), "hidden_BN": batch["hidden_BN"]}
         return model.apply(params, inputs, mask=mask, over=over, **options)
 
-    def measure(prediction_BNP: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
+    def measure(prediction_BNP: jax.Array, batch: dict, over: layouts.Layout) -> train_step.Ratios:
         target_BNP, average_NP = cut(batch["image_BYXZ"], over), cut(average_YXZ[None], over)
         return tasks.explained(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
@@ -68,7 +68,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings, data: images.Images, normal: dict, task: step.Task, predict, params, folder: pathlib.Path, rows: list
+    settings,
+    data: images.Images,
+    normal: dict,
+    task: train_step.Task,
+    predict,
+    params,
+    folder: pathlib.Path,
+    rows: list,
 ):
     """Loss curves; what the first held-out images were, looked like and became; where the tokens of one attend."""
     from experiments.figures import (

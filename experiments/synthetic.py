@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import synthetic
-from experiments.engine import config as configs, errors, run, step
+from experiments.engine import config as configs, errors, run, train_step
 from tfm import head
 from tfm.attention import mask as masks
 
@@ -61,7 +61,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, functools.partial(figures, settings, task), lambda *inputs: logits(*inputs)[0])
 
 
-def figures(settings: configs.Settings, task: step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
+def figures(settings: configs.Settings, task: train_step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, and the attention weights of one held-out example."""
     from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import batches, by_name, config, errors, step
+from experiments.engine import batches, by_name, config, errors, train_step
 from tfm import layout as layouts, loss, word_loss
 
 NAMED = "cross_entropy"
@@ -68,25 +68,25 @@ def third(train: Examples, *, most: int, apart: int = 1) -> tuple[Examples, Exam
 
 def of_model(
     settings: config.Settings, model: models.Model, answer: Callable, measure: Callable, **more: Any
-) -> step.Task:
+) -> train_step.Task:
     """answer(params, batch, **options of model.apply) -> (its answer, what was seen); measure(answer, batch, over)."""
 
-    def loss_and_metrics(
-        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
-    ) -> step.Ratios:
-        found, seen = answer(params, batch, key_B=key_B, over=over)
-        return measure(found, batch, over) | step.running(seen)
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        found, seen = answer(params, batch, key_B=key_B, over=layout)
+        return measure(found, batch, layout), {name: seen[name] for name in (train_step.RUNNING,) if name in seen}
 
     def maps(params: Any, batch: dict) -> jax.Array:
         return answer(params, batch, maps=True)[1]["A_MBHNS"]
 
     own = {"probe": models.probe(settings.model), "maps": maps}
-    return step.Task(init=model.init, loss_and_metrics=loss_and_metrics, **own | more)
+    return train_step.Task(init=model.init, loss=loss, **own | more)
 
 
 def of_words(
     settings: config.Settings, model: models.Model, answer: Callable, *, few: bool = False, **more: Any
-) -> step.Task:
+) -> train_step.Task:
     """Of a model of words: loss and accuracy of every token that is asked (target_BN, weight_BN), without its logits
     where these are many (word_loss.py). few: whether many tokens are not asked. answer: as in of_model.
     A loss of one's own takes the logits: UserError where devices would share these."""
@@ -95,7 +95,7 @@ def of_words(
         if more["layout"].vocab:
             raise errors.UserError(f"train.loss = {settings.train.loss} takes whole logits: mesh.tensor must be 1")
 
-        def words(logits_BNW: Any, batch: dict, over: layouts.Layout) -> step.Ratios:
+        def words(logits_BNW: Any, batch: dict, over: layouts.Layout) -> train_step.Ratios:
             return own(logits_BNW, batch["target_BN"], batch["weight_BN"])
 
         return of_model(settings, model, answer, words, **more)
@@ -110,12 +110,12 @@ def of_words(
 
 def of_classes(
     settings: config.Settings, model: models.Model, logits: Callable, labels: Sequence[np.ndarray], **more: Any
-) -> step.Task:
+) -> train_step.Task:
     """Of a model that tells the class of an example (label_B, weight_B); where two were mixed, each label counts by its
     share (other_label_B, other_share_B). labels: label_B of both parts. logits: as answer in of_model."""
     own, (train_B, evaluation_B) = measured(settings), labels
 
-    def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
+    def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> train_step.Ratios:
         answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
         if "other_label_B" in batch:
             weight_B, share_B = batch["weight_B"], batch["other_share_B"]
@@ -128,7 +128,7 @@ def of_classes(
     return of_model(settings, model, logits, measure, baseline=baseline, guess=guess, **more)
 
 
-def told(task: step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+def told(task: train_step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the likeliest class of each of the n held-out examples, and its probability. logits: as in of_classes."""
 
     def likeliest(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:
@@ -150,7 +150,7 @@ def recalls(label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
     return {"recall": {classes[c]: float(recall_C[c]) for c in np.sort(lowest)}}
 
 
-def measured(settings: config.Settings) -> Callable[..., step.Ratios]:
+def measured(settings: config.Settings) -> Callable[..., train_step.Ratios]:
     """(logits, target, weight) -> the loss that train.loss names, and the accuracy. UserError for a loss of one's own
     that raises, or is not (sum, count)."""
     name = settings.train.loss
@@ -164,7 +164,7 @@ def measured(settings: config.Settings) -> Callable[..., step.Ratios]:
     return lambda *answer: {"loss": own(*answer), "accuracy": loss.accuracy(*answer)}
 
 
-def example(task: step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
+def example(task: train_step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
     """The first held-out example, of words up to so many of them, and its attention weights A_MHNS."""
     batch = {name: array[:1] if tokens is None else array[:1, :tokens] for name, array in task.evaluation[0].items()}
     return batch, np.asarray(jax.jit(task.maps)(params, batch))[:, 0]
@@ -181,7 +181,7 @@ def always(evaluation: Any, *, W: int, answer: int | None = None) -> float:
     return float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
 
 
-def explained(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> step.Ratios:
+def explained(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> train_step.Ratios:
     """The squared error per number asked for, and the share it explains of the squared distance from the average."""
     average_BNP = jnp.broadcast_to(average_NP, target_BNP.shape)
     error, count = loss.squared_error(prediction_BNP, target_BNP, weight_BN)

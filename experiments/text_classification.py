@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
-from experiments.engine import batches, config as configs, disk, errors, run, step
+from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import head
 from tfm.attention import mask as masks
 
@@ -80,7 +80,9 @@ def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> task
     return fetch, len(id_BN)
 
 
-def figures(settings, data: labelled.Labelled, task: step.Task, logits, label_B, params, folder: pathlib.Path, rows):
+def figures(
+    settings, data: labelled.Labelled, task: train_step.Task, logits, label_B, params, folder: pathlib.Path, rows
+):
     """Loss curves, the confusion matrix, and held-out texts with their classes, the wrong ones first."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 

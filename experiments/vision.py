@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import config as configs, disk, errors, run, step
+from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
 
 
@@ -59,7 +59,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings, data: images.Images, task: step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
+    settings, data: images.Images, task: train_step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
 ):
     """Recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import (

@@ -1,5 +1,6 @@
 """What the compiler says of programs, for these devices or for chips that need not be there: as text, and as JSON."""
 
+import functools
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
-from experiments.engine import compilation, config, disk, errors, mesh, run as runs, step as steps
+from experiments.engine import compilation, config, disk, errors, mesh, run as runs, train_step as steps
 
 # Of kernels the compiler says no time, nor does the splash kernel say its FLOPs: the share of the peak at which they
 # are taken to compute, the blocks that a causal mask leaves, and 7 products in training for 2 of the forward pass.
@@ -31,7 +32,7 @@ def dry_run(settings: config.Settings, work: runs.Work, devices: Mesh) -> None:
             yield topology.Request(name, plan.step, arguments, *flops)
         batch = plan.task.evaluation[0]
         arguments, size = (state.params, mesh.abstract_batch(devices, batch)), len(jax.tree.leaves(batch)[0])
-        held_out = jax.jit(steps.held_out(plan.task, devices))
+        held_out = jax.jit(functools.partial(steps.held_out, task=plan.task, mesh=devices))
         flops = forward * size, True, inside * size
         yield topology.Request(f"evaluation of {size:,} examples", held_out, arguments, *flops)
 

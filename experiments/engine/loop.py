@@ -22,7 +22,7 @@ from experiments.engine import (
     mesh,
     nonfinite,
     signals,
-    step as training_step,
+    train_step as training_step,
 )
 
 EVAL = "eval/"  # begins the names of what an evaluation measures

@@ -1,13 +1,15 @@
 """Steps whose numbers are not finite: refuse to save them, and say which step, examples and parameter they began in."""
 
 import contextlib
+import functools
 import pathlib
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
-from experiments.engine import checkpoint, distributed, errors, mesh as meshes, step
+from experiments.engine import checkpoint, distributed, errors, mesh as meshes, optim, train_step
 from tfm import shapes
 
 LISTED = 8  # numbers of examples in a sentence
@@ -34,22 +36,24 @@ class Failure(NamedTuple):
         )
 
 
-def examine(plan: step.Plan, n: int, state: step.State, batch: dict) -> Failure:
+def examine(plan: train_step.Plan, n: int, state: train_step.State, batch: dict) -> Failure:
     """Compute step n again from the state before it on `batch` (on the host), and look at every number of it."""
-    propose = jax.jit(step.proposal(plan.task, plan.optimiser, plan.mesh, accumulation=plan.accumulation))
-    params, _, norm, metrics, grads = propose(state, meshes.place_batch(plan.mesh, batch))
-    stages = {"parameters": state.params, "batch": batch, "gradient": grads, "updated parameters": params}
+    params, key = optim.trained_at(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)
+    of_device = functools.partial(train_step.gradient, task=plan.task, mesh=plan.mesh, accumulation=plan.accumulation)
+    on_mesh = meshes.sharded(of_device, plan.mesh, **train_step.gradient_specs(params, batch, plan.task, plan.mesh))
+    grads, metrics, running = jax.jit(on_mesh)(params, meshes.place_batch(plan.mesh, batch), key)
+    stages = {"parameters": state.params, "batch": batch, "gradient": grads, "running statistics": running}
     culprits = [
         f"{stage}/{path}"
         for stage, tree in stages.items()
         for path, leaf in shapes.flat(distributed.fetch(tree)).items()
         if not np.isfinite(np.asarray(leaf, np.float32)).all()
     ]
-    loss, norm = jax.device_get((metrics[step.LOSS], norm))
+    loss, norm = jax.device_get((metrics[train_step.LOSS], optax.tree.norm(grads)))
     return Failure(n, float(loss), float(norm), batch, tuple(culprits))
 
 
-def check(n: int, state: step.State) -> None:
+def check(n: int, state: train_step.State) -> None:
     """Raise RunError if the parameters after step n are not finite, though the numbers of every step were: they must
     not be saved over a good checkpoint. Each process looks at its own part; all call it, and all raise."""
     own = (shard.data for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards)
@@ -61,14 +65,20 @@ def check(n: int, state: step.State) -> None:
 
 
 def abort(
-    plan: step.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, n: int, state: Any, batch: dict, metrics: dict
+    plan: train_step.Plan,
+    folder: pathlib.Path,
+    saves: checkpoint.Checkpoints,
+    n: int,
+    state: Any,
+    batch: dict,
+    metrics: dict,
 ) -> None:
     """Raise RunError: what was not finite in step n, and the command that takes this step again.
 
     The state before it is saved. A batch is a function of (seed, step), so resuming from there takes the same step.
     """
     check(n - 1, state)
-    loss, norm = jax.device_get((metrics[step.LOSS], metrics["gradient_norm"]))
+    loss, norm = jax.device_get((metrics[train_step.LOSS], metrics["gradient_norm"]))
     failure, place = Failure(n, float(loss), float(norm), batch), "its beginning"
     if n > 1:
         try:

@@ -275,20 +275,6 @@ def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ())
         raise errors.UserError("optim.frozen leaves nothing to train")
 
 
-def held(loss_and_metrics: Callable, frozen: Sequence[str], *, running: str) -> Callable:
-    """The same function, through which no gradient reaches what is frozen, nor a statistic that it would follow: one
-    whose name is its path behind `running`."""
-
-    def of_the_others(params: Any, *batch: Any, **options: Any) -> dict:
-        which = trained(params, frozen)
-        params = jax.tree.map(lambda x, own: x if own else jax.lax.stop_gradient(x), params, which)
-        fixed = {running + path for path, own in shapes.flat(which).items() if not own}
-        measured = loss_and_metrics(params, *batch, **options)
-        return {name: pair for name, pair in measured.items() if name not in fixed}
-
-    return of_the_others
-
-
 def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step
 

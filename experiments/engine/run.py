@@ -26,7 +26,7 @@ from experiments.engine import (
     loop,
     mesh,
     optim,
-    step,
+    train_step,
     workdir,
 )
 from tfm import layout as layouts, shapes
@@ -41,7 +41,7 @@ Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict
 class Work(NamedTuple):
     """What an experiment makes of a config, in prepare(settings, devices)."""
 
-    task: step.Task
+    task: train_step.Task
     figures: Figures | None = None  # the loss by step alone
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
     files: Mapping[str, bytes] = {}  # by name, without which the model cannot be used: its words, its classes
@@ -87,7 +87,7 @@ def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -
 def run(
     settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, fall_back: bool = False
 ) -> Result:
-    """Train as the config says, and write the results into `folder`. fall_back: step.Plan's."""
+    """Train as the config says, and write the results into `folder`. fall_back: train_step.Plan's."""
     began = time.perf_counter()
     plan, state = prepared(settings, work, devices)
     plan = dataclasses.replace(plan, fall_back=fall_back)
@@ -106,7 +106,7 @@ def run(
                 disk.write(folder / name, content)
             flops, compiled, seconds = describe(plan, state), plan.step, 0.0
             if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not compiled
-                with step.device_errors():
+                with train_step.device_errors():
                     compiled, seconds = compile_step(plan, state)
                 compilation.check_step(compiled.largest(), devices)
             state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
@@ -126,14 +126,14 @@ def begun(folder: pathlib.Path | None) -> bool:
 
 def prepared(
     settings: config.Settings, work: Work, devices: Mesh, *, described: bool = False
-) -> tuple[step.Plan, step.State]:
+) -> tuple[train_step.Plan, train_step.State]:
     """The plan of a run, and the shapes, types and places of its state. UserError where it would not fit into memory.
 
     described: nothing will be made on these devices, and what fits into no device is refused.
     """
     whole = plan(settings, work.task, devices)
     settings.refuse_unused()
-    state = step.abstract_state(work.task, whole.optimiser, mesh=devices)
+    state = train_step.abstract_state(work.task, whole.optimiser, mesh=devices)
     compilation.check_state(state, devices, described=described)
     return whole, state
 
@@ -176,7 +176,13 @@ def enter(
 
 
 def write_result(
-    settings: config.Settings, plan: step.Plan, work: Work, params: Any, folder: pathlib.Path, final: dict, began: float
+    settings: config.Settings,
+    plan: train_step.Plan,
+    work: Work,
+    params: Any,
+    folder: pathlib.Path,
+    final: dict,
+    began: float,
 ) -> dict[str, Any]:
     """Write the summary of a trained model with these final metrics, draw its figures, print and return the summary."""
     first = {
@@ -211,8 +217,8 @@ def write_result(
 def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -> None:
     """Raise RunError for a run whose result does not count: it ended with a loss that is no number, or more than half
     of its steps were skipped (train.nan)."""
-    loss, skipped = summary.get(f"{loop.EVAL}{step.LOSS}", 0.0), summary.get("skipped") or 0
-    faults = [f"{loop.EVAL}{step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
+    loss, skipped = summary.get(f"{loop.EVAL}{train_step.LOSS}", 0.0), summary.get("skipped") or 0
+    faults = [f"{loop.EVAL}{train_step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
     faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
     if faults:
         raise errors.RunError(
@@ -279,7 +285,7 @@ def si(value: float, unit: str) -> str:
     return f"{value:.3g} {prefix}{unit}"
 
 
-def describe(plan: step.Plan, state: step.State) -> int:
+def describe(plan: train_step.Plan, state: train_step.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
     forward = forward_flops(plan, state)
@@ -293,19 +299,17 @@ def describe(plan: step.Plan, state: step.State) -> int:
     return 3 * forward
 
 
-def forward_flops(plan: step.Plan, state: step.State, **how: Any) -> int:
+def forward_flops(plan: train_step.Plan, state: train_step.State, **how: Any) -> int:
     """`compilation.flops` of the first batch, as these devices compute it, but by one alone."""
     alone = layouts.ONE._replace(platform=plan.task.layout.platform)
 
-    def loss(params: Any, batch: dict) -> step.Ratios:
-        return plan.task.loss_and_metrics(params, batch, None, alone)
-
+    loss = functools.partial(plan.task.loss, layout=alone)
     return compilation.flops(loss, state.params, plan.task.train[0], **how)
 
 
-def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:
+def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[compilation.Compiled, float]:
     """The training step, compiled for every batch size, and the seconds it took."""
-    began, alive, compiled = time.perf_counter(), step.abstract_alive(plan.mesh), compilation.Compiled()
+    began, alive, compiled = time.perf_counter(), train_step.abstract_alive(plan.mesh), compilation.Compiled()
     with compilation.remarks():
         for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
             if size not in compiled:
@@ -314,7 +318,7 @@ def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compil
     return compiled, time.perf_counter() - began
 
 
-def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan:
+def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
     """Optimiser and step from the config. Raises UserError for what does not fit together."""
     t = settings.train
     try:
@@ -324,8 +328,8 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
     config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
-    if t.nan not in step.NAN:
-        raise errors.UserError(f'unknown train.nan "{t.nan}"; the right ones are: {", ".join(step.NAN)}')
+    if t.nan not in train_step.NAN:
+        raise errors.UserError(f'unknown train.nan "{t.nan}"; the right ones are: {", ".join(train_step.NAN)}')
     checkpoint.check_best(t.keep_best)
     if t.accumulation > 1 and settings.model.norm.startswith("batch"):
         raise errors.UserError("train.accumulation > 1 gives each part its own statistics: not with model.norm = batch")
@@ -341,8 +345,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     mesh.check_layout(devices, task.layout, params, task.train[0])
     if frozen:
         optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
-        loss = optim.held(task.loss_and_metrics, frozen, running=step.RUNNING)
-        task = task._replace(loss_and_metrics=loss, frozen=frozen)
+        task = task._replace(frozen=frozen)
     if t.keep_best and t.keep_best not in measured(task):
         raise errors.UserError(f"train.keep_best = {t.keep_best}, but what is measured is {', '.join(measured(task))}")
     log.check(settings.log)
@@ -358,14 +361,15 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     rate, rule = optim.optimiser(settings, frozen)
     if ":" in settings.optim.name:
         optim.check(settings.optim.name, rule, params)
-    rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
+    rule = train_step.remembering(rule) if t.nan == "skip_spikes" else rule
     due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if probes else None
-    options = {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
-    return step.Plan(
+    options = {"task": task, "optimiser": rule, "rate": rate, "mesh": devices}
+    options |= {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
+    return train_step.Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
-        step=step.update(task, rule, rate, devices, **options),
+        step=train_step.update(**options),
         accumulation=t.accumulation,
         growth=growth.reached(t.steps),
         steps=t.steps,
@@ -377,8 +381,8 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     )
 
 
-def measured(task: step.Task) -> list[str]:
+def measured(task: train_step.Task) -> list[str]:
     """The names of what an evaluation of the task measures."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    metrics = jax.eval_shape(task.loss_and_metrics, params, task.evaluation[0], None)
-    return sorted(f"{loop.EVAL}{name}" for name in metrics if not name.startswith(step.RUNNING))
+    measures, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
+    return sorted(f"{loop.EVAL}{name}" for name in measures)

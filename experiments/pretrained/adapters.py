@@ -78,8 +78,10 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
         chosen = lambda path: path in matrices and not {*where}.isdisjoint(matrices[path])  # noqa: E731
         return lora.init(key, task.init(key, **numbers), rank=rank, chosen=chosen)
 
-    def loss_and_metrics(params: dict, batch: dict, key_B: Any, over: layouts.Layout = layouts.ONE) -> Mapping:
-        return task.loss_and_metrics(effective(params, layout=over), batch, key_B, over)
+    def loss(
+        params: dict, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[Mapping, dict]:
+        return task.loss(effective(params, layout=layout), batch, key_B=key_B, layout=layout)
 
     def through(function: Callable | None) -> Callable | None:
         return function and (lambda params, *rest: function(effective(params), *rest))
@@ -95,7 +97,7 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
         yield from work.figures(merged(params, text), folder, rows)
 
     seen = {"probe": through(task.probe), "maps": through(task.maps)}
-    own = task._replace(init=init, loss_and_metrics=loss_and_metrics, frozen=frozen, **seen)
+    own = task._replace(init=init, loss=loss, frozen=frozen, **seen)
     return work._replace(task=own, figures=figures, apply=through(work.apply))
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from matplotlib import cm, colors, figure
 
-from experiments.engine import disk, log, step
+from experiments.engine import disk, log, train_step
 from experiments.figures import plots
 from tfm import symmetry
 
@@ -19,7 +19,7 @@ MOST_COLUMNS, MOST_LAYERS = 8, 4
 SIZE = 1.25  # inches of a panel
 
 
-def observer(task: step.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
+def observer(task: train_step.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
     """Return params -> (entropy, diagonal, asymmetry: lists over layers; A_MHNN of the first held-out example)."""
     examples = {name: array[:EXAMPLES] for name, array in task.evaluation[0].items()}
 

@@ -29,7 +29,7 @@ from experiments.engine import (
     optim,
     run as single,
     signals,
-    step,
+    train_step,
     workdir,
 )
 from experiments.pretrained import adapters, warm_start
@@ -79,11 +79,11 @@ class Checked(NamedTuple):
 class Ready(NamedTuple):
     """A program with its data."""
 
-    plan: step.Plan  # of the first run
+    plan: train_step.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
-    tasks: dict[int, step.Task]  # by seed
+    tasks: dict[int, train_step.Task]  # by seed
     numbers: dict[str, jax.Array]  # in which the rows differ
-    initial: Callable[..., step.State]  # vmapped_runs.initial_state of these rows
+    initial: Callable[..., train_step.State]  # vmapped_runs.initial_state of these rows
     batch: dict[str, jax.ShapeDtypeStruct]  # of a step
     work: single.Work  # of the first run; `params` replace the random parameters of every run
 
@@ -102,7 +102,7 @@ def check(program: studies.Program, session: Session) -> Checked:
     return Checked(program, work.lines, plan.steps, count, _forward_flops(task), evaluation, every, work.data)
 
 
-def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, step.Plan]:
+def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, train_step.Plan]:
     settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
@@ -133,10 +133,10 @@ def prepare_work(program: studies.Program, settings: config.Settings, devices: M
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
 
-def _forward_flops(task: step.Task) -> int:
+def _forward_flops(task: train_step.Task) -> int:
     """Count the FLOPs of the forward pass of one run, for one batch."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    return compilation.flops(task.loss_and_metrics, params, task.train[0], None)
+    return compilation.flops(task.loss, params, task.train[0])
 
 
 def prepare(program: studies.Program, devices: Mesh) -> Ready:
@@ -168,7 +168,7 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
     session.requests.heed()
     began, task = time.perf_counter(), ready.plan.task
     with contextlib.ExitStack() as stack:
-        stack.enter_context(step.device_errors())
+        stack.enter_context(train_step.device_errors())
         start, state, sketches = _begin(ready, saved)
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         progress.go_on(start)
@@ -202,10 +202,10 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
     shutil.rmtree(saved)  # last: nobody resumes from here
 
 
-def _begin(ready: Ready, saved: pathlib.Path) -> tuple[int, step.State, list[runs.Sketch]]:
+def _begin(ready: Ready, saved: pathlib.Path) -> tuple[int, train_step.State, list[runs.Sketch]]:
     """Return the step and the state from which the runs go on, and a sketch of every run's initial parameters."""
 
-    def initial_state() -> step.State:
+    def initial_state() -> train_step.State:
         state = ready.initial()
         return state.replace(params=distributed.put_into(state.params, ready.work.params))
 
@@ -220,12 +220,12 @@ def _begin(ready: Ready, saved: pathlib.Path) -> tuple[int, step.State, list[run
     return start, state, sketches
 
 
-def _compile(ready: Ready, state: step.State) -> tuple[Callable, float]:
+def _compile(ready: Ready, state: train_step.State) -> tuple[Callable, float]:
     """Compile the step. Return it and the seconds that it took."""
     began, compiled = time.perf_counter(), vmapped_runs.step(ready.vmapped)
     if jax.config.jax_debug_nans or jax.config.jax_disable_jit:  # which need the step before it is compiled
         return compiled, 0.0
-    alive = step.abstract_alive(ready.vmapped.mesh, len(state.step))
+    alive = train_step.abstract_alive(ready.vmapped.mesh, len(state.step))
     return compiled.lower(state, ready.batch, alive, ready.numbers).compile(), time.perf_counter() - began
 
 
@@ -272,7 +272,7 @@ def _write_results(
     folder: pathlib.Path,
     session: Session,
     training: loop.Training,
-    state: step.State,
+    state: train_step.State,
     sketches: list[runs.Sketch],
     common: dict[str, Any],
 ) -> None:
@@ -302,7 +302,7 @@ def _write_results(
         disk.write_json(place / "summary.json", summary | common)  # last: it says that the run is finished
 
 
-def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: step.State, steps: int) -> None:
+def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:
     """Write the last checkpoint of a run and its other files, so that its folder opens as a single run's."""
     for name, content in files.items():
         disk.write(folder / name, content)
@@ -313,7 +313,7 @@ def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: step.St
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """Yield the step of a program and its evaluation, to be compiled for chips that need not exist here."""
     ready, rows, name = prepare(one.program, devices), len(one.program.rows), one.program.name
-    state, alive = ready.initial(abstract=True), step.abstract_alive(devices, rows)
+    state, alive = ready.initial(abstract=True), train_step.abstract_alive(devices, rows)
     held_out = mesh.abstract_batch(devices, ready.plan.task.evaluation[0])
     flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / ready.plan.growth.sizes[0]
     compiled, arguments = vmapped_runs.step(ready.vmapped), (state, ready.batch, alive, ready.numbers)

@@ -10,7 +10,7 @@ import tiny
 
 from experiments import model as models
 from experiments.compiler import report, topology
-from experiments.engine import compilation, mesh, step
+from experiments.engine import compilation, mesh, train_step
 from experiments.tools import sample
 from tfm import head
 from tfm.attention import mask
@@ -88,7 +88,7 @@ def test_abstract_batches_are_those_that_are_placed():
     assert facts(mesh.abstract_batch(devices, batch)) == facts(mesh.place_batch(devices, batch))
     placed = mesh.place_rows(devices, [batch] * 3)
     assert facts(mesh.abstract_batch(devices, batch, rows=3)) == facts(placed)
-    alive = step.abstract_alive(devices, 3)
+    alive = train_step.abstract_alive(devices, 3)
     assert (alive.shape, alive.dtype) == ((3,), np.bool_) and alive.sharding == mesh.replicated(devices)
 
 

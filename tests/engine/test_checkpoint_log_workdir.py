@@ -12,7 +12,7 @@ import pytest
 import tiny
 from test_log import scalars
 
-from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, step as steps, workdir
+from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, train_step as steps, workdir
 
 STEPS, SAVE = 9, 3
 SETTINGS = {"train__steps": STEPS, "train__save_every": SAVE, "train__log_every": 1, "train__evaluate_every": 4}

@@ -11,7 +11,7 @@ import tiny
 from hypothesis import strategies as st
 from test_config import LISTED
 
-from experiments.engine import disk, run, step, workdir
+from experiments.engine import disk, run, train_step, workdir
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
@@ -138,10 +138,10 @@ def until_compiling(monkeypatch, tmp_path):
     """The launcher up to where the training step is compiled, in an empty folder, on a machine of 2 GiB."""
 
     def abstract(task, optimiser, *, seed, mesh):
-        return step.abstract_state(task, optimiser, mesh=mesh)
+        return train_step.abstract_state(task, optimiser, mesh=mesh)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(step, "initial_state", abstract)
+    monkeypatch.setattr(train_step, "initial_state", abstract)
     monkeypatch.setattr(run, "compile_step", reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
     monkeypatch.setattr(workdir, "commit", lambda: "")

@@ -9,7 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, optim, step as steps
+from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, optim, train_step as steps
 
 BAD, DEVICES = 7, 2
 
@@ -17,18 +17,18 @@ BAD, DEVICES = 7, 2
 def guarded(task):
     """The linear task whose loss is multiplied on a device by a number of the batch, and with a running mean."""
 
-    def loss_and_metrics(params, batch, key_B, *layout):
-        ratios = task.loss_and_metrics(params, batch, key_B, *layout)
+    def loss(params, batch, *, key_B=None, layout=None):
+        measures, aux = task.loss(params, batch)
         if key_B is None:
-            return ratios
-        total, count = ratios["loss"]
-        mean = {"running/mean_D": (batch["x_BD"].sum(0), jnp.float32(len(batch["x_BD"])))}
-        return ratios | {"loss": (total * jnp.max(batch["factor_B"]), count)} | mean
+            return measures, aux
+        total, count = measures["loss"]
+        scaled = {"loss": (total * jnp.max(batch["factor_B"]), count)}
+        return measures | scaled, {"running": {"mean_D": batch["x_BD"].mean(0)}}
 
     def init(key):
         return task.init(key) | {"mean_D": jnp.zeros(tiny.D)}
 
-    return task._replace(loss_and_metrics=loss_and_metrics, init=init)
+    return task._replace(loss=loss, init=init)
 
 
 def with_factor(batch, value):
@@ -48,7 +48,7 @@ def machine(rate=None, **options):
     if options.get("nan") == "skip_spikes":
         optimiser = steps.remembering(optimiser)
     mesh = meshes.make(data=DEVICES)
-    compiled = steps.update(TASK, optimiser, rate, mesh, accumulation=1, **options)
+    compiled = steps.update(task=TASK, optimiser=optimiser, rate=rate, mesh=mesh, accumulation=1, **options)
 
     def step(state, i, factor, *alive):
         return compiled(state, meshes.place_batch(mesh, with_factor(TASK.train[i], factor)), *alive)
@@ -193,15 +193,15 @@ def test_patience_ends_where_nothing_is_learnt_any_more(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "PATIENCE", 8)
     task, good = tiny.linear_task(), 7
 
-    def loss_and_metrics(params, batch, key_B, *layout):
-        ratios = task.loss_and_metrics(params, batch, key_B, *layout)
-        right = jnp.all(batch["x_BD"] == 100) | (key_B is None)
-        return ratios | {"loss": (jnp.where(right, ratios["loss"][0], jnp.nan), ratios["loss"][1])}
+    def loss(params, batch, *, key_B=None, layout=None):
+        measures, aux = task.loss(params, batch)
+        right, (total, count) = jnp.all(batch["x_BD"] == 100) | (key_B is None), measures["loss"]
+        return measures | {"loss": (jnp.where(right, total, jnp.nan), count)}, aux
 
     train = task.train.map_with_index(
         lambda n, batch: batch | {"x_BD": batch["x_BD"] * (n != good) + 100 * (n == good)}
     )
-    bad = task._replace(train=train, loss_and_metrics=loss_and_metrics)
+    bad = task._replace(train=train, loss=loss)
     with pytest.raises(errors.RunError, match="step 16: 8 steps in a row have been skipped"):
         tiny.trained(tmp_path / "run", bad, train__nan="skip", train__steps=20, mesh__data=1)
 

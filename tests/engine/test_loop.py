@@ -91,13 +91,13 @@ def large_task():
     """The linear task with a parameter that no example reaches, and that decays."""
     task = tiny.linear_task()
 
-    def loss_and_metrics(params, batch, *rest):
-        return task.loss_and_metrics({name: params[name] for name in ("G_CD", "b_C")}, batch, *rest)
+    def loss(params, batch, **options):
+        return task.loss({name: params[name] for name in ("G_CD", "b_C")}, batch, **options)
 
     def init(key):
         return task.init(key) | {"E_WD": jax.random.normal(key, (SIZE, tiny.D))}
 
-    return task._replace(loss_and_metrics=loss_and_metrics, init=init)
+    return task._replace(loss=loss, init=init)
 
 
 def test_a_resumed_run_never_holds_two_states(tmp_path, monkeypatch):

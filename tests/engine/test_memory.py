@@ -7,7 +7,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import batches, compilation, disk, errors, mesh, step
+from experiments.engine import batches, compilation, disk, errors, mesh, train_step
 
 
 def test_the_memory_of_the_host(tmp_path, monkeypatch):
@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_refused(monkeypatch):
 def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
     """D = 5, C = 3: 18 parameters of 4 bytes, as many gradients; no moments; step and key have 12 bytes."""
     task, devices = tiny.linear_task(), mesh.make(data=8)
-    state = step.abstract_state(task, optax.sgd(0.1), mesh=devices)
+    state = train_step.abstract_state(task, optax.sgd(0.1), mesh=devices)
     needed = 8 * (2 * 18 * 4 + 4 + jax.random.key(0).dtype.itemsize)
     monkeypatch.setattr(disk, "host_memory", lambda: needed)
     compilation.check_state(state, devices, described=False)
@@ -96,11 +96,11 @@ def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "host_memory", lambda: 2**20)
     task = tiny.linear_task()
 
-    def loss_and_metrics(params, batch, key_B, over=None):
+    def loss(params, batch, **options):
         large_BX = jnp.cumsum(jnp.repeat(batch["x_BD"], 50_000, axis=1), axis=1)
-        ratios = task.loss_and_metrics(params, batch, key_B)
-        return ratios | {"large": (large_BX.max(), jnp.float32(1))}
+        measures, aux = task.loss(params, batch)
+        return measures | {"large": (large_BX.max(), jnp.float32(1))}, aux
 
     with pytest.raises(errors.UserError, match="a training step on 8 devices of one memory needs"):
-        tiny.trained(tmp_path / "run", task._replace(loss_and_metrics=loss_and_metrics), mesh__data=8)
+        tiny.trained(tmp_path / "run", task._replace(loss=loss), mesh__data=8)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

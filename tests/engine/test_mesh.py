@@ -19,7 +19,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from experiments.compiler import hlo
-from experiments.engine import compilation, errors, mesh as meshes, optim, run as runs, step as steps
+from experiments.engine import compilation, errors, mesh as meshes, optim, run as runs, train_step as steps
 from tfm import head, layout as layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -70,9 +70,8 @@ def task_of(tmp_path_factory):
 def compiled(task, mesh, accumulation=1):
     """The gradient of a batch, compiled and not run, and what it is of."""
     state = steps.abstract_state(task, optim.adamw(lambda step: 0.1, **ADAMW), mesh=mesh)
-    function = jax.jit(steps.gradient(task, mesh, accumulation=accumulation))
     batch, key = meshes.abstract_batch(mesh, task.train[0]), jax.random.key(1)
-    return function.lower(state.params, batch, key).compile(), state
+    return tiny.gradient(task, mesh, accumulation).lower(state.params, batch, key).compile(), state
 
 
 def gradient(task_of, kind, sizes, accumulation):
@@ -81,7 +80,7 @@ def gradient(task_of, kind, sizes, accumulation):
     task = task_of(experiment, mesh, **changes)
     program, state = compiled(task, mesh, accumulation)
     params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), tiny.drawn(task), state.params)
-    grads, metrics = program(params, meshes.place_batch(mesh, task.train[0]), jax.random.key(1))
+    grads, metrics, _ = program(params, meshes.place_batch(mesh, task.train[0]), jax.random.key(1))
     jax.tree.map(lambda x, like: x.sharding.is_equivalent_to(like.sharding, x.ndim) or pytest.fail(), grads, params)
     return *jax.device_get((metrics, grads)), hlo.estimate(program.as_text()).collectives
 
@@ -153,7 +152,7 @@ def test_what_devices_share_trains_as_one_device_and_stays_where_it_is():
         rate = optim.schedule("constant", peak=0.01, steps=50, warmup_steps=3)
         optimiser = optim.adamw(rate, **ADAMW)
         state = steps.initial_state(task, optimiser, seed=3, mesh=mesh)
-        step = steps.update(task, optimiser, rate, mesh, accumulation=1)
+        step = steps.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh, accumulation=1)
         for i in range(4):
             state, metrics = step(state, meshes.place_batch(mesh, task.train[i]))
             losses[sizes].append([float(metrics[name]) for name in ("loss", "gradient_norm", "learning_rate")])

@@ -8,7 +8,7 @@ import test_optim
 import tiny
 from test_optim import ADAM, DECAY, FEW, MATRIX_RATE, MOMENTUM, RATE, ROUNDS, M, drawn, matrix_step, near, taken
 
-from experiments.engine import mesh, optim, run as runs, step as steps
+from experiments.engine import mesh, optim, run as runs, train_step as steps
 from tfm import shapes
 
 AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: over which a row is averaged

@@ -9,7 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import errors, optim, step as steps
+from experiments.engine import errors, optim, train_step as steps
 from tfm import shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1

@@ -47,15 +47,15 @@ def prepare(settings, devices):
         end("init")
         return task.init(key)
 
-    def loss(*given):
+    def loss(*given, **named):
         end("loss")
-        return task.loss_and_metrics(*given)
+        return task.loss(*given, **named)
 
     def figures(*given):
         end("figures")
         return []
 
-    return work._replace(task=task._replace(init=init, loss_and_metrics=loss), figures=figures)
+    return work._replace(task=task._replace(init=init, loss=loss), figures=figures)
 """
 
 

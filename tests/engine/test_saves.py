@@ -7,7 +7,7 @@ import signal
 import dots
 import pytest
 
-from experiments.engine import batches, checkpoint, errors, log, loop, step as steps
+from experiments.engine import batches, checkpoint, errors, log, loop, train_step as steps
 from experiments.engine.checkpoint import Checkpoints
 from experiments.pretrained import open_model
 

@@ -14,7 +14,7 @@ import jax
 import pytest
 import tiny
 
-from experiments.engine import errors, signals, step as steps
+from experiments.engine import errors, signals, train_step as steps
 
 quick, unbroken = dots.quick, dots.unbroken
 

@@ -61,5 +61,5 @@ def test_a_config_file_is_a_small_diff_that_can_be_trained_and_says_how_to_run_i
         getattr(settings, key)
     settings.refuse_unused()
     params = jax.eval_shape(task.init, jax.random.key(0))
-    loss, count = jax.eval_shape(task.loss_and_metrics, params, task.train[0], None)["loss"]
+    loss, count = jax.eval_shape(task.loss, params, task.train[0])[0]["loss"]
     assert loss.shape == count.shape == () and loss.dtype == np.float32

@@ -1,7 +1,6 @@
 """A setting that is changed changes a program, the data or the plan of a run, or the change is refused."""
 
 import contextlib
-import functools
 import hashlib
 import io
 import re
@@ -13,7 +12,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, step
+from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, train_step
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import study
 
@@ -143,8 +142,7 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
         work = adapters.prepared(settings, by_name.experiment(experiment), devices)
         warm_start.load(settings, work.task.init, resumed=False, files=work.files)
         plan, state = runs.prepared(settings, work, devices)
-    batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], step.abstract_alive(devices)
-    loss = functools.partial(work.task.loss_and_metrics, key_B=None)
+    batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], train_step.abstract_alive(devices)
     return {
         "plan": lambda: [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation],
         "devices": lambda: devices.shape,
@@ -152,7 +150,7 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
         "files": lambda: work.files,
         "data": lambda: jax.tree.map(lambda x: hashlib.sha256(np.ascontiguousarray(x)).hexdigest(), batches),
         "initial": lambda: jax.make_jaxpr(work.task.init)(jax.random.key(0)),
-        "evaluation": lambda: jax.make_jaxpr(loss)(state.params, batches[-1]),
+        "evaluation": lambda: jax.make_jaxpr(work.task.loss)(state.params, batches[-1]),
         "step": lambda: jax.make_jaxpr(plan.step)(state, meshes.abstract_batch(devices, batches[0]), alive),
     }
 

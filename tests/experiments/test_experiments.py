@@ -178,7 +178,7 @@ def test_who_sees_what_comes_later_and_padding_is_seen_by_none(tmp_path):
     losses, changes = {}, {"text__source": str(tmp_path / "text.txt"), "text__N": 7, "model__M": 1}
     for objective in ("causal", "prefix", "masked"):
         task = tiny.task_of(tiny.settings("language", **changes, text__objective=objective))
-        measure, params, batch = jax.jit(task.loss_and_metrics), tiny.drawn(task), task.train[0]
+        measure, params, batch = tiny.measure(task), tiny.drawn(task), task.train[0]
         if objective != "masked":
             assert (batch["weight_BN"] == (np.arange(7) >= (2 if objective == "prefix" else 0))).all()
         batch = batch | {"weight_BN": np.float32(np.arange(7) < 2) * np.ones((16, 1), np.float32)}
@@ -206,7 +206,7 @@ def test_of_two_mixed_images_each_label_counts_by_its_share_and_those_evaluated_
     logits_BC = np.asarray(jax.jit(works[1].apply)(params, batch), np.float64)
     surprise_BC = special.logsumexp(logits_BC, axis=-1, keepdims=True) - logits_BC
     b, right_BC = np.arange(len(label_B)), np.eye(10)[logits_BC.argmax(-1)]
-    found = jax.jit(works[1].task.loss_and_metrics)(params, batch, None)
+    found = tiny.measure(works[1].task)(params, batch, None)
     for name, x_BC in (("loss", surprise_BC), ("accuracy", right_BC)):
         expected = np.sum((1 - share_B) * x_BC[b, label_B] + share_B * x_BC[b, other_B])
         np.testing.assert_allclose(found[name], [expected, len(b)], rtol=1e-5)
@@ -214,7 +214,7 @@ def test_of_two_mixed_images_each_label_counts_by_its_share_and_those_evaluated_
 
 def test_dropout_is_drawn_for_each_key_and_not_without_one():
     task = tiny.task_of(tiny.settings("vision", image__patch=4, model__dropout=0.5, model__M=1))
-    measure, params, batch = jax.jit(task.loss_and_metrics), tiny.drawn(task), task.train[0]
+    measure, params, batch = tiny.measure(task), tiny.drawn(task), task.train[0]
     keys = [jax.random.split(jax.random.key(seed), 16) for seed in (0, 1)]
     assert len({float(measure(params, batch, key_B)["loss"][0]) for key_B in (*keys, None)}) == 3
 

@@ -73,7 +73,7 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
     assert task.baseline == {"loss": pytest.approx(wrong / (hidden_BN.sum() * 2 * 2 * 3), rel=1e-5)}
     assert task.tokens_per_example == 6 and hidden_BN.sum(1).tolist() == [4] * 5
     np.testing.assert_allclose(batch["image_BYXZ"][:5] * std_Z + mean_Z, held_out_BYXZ, atol=1e-5)
-    measured = jax.jit(task.loss_and_metrics)(tiny.drawn(task), batch, None)
+    measured = tiny.measure(task)(tiny.drawn(task), batch, None)
     found = {name: float(total / count) for name, (total, count) in measured.items()}
     assert found["explained"] == pytest.approx(1 - found["loss"] / task.baseline["loss"], rel=1e-4)
     v_BNP = np.asarray(jax.jit(work.apply)(tiny.drawn(task), batch))[:5]

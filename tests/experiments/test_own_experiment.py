@@ -30,11 +30,11 @@ def config():
 def prepare(settings, devices):
     work, slope = dots.prepare(settings, devices), settings.line.slope
 
-    def loss_and_metrics(params, batch, key_B, over=None):
-        found = work.task.loss_and_metrics(params, batch, key_B)
-        return found | {"slope": (slope * 8.0, 8.0)}
+    def loss(params, batch, *, key_B=None, layout=None):
+        measures, aux = work.task.loss(params, batch, key_B=key_B)
+        return measures | {"slope": (slope * 8.0, 8.0)}, aux
 
-    return work._replace(task=work.task._replace(loss_and_metrics=loss_and_metrics))
+    return work._replace(task=work.task._replace(loss=loss))
 """
 CONFIG = """
 from configs import base
@@ -169,7 +169,7 @@ def test_a_loss_of_ones_own_takes_logits_targets_and_weights(experiment, changes
         task = tiny.task_of(settings)
         params = tiny.drawn(task)
         params["head"] = jax.tree.map(functools.partial(jnp.multiply, scale), params["head"])
-        found = jax.jit(task.loss_and_metrics)(params, task.train[0], None)
+        found = tiny.measure(task)(params, task.train[0], None)
         every.append({name: float(total / count) for name, (total, count) in found.items()})
     assert every[0] == pytest.approx(every[1], rel=1e-5) and every[0].keys() == {"loss", "accuracy"}
 

@@ -220,7 +220,7 @@ def test_only_without_causal_do_answers_depend_on_later_words():
     losses = {}
     for causal in (True, False):
         task = task_of(synthetic__task="ring_causal" if causal else "ring", model__M=1)
-        params, measure = tiny.drawn(task), jax.jit(task.loss_and_metrics)
+        params, measure = tiny.drawn(task), tiny.measure(task)
         batch = dict(task.train[0])
         batch["weight_BN"] = np.float32(np.arange(12) < 5) * batch["weight_BN"]
         other_BN = np.where(np.arange(12) == 7, (batch["w_BN"] + 1) % 24, batch["w_BN"])
@@ -236,7 +236,7 @@ def test_all_tasks_are_one_program():
     for task in ("ring", "nearest"):
         made = task_of(synthetic__task=task, model__M=1)
         params = jax.eval_shape(made.init, jax.random.key(0))
-        programs.add(jax.jit(made.loss_and_metrics).lower(params, made.train[0], None).as_text())
+        programs.add(jax.jit(made.loss).lower(params, made.train[0]).as_text())
     assert len(programs) == 1
 
 

@@ -112,7 +112,7 @@ def test_a_model_sees_no_padding(tmp_path, head):
     write(tmp_path, **{"reviews.csv": CSV})
     task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
-    params, batch, measure = tiny.drawn(task), task.evaluation[0], jax.jit(task.loss_and_metrics)
+    params, batch, measure = tiny.drawn(task), task.evaluation[0], tiny.measure(task)
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
     one, other = (measure(params, batch | {"w_BN": w_BN}, None) for w_BN in (batch["w_BN"], junk_BN))
     assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])

@@ -124,7 +124,7 @@ def check_tool(run, folder, blocks, summary, monkeypatch):
 
 def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_target(file):
     task = tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | {"pairs.N": 8}))
-    batch, params, measure = task.train[0], tiny.drawn(task), jax.jit(task.loss_and_metrics)
+    batch, params, measure = task.train[0], tiny.drawn(task), tiny.measure(task)
     assert batch["source_BS"].shape == (16, 8) and task.tokens_per_example == 16
     real_B = batch["valid_BS"].sum(1)
     assert real_B.max() < 8

@@ -64,7 +64,7 @@ def hidden(path, *, B, Y, Z=1):
 
 def of_study(path, kind):
     """A figure of 13 arms, which has the most words."""
-    study = study_folder.study([r"$\nosuch$", *(f"arm_{i}_of_many" for i in range(11)), "asymmetric"], seeds=(0, 1))
+    study = study_folder.study(["a" * 40, *(f"arm_{i}_of_many" for i in range(11)), "asymmetric"], seeds=(0, 1))
     folder = path.parent.parent / "study"
     study_folder.whole(folder, study, steps=100)
     finished = runs.load(folder, study)

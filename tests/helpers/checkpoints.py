@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import checkpoint, step as steps
+from experiments.engine import checkpoint, train_step as steps
 
 LAYOUTS = {  # of the devices' axes, and of a matrix and a vector over them
     "1": ((1,), "a", PartitionSpec(), PartitionSpec()),

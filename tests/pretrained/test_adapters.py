@@ -13,7 +13,7 @@ import test_frozen
 import tiny
 import tiny_study
 
-from experiments.engine import checkpoint, config, errors, mesh, run, step as steps
+from experiments.engine import checkpoint, config, errors, mesh, run, train_step as steps
 from experiments.pretrained import adapters, families, gpt2, open_model, safetensors
 from experiments.tools import export
 from tfm import layout as layouts, lora, shapes
@@ -54,7 +54,7 @@ def test_a_run_trains_its_adapters_and_what_begins_anew_and_opens_as_the_effecti
     effective = open_model.open(tmp_path / "run").params
     np.testing.assert_allclose(effective["G_CD"], begun["G_CD"] + 3 / 2 * B_CL @ A_DL.T, rtol=1e-5)
     task = tiny.linear_task(evaluate_batch=5)
-    measure = jax.jit(lambda batch: task.loss_and_metrics(effective, batch, None)["loss"])
+    measure = jax.jit(lambda batch: task.loss(effective, batch)[0]["loss"])
     total, count = np.sum([measure(task.evaluation[i]) for i in range(len(task.evaluation))], axis=0)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["eval/loss"] == pytest.approx(total / count, rel=1e-5)

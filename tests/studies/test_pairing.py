@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_study
 
-from experiments.engine import loop, step as steps
+from experiments.engine import loop, train_step as steps
 from experiments.studies import programs, runs as finished, vmapped_runs
 from tfm import shapes
 

@@ -16,7 +16,7 @@ import tiny
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
-from experiments.engine import checkpoint, disk, errors, log, loop, mesh, step as steps
+from experiments.engine import checkpoint, disk, errors, log, loop, mesh, train_step as steps
 from experiments.studies import programs, results
 
 SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import errors, mesh, optim, step as steps
+from experiments.engine import errors, mesh, optim, train_step as steps
 from experiments.studies import vmapped_runs
 from tfm import shapes
 
@@ -42,7 +42,9 @@ TASKS = {seed: task(seed) for seed in SEEDS}
 def program(learning_rate: float, weight_decay: float):
     """The optimiser of a run alone, on one device, and its step: the data of all seeds have the same shapes."""
     rate, made = optimiser(learning_rate, weight_decay)
-    return made, steps.update(TASKS[3], made, rate, mesh.make(data=1), accumulation=ACCUMULATION)
+    return made, steps.update(
+        task=TASKS[3], optimiser=made, rate=rate, mesh=mesh.make(data=1), accumulation=ACCUMULATION
+    )
 
 
 @functools.cache

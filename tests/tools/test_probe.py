@@ -11,7 +11,7 @@ import reference_symmetry as reference
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, step as steps
+from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, train_step as steps
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as command
 from tfm import symmetry
@@ -66,7 +66,7 @@ def counted(mesh, **options):
 
     task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), tiny.adamw()
     state, metrics = steps.initial_state(task, optimiser, seed=0, mesh=mesh), []
-    step = steps.update(task, optimiser, rate, mesh, **options)
+    step = steps.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh, **options)
     for i in range(6):
         batch = dict(task.train[i])
         if i == 2:
@@ -156,7 +156,9 @@ def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
         task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
         task = task._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]})
         state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
-        step = steps.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
+        step = steps.update(
+            task=task, optimiser=optimiser, rate=rate, mesh=mesh, accumulation=1, probe_due=lambda n: n == 2
+        )
         assert float(step(state, task.train[0])[1]["probe/x"]) == 0
 
 

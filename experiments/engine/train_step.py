@@ -1,4 +1,4 @@
-"""One step of training, and an evaluation: what an experiment hands over (Task), and the programs made of it."""
+"""A training step and an evaluation: the programs made of what an experiment hands over (Task)."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 LOSS = "loss"
-RUNNING = "running/"  # begins the names of statistics that a parameter follows
+RUNNING = "running"  # in what a loss returns besides its measures: statistics of the batch that parameters follow
 PROBE = "probe/"  # begins the names of what a task's probe finds
 MOMENTUM = 0.9  # of running averages, for each step
 NAN = ("abort", "skip", "skip_spikes")  # what happens to a bad step
@@ -35,17 +35,18 @@ ROUNDING = 1e-6  # of the mean: what float32 sums alone may differ by, where all
 class Task(NamedTuple):
     """What an experiment hands to the loop.
 
-    loss_and_metrics: (params, batch, key_B, layout) -> sums and counts; 'loss' is minimised. key_B: a random key for
-    each example in training, None in evaluation. layout: which devices share the model, none by default. What is called
-    'running/<path>' is followed by the parameter at that path (`running`).
+    loss(params, batch, *, key_B=None, layout=layout.ONE) -> (measures, aux). measures: name -> (sum, count); the mean
+    of "loss" is minimised. aux: {}, or {"running": statistics of the batch}, a tree like the parameters' that the
+    parameters of the same paths follow. key_B: a random key for each example in training, None in evaluation. layout:
+    the devices that share the model (inside shard_map).
     """
 
     init: Callable[..., Any]  # random key -> parameters; with numbers of the model, by name, in a study
-    loss_and_metrics: Callable[..., Ratios]
+    loss: Callable[..., tuple[Ratios, dict]]
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # every held-out example once
     tokens_per_example: int  # for the throughput
-    baseline: Mapping[str, float] = {}  # what a guess that ignores the input reaches, by names of `loss_and_metrics`
+    baseline: Mapping[str, float] = {}  # what a guess that ignores the input reaches, by names of measures
     guess: Mapping[str, str] = {}  # and what this guess is, in words
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
@@ -112,45 +113,50 @@ def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
 
 
-def gradient(task: Task, mesh: Mesh, *, accumulation: int, sharded: Callable = meshes.sharded) -> Callable:
-    """(params, batch, key) -> (gradient, metrics) of psum(sums) / psum(counts), each leaf where its parameter is.
+def gradient(
+    params: Any, batch: dict, key: jax.Array, *, task: Task, mesh: Mesh, accumulation: int
+) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
+    """Inside `sharded`: the gradient of psum(sums) / psum(counts), each leaf where its parameter is; the mean of every
+    measure; and the running statistics by path.
 
     Every device adds up its share and `psum` adds the devices, numerator and denominator apart, so unequal numbers of
     masked tokens are right; what devices have alike counts as often above as below the line. Differentiating a psum
     inside shard_map gives the summed gradient of a parameter that several devices hold: no other collective is needed.
-    Accumulation adds the parts' sums before the one division.
+    Accumulation adds the sums of the parts before the one division. No gradient reaches a frozen parameter.
     """
+    is_trained = optim.trained(params, task.frozen)
+    follows = shapes.flat(is_trained)
 
-    def sums(params: Any, part: dict, key_B: jax.Array) -> tuple[jax.Array, Ratios]:
-        ratios = meshes.total(task.loss_and_metrics(params, part, key_B, task.layout), mesh)
-        return ratios[LOSS][0], ratios
+    def sums(params: Any, part: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
+        params = jax.tree.map(lambda x, own: x if own else jax.lax.stop_gradient(x), params, is_trained)
+        measures, aux = task.loss(params, part, key_B=key_B, layout=task.layout)
+        statistics = shapes.flat(aux.get(RUNNING, {}))
+        running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if follows.get(path)}
+        measures, running = meshes.total((measures, running), mesh)
+        return measures[LOSS][0], (measures, running)
 
-    one_part = jax.grad(sums, has_aux=True)
+    one_part, key_B = jax.grad(sums, has_aux=True), meshes.keys(key, len(jax.tree.leaves(batch)[0]))
+    if accumulation == 1:
+        grads, found = one_part(params, batch, key_B)
+    else:
+        parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
 
-    def local(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
-        key_B = meshes.keys(key, len(jax.tree.leaves(batch)[0]))
-        if accumulation == 1:
-            grads, ratios = one_part(params, batch, key_B)
-        else:
-            parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
+        def add(so_far: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, so_far, one_part(params, *part)), None
 
-            def add(so_far: Any, part: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, so_far, one_part(params, *part)), None
+        _, abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
+        zero = 0 * jax.random.key_data(key)[0]  # differs, as far as types say, where runs do
+        none_yet = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype) + zero.astype(s.dtype), abstract)
+        (grads, found), _ = jax.lax.scan(add, (jax.tree.map(jnp.zeros_like, params), none_yet), parts)
+    measures, running = ({name: x / jnp.maximum(n, 1) for name, (x, n) in pairs.items()} for pairs in found)
+    grads = jax.tree.map(lambda g: g / jnp.maximum(found[0][LOSS][1], 1), grads)
+    return grads, measures, running
 
-            _, abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
-            zero = 0 * jax.random.key_data(key)[0]  # differs, as far as types say, where runs do
-            none_yet = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype) + zero.astype(s.dtype), abstract)
-            zeros = jax.tree.map(jnp.zeros_like, params), none_yet
-            (grads, ratios), _ = jax.lax.scan(add, zeros, parts)
-        metrics = {name: value / jnp.maximum(count, 1) for name, (value, count) in ratios.items()}
-        return jax.tree.map(lambda g: g / jnp.maximum(ratios[LOSS][1], 1), grads), metrics
 
-    def everywhere(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
-        of_params = shapes.specs(params, task.layout.rules)
-        specs = {"in_specs": (of_params, meshes.batch_specs(mesh, batch), P()), "out_specs": (of_params, P())}
-        return sharded(local, mesh, **specs)(params, batch, key)
-
-    return everywhere
+def gradient_specs(params: Any, batch: dict, task: Task, mesh: Mesh) -> dict[str, tuple]:
+    """Return the specs of the arguments and results of `gradient`, for `sharded`."""
+    specs = shapes.specs(params, task.layout.rules)
+    return {"in_specs": (specs, meshes.batch_specs(mesh, batch), P()), "out_specs": (specs, P(), P())}
 
 
 def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
@@ -161,71 +167,60 @@ def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> d
     return {f"{PROBE}{name}": value for name, value in numbers.items()}
 
 
-def one_step(
+def train_step(
+    state: State,
+    batch: dict,
+    alive: jax.Array | bool = True,
+    *,
     task: Task,
     optimiser: optax.GradientTransformation,
     rate: optax.Schedule,
     mesh: Mesh,
-    *,
-    accumulation: int,
+    accumulation: int = 1,
     nan: str = "abort",
     probe_due: Callable[[jax.Array], jax.Array] | None = None,
     sharded: Callable = meshes.sharded,
-) -> Callable[..., tuple[State, dict]]:
-    """The step (state, batch, alive) -> (state, metrics).
+) -> tuple[State, dict[str, jax.Array]]:
+    """Return the state after one step, and its metrics. The guard keeps the old state if the loss, the gradient norm,
+    the learning rate or a running statistic is not finite.
 
-    Where loss, gradient norm, learning rate or running statistics are not finite, the state stays as it was.
-    nan='abort': then and from then on the metric `alive`, which the next step gets, is False, and nothing changes.
-    nan='skip': the step counts, without an update; 'skip_spikes': so does one that jumps (`is_spike`; the optimiser is
-    `remembering`). The metric `skipped` counts those. What the optimiser makes of finite numbers is not
-    looked at here, a pass over all parameters, but by the next step's loss, and where it is to be saved (nonfinite.py).
-    probe_due: after which steps n the metrics have what the task's probe finds.
+    nan="abort": from then on the metric `alive`, an argument of the next step, is False, and nothing changes.
+    nan="skip": the step counts, without an update. nan="skip_spikes": so does a step that jumps (`is_spike`; the
+    optimiser is `remembering`). The metric `skipped` counts those. The guard does not look at what the optimiser makes
+    of finite numbers, which would read all parameters: the next step's loss does, and `nonfinite.check` before a save.
+    probe_due: after which steps n the metrics contain what the task's probe finds.
     """
-    propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)
-
-    def step(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
-        params, opt_state, norm, numbers, _ = propose(state, batch)
-        loss, metrics = numbers[LOSS], {name: x for name, x in numbers.items() if not name.startswith(RUNNING)}
-        learning_rate, followed = rate(updates_made(state.opt_state)), numbers.keys() - metrics.keys()
-        with jax.named_scope("guard"):
-            # Known before the parameters are updated, so that this is decided in the pass that updates them.
-            before = [loss, norm, learning_rate, *(numbers[name] for name in sorted(followed))]
-            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in before]))
-            alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-            usual = ~is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
-            accepted, old = alive & finite & usual, (state.params, state.opt_state)
-            new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), (params, opt_state), old)
-        new = state.replace(step=state.step + alive, params=new[0], opt_state=new[1])
-        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
-        if nan != "abort":
-            metrics["skipped"] = new.step - updates_made(new.opt_state)
-        new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
-        return new, metrics | (probed(task, new, probe_due) if probe_due else {})
-
-    return step
-
-
-def update(task: Task, optimiser: Any, rate: Any, mesh: Mesh, **how: Any) -> Callable[..., tuple[State, dict]]:
-    """`one_step`, jitted; the old state is donated."""
-    step, options = one_step(task, optimiser, rate, mesh, **how), meshes.compiler_options(mesh)
-    return jax.jit(step, donate_argnums=0, compiler_options=options)
+    key, weights = jax.random.fold_in(state.key, state.step), optim.trained_at(state.params, state.opt_state)
+    of_device = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
+    on_mesh = sharded(of_device, mesh, **gradient_specs(weights, batch, task, mesh))
+    grads, metrics, running = on_mesh(weights, batch, key)
+    norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(updates_made(state.opt_state))
+    with jax.named_scope("guard"):
+        # Known before the parameters are updated, so that this is decided in the pass that updates them.
+        numbers = [loss, norm, learning_rate, *running.values()]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
+        alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
+        usual = ~is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
+        accepted = alive & finite & usual
+    with jax.named_scope("optimiser"):
+        rule = optax.with_extra_args_support(optimiser)
+        updates, opt_state = rule.update(grads, state.opt_state, state.params, value=loss, norm=norm)
+        params = follow(optax.apply_updates(state.params, updates), running)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(accepted, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+    new = state.replace(step=state.step + alive, params=kept[0], opt_state=kept[1])
+    new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
+    metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
+    if nan != "abort":
+        metrics["skipped"] = new.step - updates_made(new.opt_state)
+    return new, metrics | (probed(task, new, probe_due) if probe_due else {})
 
 
-def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:
-    """(state, batch) -> parameters, optimiser state behind a step; gradient norm before clipping, metrics, gradient."""
-    grads_and_metrics = gradient(task, mesh, **how)
-    optimiser = optax.with_extra_args_support(optimiser)
-
-    def propose(state: State, batch: dict) -> tuple[Any, Any, jax.Array, dict, Any]:
-        key = jax.random.fold_in(state.key, state.step)
-        grads, metrics = grads_and_metrics(optim.trained_at(state.params, state.opt_state), batch, key)
-        norm = optax.tree.norm(grads)
-        with jax.named_scope("optimiser"):
-            updates, opt_state = optimiser.update(grads, state.opt_state, state.params, value=metrics[LOSS], norm=norm)
-            params = follow(optax.apply_updates(state.params, updates), metrics)
-        return params, opt_state, norm, metrics, grads
-
-    return propose
+def update(**options: Any) -> Callable[..., tuple[State, dict]]:
+    """Return `train_step` with these options, jitted; the old state is donated."""
+    compiler = meshes.compiler_options(options["mesh"])
+    return jax.jit(functools.partial(train_step, **options), donate_argnums=0, compiler_options=compiler)
 
 
 class History(NamedTuple):
@@ -279,49 +274,45 @@ def updates_made(opt_state: Any) -> jax.Array:
     return next(node.count for node in nodes if isinstance(node, optax.ScaleByScheduleState))
 
 
-def running(stats: dict) -> Ratios:
-    """A model's statistics of its batch (`running`, a tree like the parameters'), for a task's `loss_and_metrics`."""
-    return {RUNNING + path: (leaf, jnp.float32(1)) for path, leaf in shapes.flat(stats.get("running", {})).items()}
-
-
-def follow(params: Any, metrics: dict) -> Any:
-    """The parameters, where those that keep a running average move towards their statistic of this batch (E17)."""
+def follow(params: Any, running: dict[str, jax.Array]) -> Any:
+    """Move the parameters that keep a running average towards their statistic of this batch (E17)."""
     leaves = shapes.flat(params)
-    for path in [path for path in leaves if RUNNING + path in metrics]:
-        leaves[path] = MOMENTUM * leaves[path] + (1 - MOMENTUM) * metrics[RUNNING + path]
+    for path in running:
+        leaves[path] = MOMENTUM * leaves[path] + (1 - MOMENTUM) * running[path]
     return jax.tree.unflatten(jax.tree.structure(params), leaves.values())
 
 
+def held_out(params: Any, batch: dict, *, task: Task, mesh: Mesh, sharded: Callable = meshes.sharded) -> Ratios:
+    """Return the sums and counts of all measures of a held-out batch."""
+
+    def of_device(params: Any, batch: dict) -> Ratios:
+        return meshes.total(task.loss(params, batch, layout=task.layout)[0], mesh)
+
+    specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
+    return sharded(of_device, mesh, in_specs=specs)(params, batch)
+
+
 def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
-    """`evaluate` of the parameters of a run alone."""
-    return functools.partial(evaluate, task, mesh, jax.jit(held_out(task, mesh)))
-
-
-def held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
-    """(params, batch) -> the sums and counts of all measures of a held-out batch."""
-
-    def local(params: Any, batch: dict) -> Ratios:
-        return meshes.total(task.loss_and_metrics(params, batch, None, task.layout), mesh)
-
-    def sums(params: Any, batch: dict) -> Ratios:
-        specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
-        return sharded(local, mesh, in_specs=specs)(params, batch)
-
-    return sums
+    """Return `evaluate` for the parameters of one run."""
+    return functools.partial(evaluate, task, mesh, jax.jit(functools.partial(held_out, task=task, mesh=mesh)))
 
 
 def evaluate(
-    task: Task, mesh: Mesh, sums: Callable[[Any, dict], Ratios], params: Any, between: Callable[[], None] = lambda: None
+    task: Task,
+    mesh: Mesh,
+    sums: Callable[[Any, dict], Ratios],
+    params: Any,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
-    """The exact mean of every measure over the held-out part: each example once, padding not counted.
+    """Return the exact mean of every measure over the held-out part: each example once, padding not counted.
 
-    sums: `held_out`, jitted. between: called between two batches; what it raises ends the evaluation.
+    sums: `held_out`, jitted. on_batch: called between two batches; what it raises ends the evaluation.
     """
     totals, waiting = {}, None
     for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
         due = waiting
         if i:
-            between()
+            on_batch()
         if i < len(task.evaluation):
             waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
         for name, pair in jax.device_get(due or {}).items():
