@@ -214,15 +214,10 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     return drawing, caption, [arm.name for arm in arms]
 
 
-def measured_layers(measures: Iterable[str], runs: Runs) -> tuple[list[str], list[int]]:
-    """Return the measures that some runs have, and the layers that are shown."""
-    depth = {name: max(len(run.layers(name)) for mine in runs.values() for run in mine) for name in measures}
-    return [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
-
-
 def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the symmetry and directionality of scores over training: a row for each measure, a column for each layer."""
-    names, layers = measured_layers(finished.SYMMETRY, runs)
+    depth = {name: max(len(run.layers(name)) for mine in runs.values() for run in mine) for name in finished.SYMMETRY}
+    names, layers = [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
     if not names:
         return None
     logged = {arm: [run for run in mine if any(map(run.layers, names))] for arm, mine in runs.items()}
@@ -242,34 +237,23 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
 
 
 def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw a panel for each measure: the arms of each layer next to one another, seeds as marks, means as bars."""
-    names, layers = measured_layers(finished.ATTENTION, runs)
-    if not names:
+    """Draw measures of attention at the end of training over the layers, a panel for each measure."""
+    panels = []
+    for name, label in finished.ATTENTION.items():
+
+        def by_layer(run: finished.Run, name: str = name) -> dict[int, float]:
+            return {m: x for m, x in enumerate(run.layers(name), 1) if x is not None}
+
+        curves = stack(runs, by_layer)
+        panels += [Panel(label, "layer", curves)] if curves else []
+    if not panels:
         return None
-    arms = {arm: style[arm] for arm, mine in runs.items() if any(run.summary.get("attention") for run in mine)}
-    drawing = figure.Figure(figsize=(10, 2.1 * len(names) + 1), layout="constrained")
-    panels = drawing.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
-    half = min(0.3 / len(arms), 0.06)
-    for panel, name in zip(panels, names, strict=True):
-        for i, arm in enumerate(arms):
-            for x, m in enumerate(layers):
-                values = [run.layers(name)[m : m + 1] for run in runs[arm]]
-                seed_R = [value for of in values for value in of if value is not None]
-                if seed_R:
-                    place = x + 0.8 * ((i + 0.5) / len(arms) - 0.5)
-                    panel.hlines(np.mean(seed_R), place - half, place + half, color=style[arm].colour, lw=2)
-                    panel.plot([place] * len(seed_R), seed_R, **style[arm].look | {"ls": "", "ms": 3, "mfc": "none"})
-        panel.set_ylabel(finished.ATTENTION[name], fontsize=9)
-        panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
-        panel.grid(axis="y", alpha=0.3)
-        panel.tick_params(labelsize=8)
-    panels[-1].set_xticks(range(len(layers)), [f"layer {m + 1}" for m in layers])
-    styles.legend(drawing, arms)
+    drawing, _, shown = draw_panels([panels], style, width=3.4, height=3)
     caption = (
-        "attention on held-out examples at the end of training, per layer, averaged over heads. Marks are seeds, bars "
-        "their means. Attention that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
+        f"attention on held-out examples at the end of training, per layer, averaged over heads. {BANDS} Attention "
+        "that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
     )
-    return drawing, caption, arms
+    return drawing, caption, shown
 
 
 def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:

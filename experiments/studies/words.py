@@ -22,7 +22,6 @@ OPENING = {  # of the sentence on the arms of a kind
     statistics.FEW: f"Too few seeds for a verdict, which takes {inference.FEWEST}:",
 }
 FAILED = {statistics.UNSTABLE: "diverged", statistics.STUCK: "did not leave the plateau"}
-TAKES = f"it takes at least {inference.FEWEST} seeds in which"
 PAIRED = "Student's t on differences paired by seed, which are taken to be roughly normal"
 
 
@@ -92,18 +91,12 @@ def of_condition(condition: statistics.Condition) -> str:
     phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
     for one in condition.compared:
         phrases[one.difference.kind].append(f"{quoted(one.name)} {of_arm(condition, one.difference)}")
-    reference = quoted(condition.reference)
-    if len(phrases[statistics.FEW]) == len(condition.compared):
-        most = max(one.difference.n for one in condition.compared)
-        both = f"both an arm and {reference} are finished, and there are {f'no more than {most}' if most else 'none'}"
-        sentences = [f"No verdict in {condition.metric}: {TAKES} {both}."]
-    else:
-        sentences = [f"Against {reference}, in {condition.metric} ({condition.better} is better)."]
-        opened = {_with_margins(OPENING[kind], [condition]): each for kind, each in phrases.items() if each}
-        sentences += [f"{opening} {'; '.join(each)}." for opening, each in opened.items()]
-        if any(one.difference.interval for one in condition.compared):
-            hold = f", hold at 95 % for {together(condition)} (Bonferroni)" if condition.together > 1 else ""
-            sentences.append(f"The interval{'s,' if hold else ' is'} {PAIRED}{hold}.")
+    sentences = [f"Against {quoted(condition.reference)}, in {condition.metric} ({condition.better} is better)."]
+    opened = {_with_margins(OPENING[kind], [condition]): each for kind, each in phrases.items() if each}
+    sentences += [f"{opening} {'; '.join(each)}." for opening, each in opened.items()]
+    if any(one.difference.interval for one in condition.compared):
+        hold = f", hold at 95 % for {together(condition)} (Bonferroni)" if condition.together > 1 else ""
+        sentences.append(f"The interval{'s,' if hold else ' is'} {PAIRED}{hold}.")
     sentences += unlike(condition)
     ends = [
         f"{quoted(arm.name)} seed {seed} "
@@ -145,7 +138,8 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
     reference = quoted(conditions[0].reference)
     verdicts = [one.difference for one in arms if one.difference and one.difference.kind != statistics.FEW]
     if not verdicts:
-        return " ".join([*sentences, f"No verdict: {TAKES} an arm and {reference} are finished."])
+        least = f"it takes at least {inference.FEWEST} seeds in which an arm and {reference} are finished"
+        return " ".join([*sentences, f"No verdict: {least}."])
     sentences += [f"Against {reference}, {seeds([one.rates[0].n if one.rates else one.n for one in verdicts])}."]
     alike: dict[str, list[str]] = {}  # phrase -> the arms of which it is true
     for each in zip(*(one.compared for one in conditions), strict=True):

@@ -29,9 +29,8 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
     assert sorted(found) == sorted(ALL[2:])
     for name, summary in found.items():
         rows = log.read(of_study / name)
-        assert [row["step"] for row in rows if "eval/loss" in row] == [0, 3, 6]
-        assert [row["step"] for row in rows if "train/loss" in row] == [2, 4, 6]
-        assert [row["step"] for row in rows if "symmetry/1" in row and "symmetry/2" in row] == [0, 3, 6]
+        for key, steps in {"eval/loss": [0, 3, 6], "train/loss": [2, 4, 6], "symmetry/2": [0, 3, 6]}.items():
+            assert [row["step"] for row in rows if key in row] == steps
         assert summary["eval/loss"] == pytest.approx(rows[-1]["eval/loss"]) and summary["diverged_at"] is None
         assert (summary["steps"], summary["arm"], summary["together"]) == (6, name.split("/")[1], 4)  # one program
         assert summary["flops_per_step"] > 0 < summary["seconds_per_step"] < summary["wall_seconds"]
@@ -49,7 +48,6 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
     for file in ("report.json", "report.md", "report.html", *(f"figures/{kind}_all.png" for kind in kinds)):
         assert (of_study / file).stat().st_size > 1000 and file in outcome.out
     assert not (of_study / "checkpoints").exists()
-    assert "No verdict" in outcome.out  # of two seeds
 
 
 def test_a_study_gives_its_report_in_the_callers_process_too(copy):

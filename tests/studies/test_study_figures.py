@@ -122,8 +122,9 @@ def test_attention_shows_each_seed_and_their_mean(tmp_path):
         own = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
         study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, attention=own)
     entropy, diagonal = drawn("attention", tmp_path, study)[0].axes
-    assert [line.get_ydata().tolist() for line in entropy.lines] == [[1.0, 2.0], [3.0, 3.0]]
-    assert [bar.get_segments()[0][0, 1] for bar in entropy.collections] == [1.5, 3.0] and len(diagonal.lines) == 1
+    mean, *seeds = (line.get_xydata().tolist() for line in entropy.lines)
+    assert mean == [[1, 1.5], [2, 3]] and seeds == [[[1, 1], [2, 3]], [[1, 2], [2, 3]]]
+    assert diagonal.lines[0].get_xydata().tolist() == [[1, 0.5]]
     without = study._replace(arms=study.arms[1:])
     assert all(drawn(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
 

@@ -77,10 +77,8 @@ def nth(n: int) -> Callable[..., bool]:
 # Stops of one study, each after the other: its name, (owner, name of a function, when a signal comes behind it), how
 # many runs are finished then, the steps that were taken before it. Each evaluation has six batches.
 STOPS = [
-    ("first evaluation", (mesh, "place_batch"), 0, []),
     ("second evaluation", (mesh, "place_batch", nth(6)), 0, [1, 2, 3]),  # behind step 3
     ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, [4, 5, 6]),
-    ("between two programs", (programs, "prepare", nth(1)), 2, []),
     ("last save", (checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS), 2, ALL_STEPS),
 ]
 
@@ -186,16 +184,15 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_pat
         return train(beside, step, state, one_bad(), **options)
 
     monkeypatch.setattr(loop, "train", poisoned)
-    outcome, _ = again(tmp_path / "whole", **OF_SECOND)
-    assert "diverged" in outcome.out
-    stop_behind(tmp_path / "parts", 4)
-    _, taken = again(tmp_path / "parts", **OF_SECOND)
-    assert taken == [5, 6]
-    tiny_study.assert_alike(tmp_path / "parts", tmp_path / "whole", SECOND)
-    found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(whole)
+    stop_behind(tmp_path, 4)
+    outcome, taken = again(tmp_path, **OF_SECOND)
+    assert taken == [5, 6] and "diverged" in outcome.out
+    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
     assert [found[name]["diverged_at"] for name in SECOND] == [None, 2, None, None]
     for name in SECOND:
         assert (found[name]["params_sha256"] == right[name]["params_sha256"]) == (name != SECOND[1])
+    rows = log.read(tmp_path / "study" / SECOND[1])
+    assert [row["eval/loss"] for row in rows if "eval/loss" in row][1:] == [found[SECOND[1]]["eval/loss"]] * 2
 
 
 def test_a_study_that_is_killed_goes_on_to_the_bit(whole, tmp_path):
