@@ -76,17 +76,15 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
     import launch
     from configs import base
-    from experiments.engine import config, config_file, errors
+    from experiments.engine import config_file, errors
 
-    command = launch.Command(str(ROOT / "configs" / f"{name}.py"), None, [], config.assign)
-    given = config_file.load(command.config, base=base.get_config)
-    own = stand_ins(given, pathlib.Path(folder))
+    config = str(ROOT / "configs" / f"{name}.py")
+    own = stand_ins(config_file.load(config, base=base.get_config), pathlib.Path(folder))
     file, began, said = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic(), io.StringIO()
-    command = command._replace(changes=[*(changes | own).items()], dry_run=True, topology=(topology, str(file)))
     jax.config.update("jax_optimization_level", "O0" if quick else "UNKNOWN")  # the latter is JAX's default
     try:
         with contextlib.redirect_stdout(said):
-            launch.prepared(command)[0]()
+            launch.train(config, None, changes | own, dry_run=True, topology=topology, json=str(file))
     except (errors.UserError, errors.RunError) as error:
         if quick:
             return row(name, topology, changes, folder=folder, quick=False)

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run, train_step as training_step
-from experiments.tools import sample
+from experiments.engine import by_name, compilation, config, distributed, mesh, run, train_step as training_step
+from experiments.tools import generation as generating
 from tfm import head, shapes
 from tfm.attention import mask as masks
 
@@ -65,7 +65,7 @@ def planned(size: sizes.Workload) -> training_step.Plan:
             changes |= {"text.source": str(file), "text.tokenizer": "characters"}
             changes |= {"text.N": size.N, "text.head": "tied"}
         made = settings(experiment, size, changes)
-        compilation.of_cores(made.mesh.to_dict())
+        compilation.split(made.mesh.to_dict(), size.platform)
         devices = run.devices(made, size.platform)
         return run.plan(made, by_name.experiment(experiment).prepare(made, devices).task, devices)
 
@@ -82,11 +82,14 @@ def training(size: sizes.Workload) -> participant.Built:
     step = lowered.compile()
     compiled = time.perf_counter()
     state = training_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
-    parameters, taken = shapes.total(state.params), loop.steps(plan, step, state, batches, start=0)
+    parameters, latest = shapes.total(state.params), [state, alive]
 
     def steps(n: int) -> float:
-        ((_, state, _, metrics),) = collections.deque(itertools.islice(taken, n), maxlen=1)
-        jax.block_until_ready(state)
+        state, alive = latest
+        for _ in range(n):
+            state, metrics = step(state, mesh.place_batch(plan.mesh, next(batches)), alive)
+            alive = metrics["alive"]
+        latest[:] = jax.block_until_ready((state, alive))
         if not metrics["alive"]:
             raise RuntimeError("the loss is not finite")
         return float(metrics["loss"])
@@ -116,13 +119,15 @@ def generation(size: sizes.Workload) -> participant.Built:
     params = jax.jit(model.init)(jax.random.key(0))
     ids = sizes.prompt(size).tolist()
     how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
-    generator, key = sample.Generator(model, params, **how), jax.random.key(0)
-    collections.deque(sample.rounds(generator, ids, key, set()), maxlen=0)  # larger caches are compiled on the way
+    how |= {"stop": [], "mask": lambda *_: masks.causal}
+    generator, key = generating.Generator(model, params, **how), jax.random.key(0)
+    collections.deque(
+        generating.rounds(generator, ids, key, steps=size.new), maxlen=0
+    )  # larger caches are compiled on the way
 
     def steps(n: int) -> float:
         for _ in range(n):
-            gained = sum(len(row) for some in sample.rounds(generator, ids, key, set()) for row in some)
+            gained = sum(len(row) for some in generating.rounds(generator, ids, key, steps=size.new) for row in some)
             if gained != size.counted:
                 raise RuntimeError(f"{gained} words instead of {size.counted}")
         return 0.0

@@ -57,7 +57,7 @@ import jax
 import launch
 from experiments.engine import compilation
 
-compilation.start("any")  # where there is a TPU that cannot be had, it says why
+compilation.start("any")
 print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
 if jax.default_backend() == "cpu":
     print("No TPU: Runtime > Change runtime type > v5e-1 TPU. All that follows also runs without, only slower.")

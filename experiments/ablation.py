@@ -4,10 +4,11 @@ import contextlib
 import json
 import pathlib
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
 from experiments.engine import compilation, config as configs, disk, errors, log, mesh, run as single, signals, workdir
@@ -26,39 +27,59 @@ from experiments.studies import (
 REPORTED = 60.0  # seconds of a program after which the report is written before the next one is trained
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """What is compared: arms x seeds, in each of some conditions. All other settings are common to all runs."""
-    study = ConfigDict()
-    study.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
-    study.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
-    # never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong stops alone
-    study.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
-    study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
-    study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
-    study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
-    study.margin = 0.0  # "equal" is said where the interval lies within this, 0: never; a condition may have its own
-    study.tune = []  # settings that each arm chooses for itself, on a part of the training part: a grid of values, as
-    # [["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by its "study.tune"
-    study.tune_seeds = [1000, 1001, 1002]  # over which that is decided, others than study.seeds
-    study.keep_weights = False  # the last checkpoint of every run stays in its folder, which can be opened
-    study.looks = 1  # how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all
-    return {"study": study}
+    return {
+        "study": {
+            "experiment": ("", "whose runs these are: language, vision, synthetic, translation, masked_image"),
+            "arms": (
+                [],
+                'what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;'
+                " never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong "
+                "stops alone",
+            ),
+            "conditions": ([], "written like arms: comparisons beside each other, as on other data; []: a single one"),
+            "seeds": ([0, 1, 2, 3, 4], "the same for all arms: differences are paired by seed"),
+            "metric": ("eval/loss", "what is compared: eval/loss, eval/accuracy, ...; a condition may have its own"),
+            "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),
+            "margin": (
+                0.0,
+                '"equal" is said where the interval lies within this, 0: never; a condition may have its own',
+            ),
+            "tune": (
+                [],
+                "settings that each arm chooses for itself, on a part of the training part: a grid of values, as "
+                '[["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by '
+                'its "study.tune"',
+            ),
+            "tune_seeds": ([1000, 1001, 1002], "over which that is decided, others than study.seeds"),
+            "keep_weights": (False, "the last checkpoint of every run stays in its folder, which can be opened"),
+            "looks": (
+                1,
+                "how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all",
+            ),
+        }
+    }
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None, device: str, fall_back: bool
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    earlier: pathlib.Path | None,
+    device: str,
+    chips: Sequence[Any] | None = None,
 ) -> single.Result | None:
     """Train the runs that are not finished, and write the report. Without a folder, show the plan alone.
 
     Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later. Several
     processes, also on several machines, may work in the same folder: each program is trained by one of them.
-    earlier: the folder of a study whose spread tells what the seeds can show. device, fall_back: as of run.devices and
-    run.run. Raises UserError if `seed` is set, or if one process is spread over machines.
+    earlier: the folder of a study whose spread tells what the seeds can show. device, chips: as of run.devices. Raises
+    UserError if `seed` is set, or if one process is spread over machines.
     """
     asked = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError(f"seed = {settings.seed}: a study has study.seeds in its place")
-    devices = single.devices(settings, device, seeds=settings.mesh.seed)
+    devices = single.devices(settings, device, seeds=settings.mesh.seed, chips=chips)
     if jax.process_count() > 1:
         raise errors.UserError(
             "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "
@@ -71,7 +92,7 @@ def run(
         return None
     with single.file_errors(folder), session.requests.collect():
         try:
-            train_study(settings, session, folder, fall_back)
+            train_study(settings, session, folder)
         except (errors.Interrupted, errors.RunError) as error:
             error.args = (f"{error}; {report_what_is_finished(settings, session, folder)}",)
             raise
@@ -99,7 +120,7 @@ def show_plan(settings: configs.Settings, session: programs.Session, earlier: pa
         compiler_report.show(programs.described(dearest, session.devices))
 
 
-def train_study(settings: configs.Settings, session: programs.Session, folder: pathlib.Path, fall_back: bool) -> None:
+def train_study(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> None:
     """Train the runs that choose settings, then the runs that are compared. All are checked before the first begins."""
     asked, place = session.study, folder / tuning.FOLDER
     tried = studies.runs(settings, tuning.trials(asked))
@@ -112,7 +133,7 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
         plan.record(folder, asked)
         sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
     if trials:
-        run_folders.enter_runs(disk.folder(folder, tuning.FOLDER), trials, waiting, session, fall_back)
+        run_folders.enter_runs(disk.folder(folder, tuning.FOLDER), trials, waiting, session)
     if waiting:
         print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
         train_all(place, waiting, session._replace(keep_weights=False), sources)
@@ -120,7 +141,7 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
         later = check_all(run_folders.unfinished(group(runs, session), folder), session)
     for one in tuning.read(folder, asked):
         print(one, flush=True)
-    run_folders.enter_runs(folder, group(runs, session), later, session, fall_back)
+    run_folders.enter_runs(folder, group(runs, session), later, session)
     done = sum(run_folders.is_finished(folder, run) for run in runs)
     print(f"{len(runs)} runs in {len(group(runs, session))} programs, {done} of them finished before")
     train_all(folder, later, session, sources)

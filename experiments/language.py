@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
@@ -39,18 +38,34 @@ class Corpus(NamedTuple):
     size: perplexity.Size | None  # of the evaluation part behind its first token; None where tokens are bytes
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The text, and what is asked of it."""
-    text = ConfigDict()
-    # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME
-    text.source = "stdlib"
-    text.field = ""  # of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text
-    text.tokenizer = "bytes"  # bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder
-    text.N = 64  # tokens of a window, the context
-    text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
-    text.head = "linear"  # the output matrix: linear, or tied, the embedding; tied+gelu (as BERT), linear+tanh, ...:
-    # before it one more layer of this activation, with norm and bias; linear+bias: that alone
-    return {"text": text}
+    return {
+        "text": {
+            "source": (
+                "stdlib",
+                "stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME",
+            ),
+            "field": (
+                "",
+                "of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text",
+            ),
+            "tokenizer": (
+                "bytes",
+                "bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder",
+            ),
+            "N": (64, "tokens of a window, the context"),
+            "objective": (
+                "causal",
+                "causal: the next word; prefix: behind a half read both ways; masked: hidden words",
+            ),
+            "head": (
+                "linear",
+                "the output matrix: linear, or tied, the embedding; tied+gelu (as BERT), linear+tanh, ...: before"
+                " it one more layer of this activation, with norm and bias; linear+bias: that alone",
+            ),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

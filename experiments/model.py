@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import variants
-from experiments.engine import by_name, compilation, config, errors, mesh
+from experiments.engine import by_name, config, errors, mesh
 from tfm import (
     attention,
     block,
@@ -179,7 +179,7 @@ def build(
         compute = explicit.attention if maps or not product else parts.block.attention.compute
         if product and (over.sequence or compute is flash.attention):
             compute = attention.on(over.platform, dtype, shared=bool(over.sequence), cap=m.cap)
-        own = parts.block.attention._replace(compute=_told(compute))
+        own = parts.block.attention._replace(compute=compute)
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.
         deep = m.M > (SHALLOW if over.platform in ("", "cpu") else WRITTEN_OUT)
@@ -197,17 +197,6 @@ def build(
 
     by_layer = functools.partial(kv_cache.by_layer, dtype=dtype)
     return Model(initial, applied, start, by_layer, functools.partial(one_by_one.step, **call))
-
-
-def _told(compute: Callable) -> Callable:
-    """The same, and what it does with the arrays that it is given is said once in the log."""
-
-    @functools.wraps(compute)
-    def attend(*qkv: jax.Array, **call: Any) -> tuple[jax.Array, jax.Array | None]:
-        compilation.remark(f"attention: {attention.way(compute, *qkv, **call)}")
-        return compute(*qkv, **call)
-
-    return attend
 
 
 def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:

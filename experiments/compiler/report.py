@@ -51,8 +51,7 @@ def show(requests: Iterable[topology.Request], **parts: Any) -> None:
     parts: of the arguments, abstract trees whose bytes on a chip are told.
     """
     chips = compilation.described.get()
-    with compilation.remarks():
-        records = [record(program, chips) for program in topology.compiled(requests)]
+    records = [record(program, chips) for program in topology.compiled(requests)]
     parts_bytes = {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     refused = "; ".join(f"{one['name']} {one['reason']}" for one in records if not one["compiled"])
     print("\n".join(_lines(records, parts_bytes, chips)), flush=True)

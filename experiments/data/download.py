@@ -29,7 +29,7 @@ def here(file_name: str, sha256: str) -> pathlib.Path | None:
     if path is None:
         return None
     try:
-        with disk.opened(path) as file:
+        with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error

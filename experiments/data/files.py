@@ -93,7 +93,7 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     with _refusing(path):
         status = path.stat()
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return File(pathlib.PurePath(inside), str(path), size, functools.partial(disk.opened, path))
+    return File(pathlib.PurePath(inside), str(path), size, functools.partial(open, path, "rb"))
 
 
 def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:

@@ -172,9 +172,7 @@ def _packed(rows: Any, number: int, column: str, name: str) -> BinaryIO:
     packed = rows[number][column] or {}
     if packed.get("bytes") is None and not packed.get("path"):
         raise errors.UserError(f"{name} has no image")
-    return (
-        disk.opened(packed["path"]) if packed.get("bytes") is None else io.BufferedReader(io.BytesIO(packed["bytes"]))
-    )
+    return open(packed["path"], "rb") if packed.get("bytes") is None else io.BufferedReader(io.BytesIO(packed["bytes"]))
 
 
 def read(found: Sequence[files.File], size: int) -> np.ndarray:

@@ -21,7 +21,6 @@ import tokenizers
 from experiments.data import bpe, tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import disk, errors
 
-LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
 FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # what is looked for in a folder
 # Files next to tokenizer.json say which special has which role; if there are none, the names that are in use do.
 ROLE_FILES = (tokenizer_config.CONFIG, tokenizer_config.MAP)
@@ -206,7 +205,7 @@ def content_of(path: pathlib.Path) -> bytes:
     """What is in the file; of an older vocabulary, what its tokenizer.json would be. UserError: it cannot be read."""
     if path.name not in vocabulary_files.NAMES:
         try:
-            return disk.read(path, LARGEST)
+            return path.read_bytes()
         except OSError as error:
             raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:

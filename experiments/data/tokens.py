@@ -28,7 +28,7 @@ class Mapped:
     page that is read through a map counts as memory of this process until the map ends."""
 
     def __init__(self, file: pathlib.Path, dtype: np.dtype):
-        self._file, self.dtype = disk.opened(file), dtype
+        self._file, self.dtype = open(file, "rb"), dtype
         weakref.finalize(self, self._file.close)
         self._length = os.fstat(self._file.fileno()).st_size // dtype.itemsize
 
@@ -90,8 +90,8 @@ def _said(file: pathlib.Path) -> dict[str, int]:
     """Of how many parts of the text this file has the ids, in how many bytes, of which checksum; NOTHING where that is
     not so."""
     try:
-        said = json.loads(disk.read_text(_beside(file)))
-        with disk.opened(file) as content:
+        said = json.loads(_beside(file).read_bytes())
+        with open(file, "rb") as content:
             left, crc32 = said["bytes"], 0
             while left and (piece := content.read(min(left, files.CHUNK))):
                 left, crc32 = left - len(piece), zlib.crc32(piece, crc32)

@@ -1,4 +1,4 @@
-"""A training step and an evaluation: the programs made of what an experiment hands over (Task)."""
+"""The training step and the evaluation of a task, which an experiment hands over."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import batches, compilation, distributed, errors, mesh as meshes, optim
+from experiments.engine import batches, compilation, distributed, errors, mesh as meshes, optim, spikes
 from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
@@ -22,14 +22,10 @@ RUNNING = "running"  # in what a loss returns besides its measures: statistics o
 PROBE = "probe/"  # begins the names of what a task's probe finds
 MOMENTUM = 0.9  # of running averages, for each step
 NAN = ("abort", "skip", "skip_spikes")  # what happens to a bad step
-SIGMAS = 6.0  # standard deviations above the mean of the past, from which on a loss or gradient norm is a spike
-PAST = 128  # accepted steps by which a new one is judged
-ENOUGH = 32  # of them before there is a judgement at all: the spread of fewer says little
 OUT_OF_MEMORY = (
     "a device ran out of memory; --dry_run shows what the step needs, and a smaller train.batch_size, a larger "
     "train.accumulation, model.remat = products or full or a larger mesh.fsdp needs less"
 )
-ROUNDING = 1e-6  # of the mean: what float32 sums alone may differ by, where all of the past is the same number
 
 
 class Task(NamedTuple):
@@ -46,12 +42,13 @@ class Task(NamedTuple):
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # every held-out example once
     tokens_per_example: int  # for the throughput
-    baseline: Mapping[str, float] = {}  # what a guess that ignores the input reaches, by names of measures
-    guess: Mapping[str, str] = {}  # and what this guess is, in words
+    baseline: Mapping[str, float] = {}  # the measures of a guess that ignores the input
+    guess: Mapping[str, str] = {}  # what this guess is
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
-    probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
+    probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log with the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
-    frozen: Sequence[str] = ()  # the parameters that stay as they begin (optim.trained)
+    lines: Sequence[str] = ()  # of the parameter table: how the model is computed ("attention: flash, in blocks")
+    frozen: Sequence[str] = ()  # the parameters that are not trained (optim.trained)
     tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # `train`, `evaluation`: a split of the training part
 
 
@@ -67,7 +64,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run is made of, checked before anything is written (run.plan)."""
+    """Everything that a run needs, checked before anything is written (run.plan)."""
 
     task: Task
     mesh: Mesh
@@ -77,11 +74,11 @@ class Plan:
     growth: batches.Growth  # the batch size of every step
     steps: int
     seed: int
-    every: dict[str, int]  # of what happens every n steps (0: only at the end): log, evaluate, save
-    log: Sequence[str]  # who is told beside metrics.jsonl, and of what (log.py)
-    keep_best: str  # '', or the name of a metric
-    may_skip: bool  # steps are counted that changed nothing
-    fall_back: bool = False  # resume from an earlier checkpoint where the newest is damaged
+    every: dict[str, int]  # log, evaluate, save: steps between these (0: only at the end)
+    log: Sequence[str]  # the setting log: writers in addition to metrics.jsonl, and symmetry
+    keep_best: str  # the name of a metric, or ''
+    may_skip: bool  # whether skipped steps are counted
+    resume: int | None = None  # the step of the checkpoint to go on from; None: the newest
     save_minutes: float = 5.0  # between checkpoints, whatever the steps
     keep: int = 2  # newest checkpoints that are kept
 
@@ -89,7 +86,7 @@ class Plan:
 def initial_state(
     task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh, params: Mapping | None = None
 ) -> State:
-    """The state of step 0, every leaf on the devices that are to hold it. params: by path, in place of random ones."""
+    """Return the state of step 0, each leaf on its devices. params: initial ones by path, in place of random ones."""
     make, options = functools.partial(_state, task, optimiser), compilation.for_one_run(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimiser, mesh=mesh))
     state = jax.jit(make, out_shardings=places, compiler_options=options)(jax.random.key(seed))
@@ -97,7 +94,7 @@ def initial_state(
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
-    """Shapes, types and places of `initial_state`, without a single number: what a program can be compiled for."""
+    """Return shapes, types and places of `initial_state`, to compile a program for."""
     shape = jax.eval_shape(functools.partial(_state, task, optimiser), jax.random.key(0))
     places = meshes.shardings(mesh, shape, task.layout)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
@@ -109,20 +106,20 @@ def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) 
 
 
 def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
-    """The same of the step's argument `alive`; rows: the number of runs that are trained together."""
+    """Return the same of the step's argument `alive`. rows: the number of runs that are trained together."""
     return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
 
 
 def gradient(
     params: Any, batch: dict, key: jax.Array, *, task: Task, mesh: Mesh, accumulation: int
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
-    """Inside `sharded`: the gradient of psum(sums) / psum(counts), each leaf where its parameter is; the mean of every
-    measure; and the running statistics by path.
+    """Return, inside `sharded`, the gradient of psum(sums) / psum(counts), each leaf where its parameter is; the mean
+    of every measure; and the running statistics by path.
 
-    Every device adds up its share and `psum` adds the devices, numerator and denominator apart, so unequal numbers of
-    masked tokens are right; what devices have alike counts as often above as below the line. Differentiating a psum
-    inside shard_map gives the summed gradient of a parameter that several devices hold: no other collective is needed.
-    Accumulation adds the sums of the parts before the one division. No gradient reaches a frozen parameter.
+    Each device adds its share, and `psum` the devices, separately for sums and counts, so unequal numbers of masked
+    tokens are right. Differentiating a psum inside shard_map gives the summed gradient of a parameter that several
+    devices hold: no other collective is needed. Accumulation adds the sums of the parts before the one division. No
+    gradient reaches a frozen parameter.
     """
     is_trained = optim.trained(params, task.frozen)
     follows = shapes.flat(is_trained)
@@ -145,7 +142,7 @@ def gradient(
             return jax.tree.map(jnp.add, so_far, one_part(params, *part)), None
 
         _, abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
-        zero = 0 * jax.random.key_data(key)[0]  # differs, as far as types say, where runs do
+        zero = 0 * jax.random.key_data(key)[0]  # its type varies over the mesh like that of the key
         none_yet = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype) + zero.astype(s.dtype), abstract)
         (grads, found), _ = jax.lax.scan(add, (jax.tree.map(jnp.zeros_like, params), none_yet), parts)
     measures, running = ({name: x / jnp.maximum(n, 1) for name, (x, n) in pairs.items()} for pairs in found)
@@ -160,7 +157,7 @@ def gradient_specs(params: Any, batch: dict, task: Task, mesh: Mesh) -> dict[str
 
 
 def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
-    """What the task's probe finds, 'probe/' before each name; zeros, which mean nothing, after a step without it."""
+    """Return the numbers of the task's probe, named 'probe/...', if it is due after this step; else zeros."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(task.probe, state.params))
     with jax.named_scope("probe"):
         numbers = jax.lax.cond(due(state.step), lambda: task.probe(state.params), lambda: zeros)
@@ -184,11 +181,10 @@ def train_step(
     """Return the state after one step, and its metrics. The guard keeps the old state if the loss, the gradient norm,
     the learning rate or a running statistic is not finite.
 
-    nan="abort": from then on the metric `alive`, an argument of the next step, is False, and nothing changes.
-    nan="skip": the step counts, without an update. nan="skip_spikes": so does a step that jumps (`is_spike`; the
-    optimiser is `remembering`). The metric `skipped` counts those. The guard does not look at what the optimiser makes
-    of finite numbers, which would read all parameters: the next step's loss does, and `nonfinite.check` before a save.
-    probe_due: after which steps n the metrics contain what the task's probe finds.
+    nan="abort": then the metric `alive`, an argument of the next step, is False, and nothing changes from there on.
+    nan="skip": the step counts, without an update; the metric `skipped` counts those. nan="skip_spikes": the same for a
+    spike (spikes.py). The guard does not read the new parameters: the next loss shows whether they are finite, and
+    `nonfinite.check` before a save. probe_due(n): whether the metrics contain the numbers of the task's probe.
     """
     key, weights = jax.random.fold_in(state.key, state.step), optim.trained_at(state.params, state.opt_state)
     of_device = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
@@ -196,20 +192,18 @@ def train_step(
     grads, metrics, running = on_mesh(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(updates_made(state.opt_state))
     with jax.named_scope("guard"):
-        # Known before the parameters are updated, so that this is decided in the pass that updates them.
+        # Decided before the parameters are updated, so that one pass over them updates or keeps them.
         numbers = [loss, norm, learning_rate, *running.values()]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-        usual = ~is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
+        usual = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
         accepted = alive & finite & usual
     with jax.named_scope("optimiser"):
         rule = optax.with_extra_args_support(optimiser)
         updates, opt_state = rule.update(grads, state.opt_state, state.params, value=loss, norm=norm)
-        params = follow(optax.apply_updates(state.params, updates), running)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(accepted, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
-    new = state.replace(step=state.step + alive, params=kept[0], opt_state=kept[1])
+        new, old = follow(optax.apply_updates(state.params, updates), running), (state.params, state.opt_state)
+        params, opt_state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), (new, opt_state), old)
+    new = state.replace(step=state.step + alive, params=params, opt_state=opt_state)
     new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
     metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
     if nan != "abort":
@@ -223,53 +217,8 @@ def update(**options: Any) -> Callable[..., tuple[State, dict]]:
     return jax.jit(functools.partial(train_step, **options), donate_argnums=0, compiler_options=compiler)
 
 
-class History(NamedTuple):
-    """Loss and gradient norm of the last accepted steps, in a ring; T: the PAST places of it."""
-
-    loss_T: jax.Array
-    norm_T: jax.Array
-    count: jax.Array  # of all steps ever accepted
-
-
-class Remembered(NamedTuple):
-    """An optimiser's state, with the history beside it: what is saved, resumed and left alone with it."""
-
-    inner: Any
-    history: History
-
-
-def remembering(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The optimiser, which also remembers the loss (`value`) and gradient norm (`norm`) that `update` is given."""
-    inner = optax.with_extra_args_support(optimiser)
-
-    def init(params: Any) -> Remembered:
-        return Remembered(inner.init(params), History(jnp.zeros(PAST), jnp.zeros(PAST), jnp.int32(0)))
-
-    def update(grads: Any, state: Remembered, params: Any = None, *, value, norm, **more) -> tuple[Any, Remembered]:
-        updates, new = inner.update(grads, state.inner, params, value=value, norm=norm, **more)
-        losses_T, norms_T, count = state.history
-        place = count % PAST  # of the oldest
-        return updates, Remembered(new, History(losses_T.at[place].set(value), norms_T.at[place].set(norm), count + 1))
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def is_spike(history: History, loss: jax.Array, norm: jax.Array) -> jax.Array:
-    """Whether loss or norm lies more than SIGMAS standard deviations above the mean of the history. What is small is
-    never a spike, and no step is one before the history holds ENOUGH."""
-    n = jnp.minimum(history.count, PAST)
-    known_T = jnp.arange(PAST) < n
-
-    def jumps(new: jax.Array, past_T: jax.Array) -> jax.Array:
-        mean = jnp.sum(past_T, where=known_T) / n
-        spread = jnp.sqrt(jnp.sum(jnp.square(past_T - mean), where=known_T) / n)
-        return new - mean > SIGMAS * spread + ROUNDING * jnp.abs(mean)
-
-    return (n >= ENOUGH) & (jumps(loss, history.loss_T) | jumps(norm, history.norm_T))
-
-
 def updates_made(opt_state: Any) -> jax.Array:
-    """How many steps have changed the parameters: the count of the learning rate's schedule."""
+    """Return how many steps have changed the parameters: the count of the learning rate's schedule."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, optax.ScaleByScheduleState))
     return next(node.count for node in nodes if isinstance(node, optax.ScaleByScheduleState))
 
@@ -322,7 +271,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def device_errors() -> Iterator[None]:
-    """Within this, what XLA or a device reports is one sentence, a RunError."""
+    """Context manager: convert XLA and device errors into a one-line RunError."""
     try:
         yield
     except FloatingPointError as error:

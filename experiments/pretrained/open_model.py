@@ -178,7 +178,7 @@ def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
 def saved(file: pathlib.Path) -> dict[str, Any]:
     """The object in a file of a run; {} where there is none, as before a run's end or in a published model's folder."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(disk.read_text(file))
+        content = json.loads(file.read_bytes())
         return content if isinstance(content, dict) else {}
     return {}
 
@@ -188,7 +188,7 @@ def _check_settings(file: pathlib.Path, config: dict[str, Any]) -> None:
     base, name = importlib.import_module("configs.base"), config["experiment"]
     ours = isinstance(name, str) and name.isidentifier() and (by_name.ROOT / "experiments" / f"{name}.py").is_file()
     right, found = (
-        configs.flat((base.get_config(name) if ours else base.common()).to_dict()),
+        configs.flat((base.get_config(name) if ours else base.get_config()).to_dict()),
         dict(configs.leaves(config)),
     )
     try:

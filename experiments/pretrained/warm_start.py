@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from experiments.data import files as data_files, pretrained_tokenizer
-from experiments.engine import by_name, config, errors, run
+from experiments.engine import by_name, config, errors, log, run
 from experiments.pretrained import open_model, tensors
 from tfm import lora, shapes
 
@@ -78,6 +78,13 @@ def words(kind: str, model: open_model.Trained, now: Mapping[str, Any]) -> dict[
 def _place(file: pathlib.Path) -> pathlib.Path:
     """Where a tokenizer is, as text.tokenizer names it."""
     return file.parent if file.name == "tokenizer.json" else file
+
+
+def started(settings: config.Settings, work: run.Work, *, resumed: bool) -> run.Work:
+    """Return the work with the initial parameters of config.init_from, after printing its lines about the data."""
+    for line in work.lines:
+        log.say(line, "\n")
+    return work._replace(params={**work.params, **load(settings, work.task.init, resumed=resumed, files=work.files)})
 
 
 def load(

@@ -96,7 +96,7 @@ def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     with disk.reading(file):
-        return [json.loads(line) for line in disk.read_text(file).splitlines()]
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def _write(folder: pathlib.Path, rows: list[dict[str, Any]]) -> None:

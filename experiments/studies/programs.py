@@ -169,8 +169,8 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
     began, task = time.perf_counter(), ready.plan.task
     with contextlib.ExitStack() as stack:
         stack.enter_context(train_step.device_errors())
-        start, state, sketches = _begin(ready, saved)
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
+        start, state, sketches = _begin(ready, saves)
         progress.go_on(start)
         compiled, compile_seconds = _compile(ready, state)
         session.requests.heed()  # before anything is written
@@ -183,9 +183,11 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
             line=progress,
             requests=session.requests,
             evaluate=vmapped_runs.evaluator(ready.vmapped),
-            probe=jax.jit(jax.vmap(task.probe)) if session.measure and task.probe else None,
+            probe=jax.jit(jax.vmap(task.probe)) if session.measure and task.probe else lambda params: {},
         )
         stack.enter_context(contextlib.closing(training))
+        if not start or training.is_due("evaluate", start):  # untrained runs too
+            training.catch_up(start, state)
         state = loop.train(
             training,
             lambda state, batch, alive: compiled(state, batch, alive, ready.numbers),
@@ -195,28 +197,22 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
             alive=np.asarray(jax.device_get(state.step) == start),
             place=mesh.place_rows,
         )
-        training.evaluate_behind(state)
+        training.finish(state)
         seconds = time.perf_counter() - began if start == 0 else None  # else it is the time since the last stop
         common = _describe(one, ready, seconds, compile_seconds) | {"sources": dict(sources)}
         _write_results(one, ready, folder, session, training, state, sketches, common)
     shutil.rmtree(saved)  # last: nobody resumes from here
 
 
-def _begin(ready: Ready, saved: pathlib.Path) -> tuple[int, train_step.State, list[runs.Sketch]]:
+def _begin(ready: Ready, saves: checkpoint.Checkpoints) -> tuple[int, train_step.State, list[runs.Sketch]]:
     """Return the step and the state from which the runs go on, and a sketch of every run's initial parameters."""
-
-    def initial_state() -> train_step.State:
-        state = ready.initial()
-        return state.replace(params=distributed.put_into(state.params, ready.work.params))
-
-    state = initial_state()
+    state = ready.initial()
+    state = state.replace(params=distributed.put_into(state.params, ready.work.params))
     sketches = runs.sketches(state.params)
-    if checkpoint.newest(saved) is None:
+    if not saves.measured:
         return 0, state, sketches
     del state  # never two at once
-    with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
-        resumed = saves.resume(ready.initial(abstract=True), fall_back=False)
-    start, state = resumed or (0, initial_state())
+    start, state = saves.resume(ready.initial(abstract=True))
     return start, state, sketches
 
 
@@ -279,7 +275,7 @@ def _write_results(
     """Write the results of every run. common: the entries of summary.json that all runs share."""
     observe = attention.observer(ready.plan.task) if session.measure and ready.plan.task.maps else None
     for r, run in enumerate(one.program.runs):
-        training.stop_if_asked(anew=True)
+        training.stop_if_requested(now=True)
         place, row, taken = folder / run.name, jax.tree.map(lambda x, r=r: x[r], state), int(state.step[r])
         if session.keep_weights:
             _keep_weights(place, ready.work.files, row, one.steps)

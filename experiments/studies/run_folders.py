@@ -13,7 +13,6 @@ def enter_runs(
     every: list[studies.Program],
     waiting: list[programs.Checked],
     session: programs.Session,
-    fall_back: bool,
 ) -> None:
     """Make or reopen the folders of the runs, except those that another process is in.
 
@@ -41,7 +40,7 @@ def enter_runs(
         with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdir.hold(place):
-                workdir.enter(place, run.settings.to_dict(), data=data[run.place], fall_back=fall_back)
+                workdir.enter(place, run.settings.to_dict(), data=data[run.place])
                 if not is_finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 

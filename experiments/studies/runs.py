@@ -85,7 +85,7 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
         file = place / "summary.json"
         if file.is_file():
             with disk.reading(file, TypeError):
-                summary = json.loads(disk.read_text(file))
+                summary = json.loads(file.read_bytes())
                 steps = int(summary["steps"])
             maps = place / "maps.npz" if (place / "maps.npz").is_file() else None
             runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(place), maps))

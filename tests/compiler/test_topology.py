@@ -11,7 +11,7 @@ import tiny
 from experiments import model as models
 from experiments.compiler import report, topology
 from experiments.engine import compilation, mesh, train_step
-from experiments.tools import sample
+from experiments.tools import generation
 from tfm import head
 from tfm.attention import mask
 
@@ -207,9 +207,9 @@ def test_generation_is_compiled_reading_the_prompt_and_going_on():
     model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272)
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": []}
     params = jax.eval_shape(model.init, jax.random.key(0))
-    generator = sample.Generator(model, params, steps=9, mask=lambda length_B=None: mask.causal, **how)
+    generator = generation.Generator(model, params, mask=lambda length_B=None: mask.causal, **how)
     with topology.of("v5e-1") as of:
-        wanted = list(sample.described(generator, 1, 256))
+        wanted = list(generation.described(generator, [[1] * 256], steps=9))
         programs = topology.compiled(wanted)
         assert [one.reason for one in programs] == ["", ""]
         reading, further = (report.record(one, of) for one in programs)

@@ -72,7 +72,7 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
     ("name", "content", "words"),
     [
         ("a.json", json.dumps({"train": {"stebs": 3}}), ['"train.stebs"', '"train.steps"']),
-        ("a.json", json.dumps({"config": {"train": {"steps": "3"}}}), ['"train.steps"', "int", "'3'"]),
+        ("a.json", json.dumps({"config": {"train": {"steps": "3.5"}}}), ['"train.steps"', "int", "'3.5'"]),
         ("a.json", json.dumps({"config": {"train": {"steps": True}}}), ['"train.steps"', "int", "True"]),
         ("a.json", "[1, 2]", ["is not a config in JSON", "object"]),
         ("a.json", '{"config": {', ["is not a config in JSON"]),
@@ -116,12 +116,12 @@ train.accumulation=0 | train.accumulation | at least 1
 train.steps=0 | train.steps | at least 1
 train.save_every=-1 | train.save_every | at least 0 | -1
 optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
-optim.weight_decay=nan | optim.weight_decay = nan | no number
+optim.weight_decay=nan | optim.weight_decay = nan
 train.steps=5 optim.warmup_steps=5 | optim.warmup_steps = 5 | train.steps = 5
-train.batch_size=8000 | 8000 | fewer than one batch
+train.batch_size=8000 | train.batch_size = 8000 | examples
 mesh.data=9 | mesh.data = 9 | does not fit | 8 x
-mesh.data=0 | mesh.data = 0 | at least 1, or -1
-seed=-1 | seed | -1 | 2**32
+mesh.data=0 | mesh.data = 0 | at least 1 | -1
+seed=-1 | seed | -1
 model=3 | "model"
 text.N=9 | unknown config key "text.N"; the sections of vision are: | image
 model.score=my_arms:cosine | score "my_arms:cosine" | my_arms
@@ -183,7 +183,11 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
     told(str(text), "is a PNG image, not text", "leave it out")
     text.write_bytes(bytes(range(32, 122)))
-    refused([*language, f"--config.text.source={text}", "--config.train.batch_size=80"], "73 examples", "batch of 80")
+    refused(
+        [*language, f"--config.text.source={text}", "--config.train.batch_size=80"],
+        "73 examples",
+        "train.batch_size = 80",
+    )
 
 
 def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeypatch):

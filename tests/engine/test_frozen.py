@@ -1,13 +1,12 @@
 """Parameters that stay as they begin (optim.frozen): the others are trained as if there were no more."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import tiny
+from errors import raises
 
 from experiments.engine import errors, mesh, optim, run as runs, train_step as steps
 from experiments.studies import programs, study
@@ -84,16 +83,12 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
 
 
 @pytest.mark.parametrize(
-    ("frozen", "sentence"),
-    [
-        (["embed/W_PD"], 'optim.frozen: no parameter is called "embed/W_PD" (did you mean "embed/W_DP"?); --dry_run'),
-        ([3], 'optim.frozen: no parameter is called "3"'),
-        (["*"], "optim.frozen leaves nothing to train"),
-    ],
+    ("frozen", "words"),
+    [(["embed/W_PD"], ['"embed/W_PD"', '"embed/W_DP"']), ([3], ['"3"']), (["*"], [])],
 )
-def test_what_cannot_be_frozen(frozen, sentence):
+def test_what_cannot_be_frozen(frozen, words):
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    with pytest.raises(errors.UserError, match=re.escape(sentence)):
+    with raises(errors.UserError, "optim.frozen", *words):
         optim.check_frozen(frozen, params)
 
 
@@ -126,7 +121,6 @@ def test_a_study_freezes_too():
 )
 def test_a_pattern_that_changes_nothing_is_refused(frozen, before, wrong):
     params = jax.eval_shape(small_task().init, jax.random.key(0))
-    with pytest.raises(errors.UserError) as caught:
+    with raises(errors.UserError, "optim.frozen", f'"{wrong}"'):
         optim.check_frozen(frozen, params, before)
-    assert "optim.frozen" in str(caught.value) and f'"{wrong}"' in str(caught.value)
     optim.check_frozen(["*", "!head"], params)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tiny
 from hypothesis import strategies as st
-from test_config import LISTED
 
 from experiments.engine import disk, run, train_step, workdir
 
@@ -30,7 +29,8 @@ train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
-NAMES |= {f"model.{field}": names.split() for field, (_, names) in LISTED.items()}
+FIELDS = "score value norm mlp position relative_position scale bias outer_norm block attention compute_dtype".split()
+NAMES |= {f"model.{field}": tiny.listed(field) for field in FIELDS}
 ANGLES = "50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1".split()
 NAMES["optim.betas"] = [[0.8, 0.9], [0, 0.5], [0.9], [0.9, 1.0], [0.9, math.nan]]
 NAMES["model.score"] += "tied_noself none_noself identity_query_noself additive_noself _noself".split()

@@ -2,12 +2,12 @@
 
 import io
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 import tiny
+from errors import raises
 
 import launch
 from experiments.engine import errors, log
@@ -16,6 +16,7 @@ from experiments.tools import command
 EXPERIMENT = """
 import asyncio, os, signal, sys
 import dots
+from errors import raises
 
 ENDS = {
     "exit": lambda: sys.exit(0),
@@ -85,23 +86,13 @@ def test_code_that_ends_the_process_is_a_sentence_with_its_file_and_line(quits, 
     assert outcome.code == 2 and outcome.err.count("\n") == 1
     assert "quits.py, line " in outcome.err.replace("quits_config.py", "quits.py") and told in outcome.err
     if how != "cancelled" or place == "config":  # what else it raises, a notebook shows whole
-        with pytest.raises(errors.UserError, match=told):
+        with raises(errors.UserError, told):
             launch.run(quits(f"{place}:{how}"), tmp_path / "other")
 
 
 def test_figures_that_end_the_process_end_no_run(quits, tmp_path):
     outcome = tiny.run("--config", quits("figures:exit"), "--workdir", str(tmp_path / "run"))
     assert outcome.code == 0 and "not all figures" in outcome.out and (tmp_path / "run" / "summary.json").is_file()
-
-
-@pytest.mark.parametrize("place", ["prepare", "init", "loss", "figures"])
-def test_no_ctrl_c_is_lost_in_what_swallows_exceptions(quits, tmp_path, place, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(errors.Interrupted) as caught:
-        launch.run(quits(f"{place}:"), tmp_path / "run")
-    assert caught.value.code == 130 and "go on with: launch.run(" in str(caught.value)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert launch.run(quits(""), tmp_path / "run").summary["steps"] == 3
 
 
 def test_what_a_terminal_would_act_on_is_not_printed(capsys):

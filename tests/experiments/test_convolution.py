@@ -7,6 +7,7 @@ import pytest
 import reference_positions as slow
 import tiny
 from cases import B, D, N
+from errors import raises
 
 from experiments import convolution
 from experiments.engine import errors
@@ -76,5 +77,5 @@ def test_the_task_and_what_is_shown(tmp_path):
 
 
 def test_a_kernel_longer_than_the_rows_is_refused():
-    with pytest.raises(errors.UserError, match=r"a kernel of 9 pixels \(model.H\) does not fit into rows of 8 pixels"):
+    with raises(errors.UserError, "model.H", 8, 9):
         tiny.task_of(tiny.settings("convolution", model=False, model__H=9))

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import io
+import json
 import pathlib
+import re
 import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,6 +30,7 @@ from experiments.engine import (
     run as runs,
     train_step,
 )
+from experiments.tools import command as commands
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}
@@ -66,7 +69,7 @@ def command(tool, **values) -> Outcome:
     """`python -m experiments.tools.TOOL --NAME=VALUE ...`, in this process; a list is given one by one."""
     pairs = [(name, one) for name, value in values.items() for one in (value if isinstance(value, list) else [value])]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = tool.run.main([tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
+        code = commands.main(tool.run, tool.HELP, [tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
@@ -88,6 +91,17 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     return str(file)
 
 
+def saved_in(folder: pathlib.Path, content: Any) -> str:
+    """Write a config in JSON with this content, and return its path."""
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder / "config.json")
+
+
+def loaded(file: str, **options) -> Any:
+    """Return the config of a file."""
+    return files.load(file, base=base.get_config, **options)
+
+
 def settings(experiment: str, *, model: bool = True, **changes) -> config.Settings:
     """A config with few steps, a small model (where there is one) and these changes (dots of keys written as __)."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
@@ -100,6 +114,11 @@ def fields() -> dict[str, Any]:
     """The defaults of all fields that an experiment of the project has, by their keys."""
     every = [base.get_config(name, of="language" if name == "ablation" else "") for name in EXPERIMENTS]
     return {key: value for one in every for key, value in config.flat(one.to_dict()).items()}
+
+
+def listed(field: str) -> list[str]:
+    """Return the names in the comment of a field of the model: "relu, gelu (mlp.py)"."""
+    return re.sub(r" \(.*|of the logits: ", "", base.FIELDS["model"][field][1]).split(", ")
 
 
 def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
@@ -208,9 +227,9 @@ def without_figures():
         yield
 
 
-def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], fall_back=False, **changes) -> runs.Result:
+def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], resume=None, **changes) -> runs.Result:
     """A run of this task in the folder, with these changes of the settings."""
     given = settings("vision", model=False, **changes)
     assert given.experiment == "vision"  # as the launcher, which reads it
     with without_figures():
-        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), fall_back=fall_back)
+        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), resume=resume)

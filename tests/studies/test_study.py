@@ -127,7 +127,7 @@ def test_what_is_no_study_is_refused(changes, words):
 def test_the_arms_of_the_learning_rate_study_are_what_they_are_called():
     """Also where the command line gives another rate."""
     made = config_file.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config)
-    config.override(made, "optim.learning_rate", "0.5")
+    config.assign(made, "optim.learning_rate", "0.5")
     every = rows(config.Settings(made, config_file.defaults(made, base.get_config)))
     found = {row.arm: row.settings.optim for row in every}
     decayed = {name: one for name, one in found.items() if name != "no_decay"}

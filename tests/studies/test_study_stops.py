@@ -149,7 +149,7 @@ def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_
 
 
 def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):
-    _, taken = again(stopped, "--config.train.log_every=1", "--resume=latest_valid", **OF_SECOND)
+    _, taken = again(stopped, "--config.train.log_every=1", **OF_SECOND)
     assert taken == [5, 6]
     found, right = tiny_study.summaries(stopped), tiny_study.summaries(whole)
     for name in SECOND:
@@ -158,15 +158,15 @@ def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):
         assert [row["step"] for row in log.read(stopped / "study" / name) if "train/loss" in row] == [2, 4, 5, 6]
 
 
-def test_a_damaged_checkpoint_is_refused_and_without_it_the_program_begins_again(whole, stopped):
-    (saved,) = stopped.glob("study/checkpoints/*/4/state")
-    file = max((file for file in saved.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+def test_a_damaged_checkpoint_is_named_and_without_it_its_program_begins_anew(whole, stopped):
+    (saved,) = stopped.glob("study/checkpoints/*/4")
+    file = max((file for file in saved.glob("state/**/*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     outcome = tiny_study.run(stopped, **OF_SECOND)
-    assert outcome.code == 2 and str(saved.parent) in outcome.err
-    shutil.rmtree(saved.parents[1])
+    assert outcome.code == 2 and str(file) in outcome.err and str(saved.parent) in outcome.err
+    shutil.rmtree(saved.parent)
     _, taken = again(stopped, **OF_SECOND)
     assert taken == ALL_STEPS
     tiny_study.assert_alike(stopped, whole, SECOND)

@@ -1,0 +1,193 @@
+"""The golden table: what fixed runs compute, recorded in tests/golden.json. tests/test_golden.py compares.
+
+`python -m tests.record_golden` records all entries for the JAX, the CPU and the libtpu that are here, and
+`python -m tests.record_golden smoke-1 vit-1` these two. All runs use the CPU and the XLA flags of tests/conftest.py.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import launch
+from experiments.engine import compilation, run as runs
+from experiments.studies import figures
+
+ROOT = pathlib.Path(__file__).parents[2]
+FILE = ROOT / "tests" / "golden.json"
+EXACT = 1e-6  # tolerance on the machine that recorded a number
+MEMORY = 1e-3  # share of the memory by which it may grow, as the code of a program counts too
+LOSS = re.compile("loss|/values/|bytes")  # numbers that another CPU gives too; accuracies jump
+TIMES = ("seconds", "wall", "versions", "commit", "device", "compile", "per_s")  # parts of names of unequal numbers
+STUDY = "from configs import base\n\n\ndef get_config():\n    return base.get_config('ablation', of={!r})\n"
+
+
+def load_table() -> dict:
+    """Return the content of tests/golden.json."""
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def entries(table: dict) -> list[str]:
+    """Return the names of all entries: "smoke-1" is the config `smoke` on one device."""
+    runs = [f"{name}-{n}" for name, run in table["runs"].items() for n in run["devices"]]
+    return [*runs, *(f"study-{name}" for name in table["studies"]), *(f"memory-{name}" for name in table["memory"])]
+
+
+def versions(name: str) -> str:
+    """Return the versions that an entry's numbers belong to."""
+    libraries = ["jax", "libtpu"] if name.startswith("memory-") else ["jax"]
+    return ", ".join(f"{library} {importlib.metadata.version(library)}" for library in libraries)
+
+
+def machine(name: str) -> str:
+    """Return all that the last bits depend on besides JAX: the CPU, its cores (which share sums), and XLA's flags."""
+    if name.startswith("memory-"):
+        return "any"
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
+    facts = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+    cpu = f"{facts.get('model name', '?')}, family {facts.get('cpu family')}, model {facts.get('model')}"
+    wide = "AVX-512" if "avx512f" in facts.get("flags", "") else "no AVX-512"
+    return f"{cpu}, {wide}, {os.cpu_count()} cores; {' '.join(os.environ.get('XLA_FLAGS', '').split())}"
+
+
+def differences(recorded: dict, computed: dict, *, tolerance: float, only_losses: bool = False) -> list[str]:
+    """Return a sentence for each number that differs by more than `tolerance` (relative if it is above 1) or is gone,
+    and for each digest that differs. With `only_losses`, other numbers and digests are not compared."""
+    found = []
+    for name, right in recorded["numbers"].items():
+        now, memory = computed["numbers"].get(name), name.endswith("bytes")
+        if only_losses and not LOSS.search(name):
+            continue
+        far = now is None or not abs(now - right) <= (MEMORY if memory else tolerance) * max(1.0, abs(right))
+        if far and not (memory and now is not None and now < right):  # less memory is welcome
+            found.append(f"{name}: {now} instead of {right}")
+    digests = {} if only_losses else recorded["digests"]
+    changed = [name for name, right in digests.items() if computed["digests"].get(name) != right]
+    if changed == ["params_sha256"]:
+        found.append("params_sha256 differs, the arrays do not: parameters have other names")
+    elif changed:
+        found.append(f"the bits differ: {', '.join(changed)}")
+    return found
+
+
+def compute(table: dict, name: str, folder: pathlib.Path) -> dict:
+    """Compute an entry in this empty folder: {"numbers": {name: number}, "digests": {name: sha256}}."""
+    kind, _, rest = name.rpartition("-")
+    if kind == "memory":
+        return {"numbers": memory(table["memory"][rest], folder), "digests": {}}
+    if kind == "study":
+        return study(table["studies"][rest], folder)
+    return run(table["runs"][kind], folder, devices=int(rest))
+
+
+def run(entry: dict, folder: pathlib.Path, *, devices: int) -> dict:
+    """Train a config on simulated devices. Numbers: the losses of the logged steps and of the held-out part. Digests:
+    `params_sha256`, and the sha256 of all arrays whatever their names are."""
+    config, changes = ROOT / "configs" / f"{entry['config']}.py", filled(entry["overrides"], folder)
+    with without_output(folder, draws="pairs.source" in changes):  # translations have scores
+        result = launch.run(config, folder / "run", device="cpu", **{"mesh.data": devices}, **changes)
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    numbers = {f"train/loss of step {row['step']}": row["train/loss"] for row in rows if "train/loss" in row}
+    numbers |= {key: value for key, value in result.summary.items() if key.startswith("eval/")}
+    arrays = sorted(hashlib.sha256(np.ascontiguousarray(leaf)).hexdigest() for leaf in jax.tree.leaves(result.params))
+    nameless = hashlib.sha256("".join(arrays).encode()).hexdigest()
+    return {"numbers": numbers, "digests": {"params_sha256": result.summary["params_sha256"], "arrays": nameless}}
+
+
+def study(entry: dict, folder: pathlib.Path) -> dict:
+    """Run a study: all numbers of its report.json but those of times, and their digest."""
+    (folder / "study.py").write_text(STUDY.format(entry["experiment"]), encoding="utf-8")
+    with without_output(folder):
+        launch.run(folder / "study.py", folder / "run", device="cpu", **filled(entry["overrides"], folder))
+    numbers = dict(flat(json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))))
+    return {"numbers": numbers, "digests": {"numbers": hashlib.sha256(json.dumps(numbers).encode()).hexdigest()}}
+
+
+def memory(entry: dict, folder: pathlib.Path) -> dict[str, int]:
+    """Return the bytes on each chip of the programs of a config that libtpu compiles, in a process of its own."""
+    file, changes = folder / "memory.json", filled(entry["overrides"], folder)
+    words = [f"--config.{key}={value}" for key, value in changes.items()]
+    command = [sys.executable, "launch.py", f"--config=configs/{entry['config']}.py", "--dry_run", f"--json={file}"]
+    command += [f"--topology={entry['topology']}", *words]
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # those are flags of a CPU
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    programs = json.loads(file.read_text(encoding="utf-8"))["programs"]
+    return {f"{one['name']}: {key}": one[key] for one in programs for key in ("needed_bytes", "temp_bytes")}
+
+
+def filled(overrides: dict, folder: pathlib.Path) -> dict:
+    """Return the overrides with the paths of files made here for {text}, {pairs} and {tokenizer}."""
+    makers = {"{text}": text, "{pairs}": pairs, "{tokenizer}": tokenizer}
+    return {key: str(makers[value](folder)) if value in list(makers) else value for key, value in overrides.items()}
+
+
+def sentences(n: int) -> list[str]:
+    """Draw sentences of words that follow each other by a rule, so that there is something to learn. `random()` gives
+    the same numbers in every version of Python."""
+    draw = random.Random(33).random
+    words = [f"{a}{b}{c}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in ("", "n", "st", "ra")]
+    found, word = [], 0
+    for _ in range(n):
+        sentence = []
+        for _ in range(3 + int(6 * draw())):
+            word = (7 * word + 3 + int(5 * draw() ** 2)) % len(words)
+            sentence.append(words[word])
+        found.append(" ".join(sentence).capitalize() + ".?!\n"[int(3 * draw())])
+    return found
+
+
+def text(folder: pathlib.Path) -> pathlib.Path:
+    """Write about 80 kB of text."""
+    path = folder / "text.txt"
+    path.write_text("\n".join(sentences(2500)), encoding="utf-8")
+    return path
+
+
+def pairs(folder: pathlib.Path) -> pathlib.Path:
+    """Write sentences with their words in reverse order as translations, separated by tabs."""
+    path = folder / "pairs.txt"
+    lines = (f"{one}\t{' '.join(reversed(one[:-1].lower().split()))}{one[-1]}\n" for one in sentences(1500))
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def tokenizer(folder: pathlib.Path) -> pathlib.Path:
+    """Write a tokenizer with the size of GPT-2's: bytes and 50,001 tokens that no text contains."""
+    path = folder / "tokenizer.json"
+    model = {"type": "BPE", "vocab": {chr(33 + i): i for i in range(50257)}, "merges": []}
+    split = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    path.write_text(json.dumps({"model": model, "pre_tokenizer": split}), encoding="utf-8")
+    return path
+
+
+def flat(tree, path: str = ""):
+    """Yield (path, number) for all numbers in a tree of JSON, except those that are times, versions or devices."""
+    if isinstance(tree, dict | list):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in pairs:
+            if key != "config" and not any(word in str(key) for word in TIMES):
+                yield from flat(value, f"{path}/{key}")
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        yield path, tree
+
+
+@contextlib.contextmanager
+def without_output(folder: pathlib.Path, *, draws: bool = False):
+    """Send what is printed inside to a file. Without `draws`, runs and studies make no figures and no samples."""
+    with (folder / "printed.txt").open("w", encoding="utf-8") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)  # takes a second
+        if not draws:
+            patch.setattr(runs, "draw", lambda *arguments: ([], {}))
+            patch.setattr(figures, "draw", lambda *arguments, **options: [])
+        with contextlib.redirect_stdout(file):
+            yield
