@@ -9,7 +9,6 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and without a traceback, until something trains
 
-import contextlib
 import datetime
 import functools
 import importlib
@@ -23,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.compiler import report as compiler_report, topology as topologies
+from experiments.compiler import dry_run as dry_runs, topology as topologies
 from experiments.engine import (
     by_name,
     compilation,
@@ -130,19 +129,19 @@ def train(
     settings = warm_start.adopted(config_file.load_settings(config, changes), folder)
     compilation.keep()
     experiment = by_name.experiment(settings.experiment)
-    with topologies.of(topology, json) if topology else contextlib.nullcontext():
-        chips = None if topology else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
-        if not hasattr(experiment, "prepare"):  # a study: it prepares and trains many runs
-            if resume is not None:
-                raise errors.UserError(f"--resume={resume}: a study goes on from its newest checkpoints by itself")
-            earlier = pathlib.Path(workdir) if dry_run and workdir else None
-            return experiment.run(settings, folder, earlier, device, chips)
-        mesh = runs.devices(settings, device, chips=chips)
-        work = adapters.prepared(settings, experiment, mesh)  # data, initial parameters, loss, figures; optim.lora
-        work = warm_start.started(settings, work, resumed=runs.begun(folder))  # init_from
-        if dry_run:
-            return compiler_report.dry_run(settings, work, mesh)
-        return runs.run(settings, folder, work, mesh, resume=resume)
+    target = topologies.describe(topology) if topology else None
+    chips = target.devices if target else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
+    if not hasattr(experiment, "prepare"):  # a study: it prepares and trains many runs
+        if resume is not None:
+            raise errors.UserError(f"--resume={resume}: a study goes on from its newest checkpoints by itself")
+        earlier = pathlib.Path(workdir) if dry_run and workdir else None
+        return experiment.run(settings, folder, earlier, device, chips, target, json)
+    mesh = runs.devices(settings, device, chips=chips)
+    work = adapters.prepared(settings, experiment, mesh)  # data, initial parameters, loss, figures; optim.lora
+    work = warm_start.started(settings, work, resumed=runs.begun(folder))  # init_from
+    if dry_run:
+        return dry_runs.dry_run(settings, work, mesh, target, json)
+    return runs.run(settings, folder, work, mesh, resume=resume)
 
 
 def parse(argv: list[str]) -> dict[str, str]:

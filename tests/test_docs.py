@@ -20,6 +20,7 @@ from absl import flags
 import launch
 from benchmarks import __main__ as benchmarks
 from configs import base
+from experiments.compiler import topology
 from experiments.engine import by_name, config, config_file
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -76,6 +77,8 @@ def checked(words: list[str]) -> None:
         assert all((ROOT / word).exists() for word in words[1:] if word.startswith("tests/"))
     elif words[1:3] == ["-m", "benchmarks"]:
         benchmarks.arguments(words[3:])
+    elif words[1:3] == ["-m", "benchmarks.tpu_estimate"]:
+        assert (ROOT / words[3]).is_file() and words[4] in topology.NAMES
     elif words[1] == "-m":
         names = inspect.signature(importlib.import_module(words[2]).run).parameters
         assert {word.partition("=")[0].removeprefix("--") for word in words[3:]} <= names.keys()

@@ -1,7 +1,6 @@
 """XLA: the backend, the cache of compiled programs, and what programs cost in FLOPs and memory."""
 
 import contextlib
-import contextvars
 import importlib.metadata
 import math
 import os
@@ -27,14 +26,8 @@ NO_TPU = (
 )
 
 
-# Chips that are only described (.name, .devices), until the dry run hands over its devices as an argument.
-described: contextvars.ContextVar[Any] = contextvars.ContextVar("described", default=None)
-
-
 def start(device: str) -> None:
     """Select the backend: "any" takes what JAX finds; UserError if "cpu", "gpu" or "tpu" is not available."""
-    if described.get():
-        return
     by_name.choose("device", device, dict.fromkeys(["any", "cpu", "gpu", "tpu"]))
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")

@@ -1,6 +1,7 @@
 """Load a config: a `.py` file with get_config(), which is executed, or a `.json` file of a run, which is only read.
 
-Strictly: no field is missing, none is unknown, each has its type.
+Strictly: no field is missing, none is unknown, each has its type. (ml_collections.config_flags reads no JSON, and does
+not name the nearest setting or another project's name of one.)
 """
 
 import importlib

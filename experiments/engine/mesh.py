@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, distributed, errors
+from experiments.engine import distributed, errors
 from tfm import layout as layouts, shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
@@ -61,8 +61,6 @@ def shape(mesh: Mesh) -> str:
 def describe(mesh: Mesh, chips: Sequence[Any] | None = None) -> str:
     """Return the versions, the backend and the mesh in one line. chips: those of `make`, if not JAX's devices."""
     software = ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax"))
-    if of := compilation.described.get():
-        chips = of.devices
     used = f"{mesh.size} of {len(jax.devices() if chips is None else chips)} devices"
     kinds = [mesh.devices.flat[0].device_kind, *([processor()] if chips is None else [])]
     kind = f"{backend(mesh)} ({', '.join(kind for kind in kinds if kind != 'cpu')})"
@@ -85,9 +83,7 @@ def make(
 ) -> Mesh:
     """Return a mesh with the axes data, fsdp, tensor and sequence, before them seed if it is not 1. One size may be -1:
     all remaining devices. devices: None for those of JAX. UserError if the sizes do not fit."""
-    if devices is None:
-        chips = compilation.described.get()
-        devices = chips.devices if chips else jax.devices()
+    devices = jax.devices() if devices is None else devices
     sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
     available = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     wrong = [axis for axis, n in sizes.items() if n < 1 and n != -1]

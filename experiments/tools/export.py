@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import by_name, disk, errors, log
-from experiments.pretrained import adapters, families, hub, llama, open_model, tensors
+from experiments.pretrained import adapters, hub, llama, open_model
 from experiments.tools import command
 from tfm import shapes
 
@@ -32,12 +32,11 @@ def run(
     if not str(workdir):
         raise errors.UserError("the folder to write is missing: --workdir=FOLDER")
     model, folder = command.load(checkpoint, trust, "any"), pathlib.Path(workdir)
-    open_model.expect(model, *(spec.heads or (spec.kind,)), whole=False)
+    open_model.expect(model, *spec.kinds, whole=False)
     open_model.finite(model.path, shapes.flat(model.params))
-    check(spec, model)
     disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)
-    if spec.lines is llama.LINES and fields["relative_position"].split(":")[0] == "rotary":
+    if family in llama.FAMILIES and fields["relative_position"].split(":")[0] == "rotary":
         params, fields = llama.in_halves(params, fields)
     extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
     if model.kind == "image":
@@ -50,25 +49,10 @@ def run(
         disk.write_json(folder / "preprocessor_config.json", preprocessor(like))
         names.append("preprocessor_config.json")
     if (model.path / adapters.FILE).is_file() and params is model.params:
-        names += write_adapters(model, spec, folder)
+        names += write_adapters(model, hub.rules(family, params, fields, extras), folder)
     files = [folder / name for name in names]
     log.say(f"{model.path} is written as {family}: {', '.join(map(str, files))}", "\n")
     return files
-
-
-def check(family: families.Family, model: open_model.Trained) -> None:
-    """Raise UserError for a head that the family does not have (the fields of `model`: hub.write)."""
-    fields = vars(model.fields)
-    if model.kind == "image":
-        key, value, right = "image.head", model.facts["answer"], family.answer
-    else:
-        key, value = "text.head", model.facts["output"]
-        right = families.output(family, model.kind, fields | {"tied_output": value.startswith("tied")})
-    why = ", as model.mlp is" if family.heads.get(model.kind, "") is None else ""
-    wrong = [] if value == right else [f"{key} is {value!r} and not {right!r}{why}"]
-    needed = [name for name in ("segments", "E") if family.model[name] == families.ANY and not fields[name]]
-    wrong += [f"model.{name} is 0 and not 1 or more" for name in needed]
-    tensors.complain(f"this model cannot be written as {family.name}", wrong)
 
 
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
@@ -100,11 +84,11 @@ def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]
     return names
 
 
-def write_adapters(model: open_model.Trained, family: families.Family, folder: pathlib.Path) -> list[str]:
+def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
     """Write the run's adapters for the peft library, if the family can have them. Return the names of the files."""
     settings = open_model.saved(model.path / "config.json")["config"]
     target = disk.folder(folder, "adapters")
-    if wrong := adapters.as_peft(model.path, target, settings=settings, family=family, kind=model.kind):
+    if wrong := adapters.as_peft(model.path, target, settings=settings, rules=rules):
         print(f"its adapters alone are not written: {wrong}")
         return []
     return [f"adapters/{file.name}" for file in sorted(target.iterdir())]

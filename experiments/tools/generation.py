@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.compiler import topology as topologies
-from experiments.engine import compilation, mesh
-from tfm import layout as layouts
+from experiments.engine import mesh as meshes
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
@@ -22,10 +22,10 @@ GROWS = 2**14  # places of all caches: below, reading empty places costs less th
 class Generator:
     """The compiled functions that draw tokens after prompts.
 
-    mask(length_B) is the mask while prompts are read, mask() that of later tokens. stop: the ids that end a text.
-    chance: arguments of generate.begin and generate.more, such as temperature. In a text longer than `context` (None:
-    no limit) each token depends on the last `context` tokens alone (generate.window). Caches of at least `grows`
-    places in total start with a quarter of them and grow when they are full.
+    mask(length_B) is the mask while prompts are read, mask() that of later tokens. mesh: one device. stop: the ids that
+    end a text. chance: arguments of generate.begin and generate.more, such as temperature. In a text longer than
+    `context` (None: no limit) each token depends on the last `context` tokens alone (generate.window). Caches of at
+    least `grows` places in total start with a quarter of them and grow when they are full.
     """
 
     def __init__(
@@ -34,17 +34,18 @@ class Generator:
         params: Any,
         *,
         mask: Callable[..., masks.Mask],
+        mesh: Mesh,
         stop: Sequence[int],
         context: int | None = None,
         grows: int = GROWS,
         **chance: float,
     ):
-        self.params, self.stop, self.context, self.grows = params, frozenset(stop), context, grows
+        self.params, self.mesh, self.stop = params, mesh, frozenset(stop)
+        self.context, self.grows = context, grows
         how = chance | {"stop": sorted(self.stop)}
 
         def read(params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
-            over = layouts.Layout(platform=mesh.backend(mesh.make(data=1)))
-            return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B), over=over)
+            return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B))
 
         def window(params: Any, capacity: int) -> tuple[generate.Start, generate.Step]:
             return generate.window(read(params, None, context), context=context, capacity=capacity)
@@ -115,9 +116,9 @@ def rounds(of: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -
         state = of.more(layers, state)
 
 
-def described(of: Generator, ids: list[list[int]], *, steps: int) -> Iterator[topologies.Request]:
-    """Yield what a target topology compiles: reading the prompts, and one round."""
-    place = mesh.replicated(mesh.make(data=1))
+def requests(of: Generator, ids: list[list[int]], *, steps: int) -> Iterator[topologies.Request]:
+    """Yield the programs to compile for a topology: reading the prompts, and one round."""
+    place = meshes.replicated(of.mesh)
 
     def abstract(function: Callable, *arguments: Any) -> Any:
         shape = jax.eval_shape(function, *arguments)
@@ -127,9 +128,6 @@ def described(of: Generator, ids: list[list[int]], *, steps: int) -> Iterator[to
     B, N = prompt_BN.shape
     arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), of.params, prompt_BN, np.zeros(B, np.int32))
     begin = jax.jit(functools.partial(of.begin, steps=steps))
-    yield topologies.Request(
-        f"reading {B} x {N} tokens and drawing the first", begin, arguments, compilation.flops(begin, *arguments)
-    )
+    yield topologies.Request(f"reading {B} x {N} tokens and drawing the first", begin, arguments)
     layers, state = abstract(of.by_layer, of.params), abstract(begin, *arguments)
-    flops = ROUND * compilation.flops(of.step, layers, state.cache, state.length_B, state.length_B)
-    yield topologies.Request(f"drawing the next {ROUND}, {B} at a time", of.more, (layers, state), flops)
+    yield topologies.Request(f"drawing the next {ROUND}, {B} at a time", of.more, (layers, state))

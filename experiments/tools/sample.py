@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.compiler import report as compiler_report, topology as topologies
+from experiments.compiler import dry_run, topology as topologies
 from experiments.data import tokenizer as tokenizers
-from experiments.engine import config, errors, log
+from experiments.engine import config, errors, log, mesh as meshes
 from experiments.pretrained import open_model
 from experiments.tools import command, generation
 from tfm.attention import mask as masks
@@ -68,10 +69,13 @@ def run(
     model = command.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     file = command.output(workdir, "sample.txt")
     tokenizer = open_model.words(model)
-    session = Session(model, tokenizer, make_generator(model, tokenizer, chance), max_new_tokens, samples, stop)
+    target = topologies.describe(topology) if topology else None
+    mesh = meshes.make(data=1, devices=target and target.devices)
+    session = Session(model, tokenizer, make_generator(model, tokenizer, mesh, chance), max_new_tokens, samples, stop)
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    if topology:
-        return compile_for(topology, json, session, prompts or [""])
+    if target:
+        ids, steps = encode(session, prompts or [""])
+        return dry_run.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
     typed = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
     texts = list(answers(session, seed)) if typed else draw(session, prompts or [""], seed)
     command.save("\n\n".join(texts), file)
@@ -100,7 +104,7 @@ def check(chance: dict[str, float], **counts: int) -> None:
 
 
 def make_generator(
-    model: open_model.Trained, tokenizer: tokenizers.Tokenizer, chance: dict[str, float]
+    model: open_model.Trained, tokenizer: tokenizers.Tokenizer, mesh: Mesh, chance: dict[str, float]
 ) -> generation.Generator:
     """Return the generator of the model: its mask, its context and the tokens that end its texts."""
 
@@ -111,7 +115,8 @@ def make_generator(
 
     N, ends = model.facts["N"], open_model.ends(model, tokenizer)
     context = None if models.endless(model.fields, N=N) else N
-    return generation.Generator(model.network(), model.params, mask=mask, context=context, stop=ends, **chance)
+    how = {"mask": mask, "mesh": mesh, "context": context, "stop": ends}
+    return generation.Generator(model.network(), model.params, **how, **chance)
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
@@ -176,13 +181,6 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
         yield held[: len(held) - back]
         held = held[len(held) - back :]
     yield held
-
-
-def compile_for(topology: str, json: str, session: Session, prompts: Sequence[str]) -> None:
-    """Print the compiler's report of generation on this topology."""
-    ids, steps = encode(session, prompts)
-    with topologies.of(topology, json or None):
-        compiler_report.show(generation.described(session.generator, ids, steps=steps))
 
 
 if __name__ == "__main__":

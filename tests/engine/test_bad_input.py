@@ -179,9 +179,9 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     text.write_bytes(b"to be or not to be")
     told("evaluation part has 2 tokens", "needs 9")
     text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)
-    told(f"{text} is not UTF-8", "1180", "bytes", more=["--config.text.tokenizer=characters"])
-    text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
-    told(str(text), "is a PNG image, not text", "leave it out")
+    told(str(text), "UTF-8", "bytes", more=["--config.text.tokenizer=characters"])
+    text.write_bytes(b"\x89PNG\r\n\0" + tiny.TEXT)
+    told(str(text), "byte 6,")
     text.write_bytes(bytes(range(32, 122)))
     refused(
         [*language, f"--config.text.source={text}", "--config.train.batch_size=80"],
@@ -202,15 +202,15 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
 
     lacks = idx()
     (lacks / "t10k-labels-idx1-ubyte").unlink()
-    told(lacks, "lacks t10k-labels-idx1-ubyte")
+    told(lacks, str(lacks), "t10k-labels-idx1-ubyte")
     (tmp_path / "image.png").write_bytes(b"")
     told(tmp_path / "image.png", "image.png", "folder", ".npz")
     y_train, y_test = (small_files.arrays()[name] for name in ("y_train", "y_test"))
-    told(idx(y_test=y_test + 1), "evaluation part", "label 4", "0 .. 3")
-    told(idx(y_train=y_train + 197), "training part", "label 200 is out of range")
+    told(idx(y_test=y_test + 1), "to 4", "0 .. 3")
+    told(idx(y_train=y_train + 197), "to 200", "0 .. 10")
     short = idx() / "train-images-idx3-ubyte"
     short.write_bytes(short.read_bytes()[:-5])
-    told(short.parent, "train-images-idx3-ubyte", "cut off", "(11, 5, 3)")
+    told(short.parent, "train-images-idx3-ubyte", "(11,5,3)")
     file = tmp_path / "images.npz"
     file.write_bytes(b"PK\3\4 and no more")
     told(file, str(file))
@@ -218,12 +218,12 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
     told(file, str(file), "x_train", "pixels")
     x, y = np.zeros((9, 4, 4), np.uint8), np.array([0, 1, 2, 0, 1, -1, 0, 1, 2])
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=abs(y))
-    told(file, "training part", "label -1", "0 .. 2")
+    told(file, "from -1", "0 .. 2")
     np.savez(file, x_train=x, y_train=0 * y, x_test=x, y_test=0 * y)
     told(file, "images of one class alone, '0'", "at least two")
     monkeypatch.setenv("TFM_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    told("fashion_mnist", "fashion_mnist", *(str(tmp_path / place) for place in ("data", "cache")))
+    told("fashion_mnist", str(tmp_path / "data" / "fashion-mnist"), "train-images-idx3-ubyte")
 
 
 @pytest.mark.parametrize("experiment", ["vision", "language"])

@@ -17,7 +17,7 @@ from errors import raises
 
 from experiments import model as models
 from experiments.data import pretrained_tokenizer
-from experiments.engine import errors, log
+from experiments.engine import errors, log, mesh as meshes
 from experiments.pretrained import open_model
 from experiments.tools import export, generation, sample
 from tfm.attention import mask as masks
@@ -82,7 +82,7 @@ def test_several_prompts_samples_and_lines_are_each_as_alone_also_in_a_cache_tha
     with raises(errors.UserError, tmp_path / "out" / "sample.txt"):
         draw(prompt="A", workdir=tmp_path / "out")
     model, ids, capacities = open_model.open(run), [[*b"A king"], [*b"w"]], []
-    how = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal}
+    how = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
     growing = generation.Generator(model.network(), model.params, context=N, grows=1, **how)
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     key_B = jax.numpy.stack([jax.random.fold_in(jax.random.key(4), b) for b in range(2)])
@@ -178,7 +178,6 @@ def test_a_run_that_is_no_language_model_any_more_is_refused(run, tmp_path):
     refused(published.changed(run, tmp_path / "b", model__F=31), "blocks/mlp/W1_FD", "(1, 32, 8)", "(1, 31, 8)")
     shutil.rmtree(tmp_path / "b" / "checkpoints")
     refused(tmp_path / "b", "checkpoint")
-    refused(published.changed(run, tmp_path / "d", text__objective="x"), "text.objective")
     copy = published.changed(run, tmp_path / "c", model__score="no_such_file:s")
     refused(copy, "model.score", "--trust=no_such_file:s")
     refused(copy, "no_such_file:s", "import", trust=("no_such_file:s",))
