@@ -63,7 +63,7 @@ class Generator:
         def move(params: Any, state: generate.State) -> generate.State:
             return generate.more(window(params, state.w_BN.shape[1])[1], state, steps=ROUND, **how)
 
-        step = self.step = functools.partial(model.step, mask=mask())
+        step = functools.partial(model.step, mask=mask())
         self.begin = jax.jit(
             begin, static_argnames="steps"
         )  # (params, prompts, lengths, key, steps) -> state with one token
