@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.compiler import dry_run, topology
+from experiments.dry_run import dry_run, topology
 from experiments.engine import config as configs, disk, errors, log, mesh, run as single, signals, workdir
 from experiments.studies import (
     plan,

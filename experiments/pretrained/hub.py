@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import traverse_util
 
-from experiments import variants
+from experiments.build import variants
 from experiments.engine import by_name, disk, errors
 from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes

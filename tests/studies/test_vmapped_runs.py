@@ -8,7 +8,7 @@ import optax
 import pytest
 import tiny
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors, mesh, optim, train_step as steps
 from experiments.studies import vmapped_runs
 from tfm import shapes

@@ -9,8 +9,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
-from experiments.compiler import topology
+from experiments.build import model as models
+from experiments.dry_run import topology
 from experiments.engine import compilation, errors, mesh as meshes
 from experiments.tools import generation
 from tfm import head
