@@ -1,9 +1,10 @@
 """From the `model` section of a config to pure functions of `tfm`: names become functions, sizes become keywords."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 from experiments import variants
 from experiments.engine import by_name, config, errors, mesh
 from tfm import (
-    attention,
     block,
     embed,
     encoder_decoder as seq2seq,
@@ -23,18 +23,18 @@ from tfm import (
     transformer,
     variant,
 )
-from tfm.attention import explicit, flash, heads, mask, score
+from tfm.attention import implementations, mask as masks, score, spec as attentions
+from tfm.attention.spec import Call
 from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
-# Layers that are written out where nothing is computed again. libtpu 0.0.50 compiles one in 5 s, for each of step
-# and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
-WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
+# Layers that are unrolled if nothing is computed again. libtpu 0.0.50 compiles one in 5 s, for each of step and
+# evaluation; it expects a loop over four layers to take 1.5 times as long (causal_lm, llama; vit 1.77; v5e).
+UNROLLED, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
-LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
-WORDS, PIXELS = embed.words.apply, head.pixels.apply
+PIXELS = head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
 TEXT_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
@@ -48,47 +48,159 @@ def word_head(tied: bool, layer: str) -> str:
 WORD_HEADS = {word_head(*one): one for one in itertools.product((False, True), ("", "bias", *mlp.ACTIVATIONS))}
 
 
-class Model(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
     """A model as functions of its parameters.
 
-    init(key, **numbers) -> params; or with a number, score_std=..., that is not the config's but one of several runs'
-    apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, aux)    (transformer.apply)
-    start(params, prompt_BN, length_B, *, capacity, mask, over=layout.ONE) -> (logits_BW, cache)     (kv_cache.start)
-    by_layer(params) -> the parameters for many steps                                             (kv_cache.by_layer)
-    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                                      (kv_cache.step)
-
-    Of a sequence-to-sequence model (encoder_decoder.py) apply(params, source_BS, valid_BS, w_BN, ...) and
-    start(params, source_BS, valid_BS, prompt_BN, length_B, *, capacity); they and step know their masks.
+    `layout` are the devices of its training, `attention` what computes attention there; without a layout, as in figures
+    and generation, `usual` does.
     """
 
-    init: Callable
-    apply: Callable
-    start: Callable
-    by_layer: Callable
-    step: Callable
+    spec: transformer.Spec
+    layers: int
+    make: Callable[..., dict]  # (key, spec) -> params
+    scale: Callable[[dict, set[str]], dict]  # (params, settings that one of several runs has for itself) -> params
+    layout: layouts.Layout
+    attention: implementations.Implementation
+    usual: implementations.Implementation
+
+    @property
+    def cap(self) -> float:
+        """Soft cap of the logits; 0: none."""
+        return self.spec.cap
+
+    def init(self, key: jax.Array, **numbers: Any) -> dict:
+        """Return the parameters. numbers: score_std of one of several runs, instead of the config's."""
+        spec = self.spec._replace(block=self.spec.block._replace(**numbers))
+        return self.scale(self.make(key, spec=spec), set(numbers))
+
+    def on(self, layout: layouts.Layout, *, maps: bool = False) -> transformer.Spec:
+        """Return the spec for these devices: with their attention, and layers unrolled or in a loop.
+
+        Unrolled with FSDP, XLA:CPU would gather the weights of all layers at once; deep models compile long.
+        """
+        attention = self.attention if layout == self.layout else self.usual
+        attend = implementations.DEFINED.attend if maps else attention.attend
+        deep = self.layers > (SHALLOW if layout.platform in ("", "cpu") else UNROLLED)
+        unroll = 1 if layout.fsdp or deep or self.spec.remat != "none" else True
+        own = self.spec.block.attention._replace(attend=attend)
+        return self.spec._replace(block=self.spec.block._replace(attention=own), unroll=unroll)
+
+    def hidden(
+        self,
+        params: Any,
+        inputs: Any,
+        *,
+        mask: masks.Mask | None,
+        key_B: jax.Array | None = None,
+        maps: bool = False,
+        layout: layouts.Layout = layouts.ONE,
+    ) -> tuple[jax.Array, dict]:
+        """Return X^(M) and aux (transformer.hidden)."""
+        call = Call(mask=mask, key_B=key_B, layout=layout, maps=maps)
+        return transformer.hidden(params, inputs, self.on(layout, maps=maps), call)
+
+    def output(
+        self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return the tokens before the output matrix, and the head (transformer.output)."""
+        return transformer.output(params, x_BND, self.spec, layout)
+
+    def logits(self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+        """Return the logits of X^(M) (transformer.logits)."""
+        return transformer.logits(params, x_BND, self.spec, layout)
+
+    def apply(
+        self, params: Any, *inputs: Any, layout: layouts.Layout = layouts.ONE, **options: Any
+    ) -> tuple[jax.Array, dict]:
+        """Return the logits and aux; arguments as of `hidden`."""
+        x_BND, aux = self.hidden(params, *inputs, layout=layout, **options)
+        return self.logits(params, x_BND, layout=layout), aux
+
+    def start(
+        self, params: Any, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: masks.Mask | None
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits_BW after each prompt, and the cache (kv_cache.start)."""
+        own, call = self.on(layouts.ONE), Call(mask=mask)
+        return kv_cache.start(params, prompt_BN, length_B, capacity=capacity, spec=own, call=call)
+
+    def by_layer(self, params: Any) -> Any:
+        """Return the parameters for many steps (kv_cache.by_layer)."""
+        return kv_cache.by_layer(params, dtype=self.spec.dtype)
+
+    def step(
+        self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits_BW of the next token, and the new cache (kv_cache.step)."""
+        return kv_cache.step(params, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask))
 
 
-def language(m: config.Settings, *, answer: Any, W: int, N: int, output: str = "linear", C: int = 0) -> Model:
-    """A model of words: `answer` is the head, output is text.head. C: classes, of the heads that answer with classes;
-    'pooled' is then the mean of all words."""
+class EncoderDecoder(Model):
+    """A sequence-to-sequence model (encoder_decoder.py), which knows its masks."""
+
+    def hidden(
+        self,
+        params: Any,
+        source_BS: jax.Array,
+        valid_BS: jax.Array,
+        w_BN: jax.Array,
+        *,
+        key_B: jax.Array | None = None,
+        maps: bool = False,
+        layout: layouts.Layout = layouts.ONE,
+    ) -> tuple[jax.Array, dict]:
+        """Return X^(M) of the decoder and aux (encoder_decoder.hidden)."""
+        call = Call(key_B=key_B, layout=layout, maps=maps)
+        return seq2seq.hidden(params, source_BS, valid_BS, w_BN, self.on(layout, maps=maps), call)
+
+    def start(
+        self,
+        params: Any,
+        source_BS: jax.Array,
+        valid_BS: jax.Array,
+        prompt_BN: jax.Array,
+        length_B: jax.Array,
+        *,
+        capacity: int,
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits_BW after each prompt, and the cache (encoder_decoder.start)."""
+        arrays = params, source_BS, valid_BS, prompt_BN, length_B
+        return seq2seq.start(*arrays, capacity=capacity, spec=self.on(layouts.ONE), call=Call())
+
+    def step(self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array) -> tuple[jax.Array, Any]:
+        """Return the logits_BW of the next token, and the new cache (encoder_decoder.step)."""
+        return seq2seq.step(params, cache, w_B, n_B, spec=self.spec)
+
+
+def language(
+    m: config.Settings, *, answer: Any, W: int, N: int, output: str = "linear", C: int = 0, **devices: Any
+) -> Model:
+    """Return a model of tokens: `answer` is the head, output is text.head. C: classes, of the heads that answer with
+    classes; 'pooled' is then the mean of all tokens. devices: layout and mask, as in `build`."""
     config.at_least(0, {"model.segments": m.segments, "model.E": m.E})
-    names, batch = TEXT_HEADS if C else WORD_HEADS, m.norm.startswith("batch")
-    (tied, layer), answer = by_name.choose("head", output, names), head.pooled if output == "pooled" else answer
-    activation = mlp.ACTIVATIONS.get(layer)
-    if m.E and (batch or tied and not activation):
-        wrong = f"another model.norm than {m.norm}" if batch else "text.head = linear, or with a layer, as tied+gelu"
-        raise errors.UserError(f"model.E = {m.E} needs {wrong}")
+    (tied, layer) = by_name.choose("head", output, TEXT_HEADS if C else WORD_HEADS)
+    activation, answer = mlp.ACTIVATIONS.get(layer), head.pooled if output == "pooled" else answer
+    check_embedding(m, output=output, tied=tied, transformed=bool(activation))
     if answer is head.first_word:
         answer = head.first_word_of(activation) if activation else head.class_token
-    more = {"C": C} if C else {"W": W, "bias": "b_W"} if layer == "bias" else {"W": W}
-    made = sized(answer, **more)
+    made = sized(answer, **({"C": C} if C else {"W": W, "bias": "b_W"} if layer == "bias" else {"W": W}))
     if activation and not C:
-        if batch:
-            raise errors.UserError(f"text.head = {output} has a norm without statistics: choose another model.norm")
         init = functools.partial(head.transformed_init, made.init, norm=variants.choose(m, "norm"), E=m.E)
         made = made._replace(init=init)
     words = sized(embed.words, W=W, J=m.segments)
-    return build(m, embed=words, head=made, N=N, transform=activation, tied_output=tied, E=m.E)
+    own = {"activation": activation} if activation else {}
+    return build(m, embed=words, head=made, N=N, tied_output=tied, E=m.E, **own, **devices)
+
+
+def check_embedding(m: config.Settings, *, output: str, tied: bool, transformed: bool) -> None:
+    """Raise UserError if model.E or the layer before the output matrix do not fit the rest of the model."""
+    batch = m.norm.startswith("batch")
+    if m.E and batch:
+        raise errors.UserError(f"model.E = {m.E} needs another model.norm than {m.norm}")
+    if m.E and tied and not transformed:
+        raise errors.UserError(f"model.E = {m.E} needs text.head = linear, or with a layer, as tied+gelu; not {output}")
+    if transformed and batch:
+        raise errors.UserError(f"text.head = {output} has a norm without statistics: choose another model.norm")
 
 
 def sized(choice: variant.Variant, **sizes: Any) -> variant.Variant:
@@ -96,12 +208,12 @@ def sized(choice: variant.Variant, **sizes: Any) -> variant.Variant:
     return choice._replace(init=functools.partial(choice.init, **sizes))
 
 
-def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: int, C: int) -> Model:
+def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: int, C: int, **devices: Any) -> Model:
     """A model of images of Y x X pixels and Z channels. Raises UserError for a patch that does not divide them."""
     N, P = patches(Y, X, Z, patch=patch)
     output = sized(by_name.choose("head", answer, CLASS_HEADS), C=C)
     first = FIRST.get(answer, 0)
-    return build(m, embed=sized(embed.patches, P=P), head=output, N=N + first, class_token=first)
+    return build(m, embed=sized(embed.patches, P=P), head=output, N=N + first, class_token=first, **devices)
 
 
 def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
@@ -113,11 +225,13 @@ def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
     return (Y // patch) * (X // patch), patch * patch * Z
 
 
-def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool, output_bias: bool = False) -> Model:
+def encoder_decoder(
+    m: config.Settings, *, W: int, N: int, tied_output: bool, output_bias: bool = False, **devices: Any
+) -> Model:
     """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
     check_causal(m)
     words, output = sized(embed.words, W=W), sized(head.next_word, W=W, **({"bias": "b_W"} if output_bias else {}))
-    return build(m, embed=words, head=output, N=N, cross=True, tied_output=tied_output)
+    return build(m, embed=words, head=output, N=N, cross=True, tied_output=tied_output, **devices)
 
 
 def build(
@@ -126,81 +240,83 @@ def build(
     embed: variant.Variant,
     head: variant.Variant,
     N: int,
-    transform: Callable | None = None,
+    activation: Callable | None = None,
     cross: bool = False,
+    layout: layouts.Layout = layouts.ONE,
+    mask: masks.Mask | None = None,
     **tree: int,
 ) -> Model:
-    """The model that the section `m` describes, for up to N tokens. transform: the activation before the output matrix.
-    tree: class_token, tied_output, E (transformer.init). cross: an encoder-decoder. UserError: a wrong name or size."""
-    config.at_least(0, {"model.window": m.window})
-    if isinstance(m, config.Settings) and m.window >= N and not endless(m, N=N):  # published models may say it
-        raise errors.UserError(f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window")
-    dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
-    by_name.choose("remat", m.remat, transformer.REMAT)
-    by_name.choose("bias", m.bias, block.BIASES)
-    inner = block_parts(m, cross=cross)
-    if variants.split("norm", m.norm)[0] == "batch_features":
-        inner = inner._replace(norm=sized(inner.norm, N=N))
-    parts = transformer.Parts(embed, variants.choose(m, "position"), inner, head)
-    parts = parts._replace(cap=m.output_cap, **({"transform": transform} if transform else {}))
-    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1, "share": m.share}
-    config.at_least(1, {"model.share": m.share})
-    batch = m.norm.startswith("batch")
-    if m.M % m.share or m.share > 1 and batch:
-        wrong = f"another model.norm than {m.norm}" if batch else f"to divide model.M = {m.M}"
-        raise errors.UserError(f"model.share = {m.share} needs {wrong}")
-    first, last = by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
-    if first and cross:
-        raise errors.UserError(f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none")
-    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": last, "bias": m.bias}
-    tree |= {} if cross else {"embed_norm": first, "value_embedding": m.value_embedding}
-    for name, holds, right in (
-        ("value_embedding", cross or embed.apply is not WORDS, "words alone as the input of a single sequence"),
-        ("value_embedding", m.value not in LOW_RANK, f"model.value = {' or '.join(LOW_RANK)}"),
-        ("output_cap", head.apply is PIXELS, "words or classes for an answer"),
-        ("skips", m.M < 2, "model.M of at least 2"),
-        ("skips", m.share > 1, "model.share = 1"),
-        ("window", cross, "a single sequence"),
-    ):
-        if getattr(m, name) and holds:
-            raise errors.UserError(f"model.{name} needs {right}")
-    whole, one_by_one = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
+    """Return the model that the section `m` describes, for up to N tokens. Raises UserError for a wrong name or size.
 
-    def initial(key: jax.Array, **numbers: Any) -> dict:
-        own = parts._replace(block=parts.block._replace(**numbers))
-        params = whole.init(key, parts=own, **tree)
-        scales = {name for name in ("score_std", "output_std") if name in numbers or getattr(m, name) != 1}
-        variants.check_scales(m, scales, params, OUTPUTS)
+    activation: of the layer before the output matrix. cross: an encoder-decoder. layout: the devices of the training;
+    mask: one like those of its calls: by both the implementation of attention is chosen. tree: class_token,
+    tied_output, E (transformer.init).
+    """
+    check(m, N=N, cross=cross, pixels=head.apply is PIXELS)
+    first, last = OUTER_NORMS[m.outer_norm]
+    own = {"activation": activation} if activation else {}
+    spec = transformer.Spec(embed, variants.choose(m, "position"), block_spec(m, N=N), head, **own)
+    spec = spec._replace(cap=m.output_cap, share=m.share, dtype=DTYPES[m.compute_dtype], remat=m.remat)
+    variants.rehearse(m, spec, sizes(m), N=N, cross=cross)
+    chosen = choose_attention(m, spec, N=N, layout=layout, mask=mask, cross=cross)
+    usual = implementations.DEFINED if m.attention == "explicit" else implementations.BLOCKS
+    tree |= sizes(m) | {"N": N, "final_norm": last, "bias": m.bias} | ({} if cross else {"embed_norm": first})
+    make = functools.partial((seq2seq if cross else transformer).init, **tree)
+
+    def scale(params: dict, changed: set[str]) -> dict:
+        changed |= {name for name in ("score_std", "output_std") if getattr(m, name) != 1}
+        variants.check_scales(m, changed, params, OUTPUTS)
         return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
-    def on(over: layouts.Layout, *, maps: bool = False) -> dict:
-        """How it is computed on such devices. Maps are made by the way that forms them."""
-        product = getattr(parts.block.attention.score, "logits", None) is None
-        compute = explicit.attention if maps or not product else parts.block.attention.compute
-        if product and (over.sequence or compute is flash.attention):
-            compute = attention.on(over.platform, dtype, shared=bool(over.sequence), cap=m.cap)
-        own = parts.block.attention._replace(compute=compute)
-        changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
-        # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.
-        deep = m.M > (SHALLOW if over.platform in ("", "cpu") else WRITTEN_OUT)
-        if over.fsdp or deep:
-            changed["unroll"] = 1
-        return call | changed
-
-    def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        """over: the devices that share the model (inside shard_map)."""
-        return whole.apply(*arrays, **on(over, maps=maps), maps=maps, **options)
-
-    def start(*arrays: Any, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        """over: of one device, whose platform may have a kernel for the prompts."""
-        return one_by_one.start(*arrays, **on(over), **options)
-
-    by_layer = functools.partial(kv_cache.by_layer, dtype=dtype)
-    return Model(initial, applied, start, by_layer, functools.partial(one_by_one.step, **call))
+    kind = EncoderDecoder if cross else Model
+    return kind(spec, m.M, make, scale, layout, chosen, usual)
 
 
-def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
-    """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
+def choose_attention(
+    m: config.Settings, spec: transformer.Spec, *, N: int, layout: layouts.Layout, mask: Any, cross: bool
+) -> implementations.Implementation:
+    """Return the implementation of attention for these devices, by the shapes of queries, keys and values."""
+    own = spec.block.attention
+
+    def trace(key: jax.Array, x_BND: jax.Array) -> tuple:
+        params = block.init(key, **sizes(m), N=N, spec=spec.block, bias=m.bias, cross=cross)
+        params, x_BND = transformer.cast(params, spec.dtype), x_BND.astype(spec.dtype or x_BND.dtype)
+        q, k = own.score.apply(params["score"], x_BND, x_BND)
+        return q, k, own.value.apply(params["value"], k if own.value.from_keys else x_BND)
+
+    qkv = jax.eval_shape(trace, jax.random.key(0), jax.ShapeDtypeStruct((1, N, m.D), jnp.float32))
+    bias = own.relative_position.bias is not None or not own.score.attend_to_self
+    options = {"mask": mask, "bias": bias, "cap": m.cap, "axis": layout.sequence}
+    return implementations.choose(m.attention, layout.platform, *qkv, **options)
+
+
+def check(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> None:
+    """Raise UserError for settings of the section `m` that are wrong or do not fit together."""
+    for what, right in (("compute_dtype", DTYPES), ("remat", transformer.REMAT), ("bias", block.BIASES)):
+        by_name.choose(what, getattr(m, what), right)
+    by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
+    by_name.choose("attention", m.attention, dict.fromkeys(implementations.NAMES))
+    config.at_least(0, {"model.window": m.window})
+    config.at_least(1, {"model.share": m.share})
+    batch = m.norm.startswith("batch")
+    unseen = isinstance(m, config.Settings) and m.window >= N and not endless(m, N=N)  # published models may say it
+    for wrong, says in (
+        (unseen, f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window"),
+        (m.share > 1 and batch, f"model.share = {m.share} needs another model.norm than {m.norm}"),
+        (m.M % m.share, f"model.share = {m.share} needs to divide model.M = {m.M}"),
+        (
+            OUTER_NORMS[m.outer_norm][0] and cross,
+            f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none",
+        ),
+        (m.output_cap and pixels, "model.output_cap needs tokens or classes as the answer"),
+        (m.window and cross, "model.window needs a single sequence"),
+    ):
+        if wrong:
+            raise errors.UserError(says)
+
+
+def block_spec(m: config.Settings, *, N: int = 0) -> block.Spec:
+    """Return the function for each place of a block, by its name in the config."""
     config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
@@ -209,24 +325,26 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
             f"model.score = {m.score} cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
-    chosen = variants.checked(m, sizes(m), cross=cross)
-    if m.norm.startswith("none:") and not getattr(chosen["score"], "normed", False):
+    chosen = variants.checked(m, sizes(m))
+    takes_eps = chosen["score"].takes_eps
+    if m.norm.startswith("none:") and not takes_eps:
         raise errors.UserError(f"model.norm = {m.norm}: nothing uses the number after the colon. Choose none")
-    if getattr(chosen["score"], "normed", False):
+    if takes_eps:
         own = functools.partial(chosen["score"].apply, eps=variants.eps(m))
         chosen["score"] = chosen["score"]._replace(apply=own)
-    own = heads.Parts(
+    if N and variants.split("norm", m.norm)[0] == "batch_features":
+        chosen["norm"] = sized(chosen["norm"], N=N)
+    own = attentions.Spec(
         score=chosen["score"],
         value=chosen["value"],
         relative_position=chosen["relative_position"],
-        compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
+        attend=implementations.BLOCKS.attend,
         scale=by_name.choose("scale", m.scale, score.SCALES),
         H=m.H,
-        itself=getattr(chosen["score"], "itself", True),
         cap=m.cap,
     )
     order = by_name.choose("block", m.block, block.ORDERS)
-    return block.Parts(own, chosen["norm"], chosen["mlp"], order, variants.eps(m), m.dropout, m.score_std)
+    return block.Spec(own, chosen["norm"], chosen["mlp"], order, variants.eps(m), m.dropout, m.score_std)
 
 
 def sizes(m: config.Settings) -> dict[str, int]:
@@ -244,7 +362,7 @@ def sizes(m: config.Settings) -> dict[str, int]:
 
 def check_causal(m: config.Settings) -> None:
     """UserError for a norm that a causal model cannot have."""
-    if getattr(variants.choose(m, "norm"), "whole", False):
+    if variants.choose(m, "norm").needs_all_tokens:
         raise errors.UserError(
             f"model.norm = {m.norm} needs all tokens of a sequence at once, and a causal model sees those before alone:"
             " choose another norm"
@@ -257,12 +375,12 @@ def mean_of_words(answer_BNC: jax.Array, valid_BN: jax.Array) -> jax.Array:
     return jnp.where(valid_BN1, answer_BNC, 0).sum(1) / valid_BN1.sum(1)
 
 
-def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
+def masked(m: config.Settings, who: masks.Mask | None) -> masks.Mask | None:
     """The mask of an experiment, and beside it the sliding window that the config asks for (model.window; 0: none)."""
     if not m.window:
         return who
-    near = mask.window(m.window)
-    return near if who is None else mask.both(who, near)
+    near = masks.window(m.window)
+    return near if who is None else masks.both(who, near)
 
 
 def endless(m: config.Settings, *, N: int) -> bool:
@@ -272,47 +390,30 @@ def endless(m: config.Settings, *, N: int) -> bool:
 
 
 def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
-    """How the model that `m` describes is shared over a mesh. W: its words; N, head: its patches and class head. Raises
-    UserError for what cannot be shared so, with the reason."""
-    over, size, parts = mesh.layout(devices, W=W), devices.shape, block_parts(m)
-    sequence, tensor = size.get(over.sequence, 1), size.get(over.tensor, 1)
-    rooms = {"mlp": parts.mlp, "value": parts.attention.value}
-    whole = [f'model.{name} = "{getattr(m, name)}"' for name, own in rooms.items() if not getattr(own, "shared", False)]
-    for holds, reason in (
-        (
-            over.sequence and head in FIRST,
-            "the class token is no part of the image that devices could share: choose image.head = pooled, or "
-            "mesh.sequence = 1",
-        ),
-        (
-            over.sequence and getattr(parts.attention.score, "logits", None),
-            f"model.score = {m.score} is no product of queries and keys, and needs all keys: mesh.sequence must be 1",
-        ),
-        (
-            over.sequence and variants.split("norm", m.norm)[0] == "batch_features",
-            "model.norm = batch_features keeps statistics of each position: mesh.sequence must be 1",
-        ),
+    """Return how the model that `m` describes is shared over a mesh. W: its vocabulary; N, head: its patches and class
+    head. Raises UserError if it cannot be shared so."""
+    own, size, spec = mesh.layout(devices, W=W), devices.shape, block_spec(m)
+    sequence, tensor = size.get(own.sequence, 1), size.get(own.tensor, 1)
+    parts = {"mlp": spec.mlp, "value": spec.attention.value}
+    whole = [f"model.{name} = {getattr(m, name)}" for name, part in parts.items() if not part.takes_layout]
+    features = variants.split("norm", m.norm)[0] == "batch_features"
+    cuts = m.score.removesuffix(variants.NOSELF) in CUTS
+    for wrong, says in (
+        (own.sequence and head in FIRST, f"image.head = {head} has a class token, which devices cannot share"),
+        (own.sequence and features, "model.norm = batch_features keeps statistics of each position"),
         (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
+    ):
+        if wrong:
+            raise errors.UserError(f"{says}: mesh.sequence must be 1")
+    for wrong, says in (
         (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
         (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
-        (
-            over.tensor and m.score.removesuffix(variants.NOSELF) in CUTS,
-            f"model.score = {m.score} cuts whole tokens into heads, and devices would have to share those: "
-            "mesh.tensor must be 1",
-        ),
-        (
-            over.tensor and m.value_embedding,
-            "model.value_embedding is one table for the words and heads of all devices: mesh.tensor must be 1",
-        ),
-        (
-            over.tensor and whole,
-            f"{(*whole, '')[0]} does not say `shared`, that it takes the layout of the devices over which it would "
-            "have to be added up: mesh.tensor must be 1",
-        ),
+        (own.tensor and cuts, f"model.score = {m.score} cuts whole tokens into heads"),
+        (own.tensor and whole, f"{(*whole, '')[0]} does not take the layout of the devices (takes_layout)"),
     ):
-        if holds:
-            raise errors.UserError(reason)
-    return over
+        if wrong:
+            raise errors.UserError(f"{says}: mesh.tensor must be 1")
+    return own
 
 
 def probe(m: config.Settings) -> Callable | None:
@@ -335,7 +436,7 @@ def probe(m: config.Settings) -> Callable | None:
 def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]] | None:
     """params -> what is measured of the scores among the tokens themselves, of all layers, by the part of the model.
     The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it."""
-    factors = getattr(variants.choose(m, "score"), "factors", None)
+    factors = variants.choose(m, "score").factors
 
     def look(params: Any) -> dict[str, symmetry.Layer]:
         sides = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params} or {"": params}

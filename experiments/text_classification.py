@@ -52,19 +52,21 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     if layout.sequence:
         raise errors.UserError("mesh.sequence must be 1: one answer is for a whole text")
     answer = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}
-    model = models.language(m, **answer, W=tokenizer.size, N=t.N, C=len(data.classes))
+    padding = models.masked(m, masks.padding(np.ones((1, t.N), bool)))
+    sizes = {"W": tokenizer.size, "N": t.N, "C": len(data.classes)}
+    model = models.language(m, **answer, **sizes, layout=layout, mask=padding)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
+    def apply(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
         answer, aux = model.apply(params, batch["w_BN"], mask=mask, **options)
         return models.mean_of_words(answer, batch["valid_BS"]) if pooled else answer, aux
 
     own = tasks.parts(settings, *examples, tokens=t.N)
-    task = tasks.of_classes(settings, model, logits, labels, layout=layout, **own)
+    task = tasks.of_classes(settings, model, apply, labels, layout=layout, **own)
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, logits, labels[1]),
-        apply=lambda params, batch: logits(params, batch)[0],
+        figures=functools.partial(figures, settings, data, task, apply, labels[1]),
+        apply=lambda params, batch: apply(params, batch)[0],
         files=tokenizer.files | {run.DATA: disk.as_json({"classes": data.classes})},
         lines=describe(data, W=tokenizer.size, N=t.N, truncated=[cut for *_, cut in rows]),
         data_sha256=data.sha256,
@@ -96,7 +98,7 @@ def figures(
     settings: configs.Settings,
     data: labelled.Labelled,
     task: train_step.Task,
-    logits: Callable,
+    apply: Callable,
     label_B,
     params,
     folder,
@@ -105,7 +107,7 @@ def figures(
     """Yield recall; loss curves, the confusion matrix, and held-out texts with their classes, wrong ones first."""
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
     yield tasks.recalls(label_B, predicted_B, data.classes)
     lines = []
     for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:

@@ -1,23 +1,21 @@
 """The functions for the places of a model, by their names in the config; one from a user's own file is tried first.
 
-It is tried on shapes alone, with nothing computed: what it gives must fit into the product that takes it, as its room
-of tfm says. What it raises is told with its line.
+`rehearse` traces a block of the chosen variants on shapes alone. An error of a user's variant names its line.
 """
 
 import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.engine import by_name, config, errors
-from tfm import block, mlp, norm, position, shapes
-from tfm.attention import relative_position, rotary_scaling, score, value
+from tfm import block, mlp, norm, position, shapes, transformer
+from tfm.attention import mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
 
 ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
@@ -25,7 +23,6 @@ ROTARY = ("rotary", "rotary_halves")
 NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
 USUAL = {"relative_position": "10000", "norm": "1e-5"}
 NOSELF = "_noself"  # behind the name of a score: tokens attend to others, where they may
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # those that are no size of the model: an axis is known by its size
 
 
 def choose(m: config.Settings, name: str) -> Any:
@@ -33,8 +30,20 @@ def choose(m: config.Settings, name: str) -> Any:
     variant, numbers = split(name, getattr(m, name))
     others = name == "score" and variant.endswith(NOSELF) and ":" not in variant
     chosen = by_name.choose(name, variant.removesuffix(NOSELF * others), by_name.candidates(ROOMS[name]))
-    chosen = chosen._replace(itself=False) if others else chosen
-    return _rotary(m, variant, *numbers.split(":")) if variant in ROTARY else chosen
+    if others:
+        chosen = chosen._replace(attend_to_self=False)
+    if variant in ROTARY:
+        return _rotary(m, variant, *numbers.split(":"))
+    return _ignore_layout(name, chosen)
+
+
+def _ignore_layout(name: str, chosen: Any) -> Any:
+    """Return the variant with a function that takes `layout` in its room's place for it, if it has none."""
+    field = {"norm": "apply", "mlp": "apply", "value": "out_proj"}.get(name)
+    if field is None or chosen.takes_layout:
+        return chosen
+    function = getattr(chosen, field)
+    return chosen._replace(**{field: lambda *arrays, layout, **options: function(*arrays, **options)})
 
 
 def split(room: str, text: str) -> tuple[str, str]:
@@ -81,165 +90,80 @@ def _rotary(m: config.Settings, name: str, base: str, *scaled: str) -> relative_
     return relative_position.rotary_of(base, **how)
 
 
-class Trial(NamedTuple):
-    """A variant, and the sizes that it is tried with, by their letters."""
-
-    called: str  # 'model.score = my_file:my_score'
-    variant: Any
-    size: dict[str, int]
-
-    @property
-    def shared(self) -> str:
-        """The letter of the heads of keys and values."""
-        return "G" if self.size["G"] < self.size["H"] else "H"
-
-    def refusal(self, says: str) -> errors.UserError:
-        """The error that says this of the variant."""
-        return errors.UserError(f"{self.called}: {says}")
-
-    def ask(self, function: Callable, *arrays: Any, **how: Any) -> Any:
-        """The shapes of what the function gives for such arrays. UserError where it raises."""
-        try:
-            return jax.eval_shape(functools.partial(function, **how), *arrays)
-        except errors.UserError:
-            raise
-        except Exception as error:  # somebody's own code may raise anything
-            says = by_name.fault(error)
-            if says.startswith("TypeError"):  # no line of theirs: it has not come to that
-                given = [str(getattr(one, "shape", "params") or "key") for one in arrays]
-                says += f"; it is called with ({', '.join([*given, *(f'{name}={x}' for name, x in how.items())])})"
-            raise self.refusal(says) from error
-
-    def init(self, letters: str, **settings: Any) -> Any:
-        """The parameters for these sizes. UserError where one has not the shape that its name says."""
-        sizes = {letter: self.size[letter] for letter in letters}
-        params = self.ask(self.variant.init, jax.random.key(0), **sizes, **settings)
-        try:
-            answer = shapes.check(params)
-        except shapes.ShapeError as error:
-            raise self.refusal(f"of its parameters, {error}") from error
-        for letter in "HGKDF":
-            n = self.size[letter]
-            if answer.get(letter, n) != n:
-                raise self.refusal(f"model.{letter} is {n}, and {letter} in its parameters {answer[letter]}")
-        return params
-
-    def array(self, axes: str, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        """An abstract array with these axes."""
-        return jax.ShapeDtypeStruct(tuple(self.size[letter] for letter in axes), dtype)
-
-    def check(self, what: str, axes: str, answer: Any, *, free: str = "") -> None:
-        """UserError where the answer has other axes: H or G may be 1, which all share, and `free` any number."""
-        right = ["any" if letter in free else self.size[letter] for letter in axes]
-        shape = getattr(answer, "shape", ())
-        each = zip(axes, shape, right, strict=False)
-        fits = (m in (n, "any") or (letter in "HG" and n == 1) for letter, n, m in each)
-        if len(shape) != len(axes) or not all(fits):
-            raise self.refusal(
-                f"({', '.join(axes)}) is expected of its {what}, here ({', '.join(map(str, right))}), and it gives "
-                + (f"{shape}" if hasattr(answer, "shape") else "no array")
-            )
-
-    def pair(self, what: str, answer: Any) -> tuple[Any, Any]:
-        """The answer, where it is two things."""
-        if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self.refusal(f"a pair is expected, {what}, and it gives none")
-        return answer[0], answer[1]
-
-
-def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -> dict[str, Any]:
-    """The variants that the section `m` names, by their rooms. UserError where a user's own does not do what its room
-    says. cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that
-    rotary positions are to turn, UserError too where it does not declare that they may, or has no pairs of features;
-    and where heads are to share keys, of one that does not declare that they may."""
+def checked(m: config.Settings, sizes: dict[str, int]) -> dict[str, Any]:
+    """Return the variants that the section `m` names, by room. Raises UserError if they do not fit together: shared
+    keys, rotary positions and values made of keys need a score that supports them."""
     chosen = {name: choose(m, name) for name in ROOMS}
-    for name in ("score", "value") if m.G < sizes["H"] else ():
-        if getattr(chosen[name], "grouped", False):
-            chosen[name] = chosen[name]._replace(init=functools.partial(chosen[name].init, G=m.G))
-        elif name == "score":
-            right = [arm for arm, of in by_name.candidates(score).items() if getattr(of, "grouped", False)]
+    if m.G < sizes["H"]:
+        if not chosen["score"].supports_gqa:
+            right = [name for name, one in by_name.candidates(score).items() if one.supports_gqa]
             raise errors.UserError(
-                f"model.G = {m.G} heads of keys for model.H = {sizes['H']} heads need a matrix of the keys "
-                f"alone, and model.score = {m.score} declares none (grouped, score.py): those here that do are "
-                f"{', '.join(right)}"
+                f"model.G = {m.G} with model.H = {sizes['H']}: model.score = {m.score} does not support shared keys "
+                f"(supports_gqa); these do: {', '.join(right)}"
             )
-    names = {name: split(name, getattr(m, name))[0] for name in ROOMS}
-    own, turned = {name for name in ROOMS if ":" in names[name]}, names["relative_position"] in ROTARY
-    B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), m.G, 2 * sizes["K"]}]
-    size = {**sizes, "G": m.G, "B": B, "N": N, "S": S}
-    trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
-    if turned:
-        if not getattr(chosen["score"], "rotatable", False):
-            raise errors.UserError(
-                f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} "
-                "does not declare that they may be turned: one that asks for nothing but products of their features "
-                "does, as score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
-            )
-    of_keys = getattr(chosen["value"], "of_keys", False)
-    if turned or of_keys or own & {"score", "relative_position", "value"}:
-        q, k = _score(trials["score"], bias=block.biased("score", m.bias), cross=cross)
-        if turned and q.shape[-1] % 2:
-            raise errors.UserError(
-                f"model.relative_position = {m.relative_position} turns pairs of features, and those of queries are "
-                f"{q.shape[-1]} with model.score = {m.score}: model.K must be even, or model.D where a score has no "
-                "matrix"
-            )
-        if of_keys and k.shape[-1] != sizes["K"]:
-            raise errors.UserError(
-                f"model.value = {m.value} takes keys of model.K = {sizes['K']} features, and those of model.score = "
-                f"{m.score} have {k.shape[-1]}: choose another value or score"
-            )
-        if "relative_position" in own:
-            _relative_position(trials["relative_position"], q, k)
-        if "value" in own:
-            _value(trials["value"], k, bias=block.biased("value", m.bias), heads=q.shape[1])
-    rooms = {"norm": ("D", {}, {"eps": eps(m)}), "position": ("ND", {}, {})}
-    rooms["mlp"] = "DFM", {"bias": block.biased("mlp", m.bias)}, {}
-    for name in sorted(rooms.keys() & own):
-        of, (letters, more, settings) = trials[name], rooms[name]
-        of.check("tokens", "BND", of.ask(of.variant.apply, of.init(letters, **more), of.array("BND"), **settings))
+        for name in ("score", "value"):
+            if chosen[name].supports_gqa:
+                chosen[name] = chosen[name]._replace(init=functools.partial(chosen[name].init, G=m.G))
+    if split("relative_position", m.relative_position)[0] in ROTARY and not chosen["score"].supports_rope:
+        raise errors.UserError(
+            f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} does "
+            "not declare that they may be turned, as score.Score(init, apply, supports_rope=True) does"
+        )
     return chosen
 
 
-def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
-    """Queries and keys in self-attention, where both arguments are the same array."""
-    params, x_BND, expected = of.init("HKD", bias=bias), of.array("BND"), "queries and keys"
-    G = of.shared
-    q, k = of.pair(expected, of.ask(lambda params, x: of.variant.apply(params, x, x), params, x_BND))
-    others = of.pair(expected, of.ask(of.variant.apply, params, x_BND, of.array("BSD"))) if cross else (q, k)
-    for queries, keys, axes in ((q, k, f"B{G}NK"), (*others, f"B{G}SK" if cross else f"B{G}NK")):
-        of.check("queries", "BHNK", queries, free="K")
-        of.check("keys", axes, keys, free="K")
-        if queries.shape[-1] != keys.shape[-1]:
-            raise of.refusal(f"its queries have {queries.shape[-1]} features, and its keys {keys.shape[-1]}")
-        if not queries.shape[-1]:
-            raise of.refusal("its queries and keys have no features")
-    if compare := getattr(of.variant, "logits", None):
-        of.check("logits", "BHNN", of.ask(compare, params, q, k))
-    if factors := getattr(of.variant, "factors", None):
-        for matrix in of.pair("its factors", of.ask(factors, params, D=of.size["D"])):
-            of.check("factors", "HKD", matrix, free="K")
-    return q, k
+def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], *, N: int, cross: bool = False) -> None:
+    """Trace the shapes of a block, with nothing computed. Raises UserError if a variant of the user's own fails or
+    makes other shapes than its room's, or if features do not fit together."""
+    own = [f"model.{name} = {getattr(m, name)}" for name in ROOMS if ":" in split(name, getattr(m, name))[0]]
+    rotary, from_keys = (
+        split("relative_position", m.relative_position)[0] in ROTARY,
+        spec.block.attention.value.from_keys,
+    )
+    if not (own or rotary or from_keys):
+        return
+    called = " and ".join(own) or f"model.score = {m.score} with model.value = {m.value}"
+    called += f" and model.relative_position = {m.relative_position}" if rotary and not own else ""
+    n, x_BND = min(N, 3), jax.ShapeDtypeStruct((2, min(N, 3), sizes["D"]), jnp.float32)
+
+    def trace_parts(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
+        params, of = block.init(key, **sizes, N=N, spec=spec.block, bias=m.bias, cross=cross), spec.block.attention
+        shapes.check(params)
+        q, k = of.score.apply(params["score"], x_BND, x_BND)
+        position = spec.position.apply(spec.position.init(key, N=N, D=sizes["D"]), x_BND, None)
+        return {"params": params, "queries": q, "keys": k, "position": position}
+
+    def trace_block(params: dict, x_BND: jax.Array) -> jax.Array:
+        call = attentions.Call(mask=masks.causal, memory=attentions.Memory(x_BND, None) if cross else None)
+        return block.apply(params, x_BND, spec.block, call)[0]
+
+    with by_name.told(called):
+        made = jax.eval_shape(trace_parts, jax.random.key(0), x_BND)
+    params = made.pop("params")
+    if wrong := _misfit(made, shapes.check(params), sizes | {"G": m.G}, n, rotary=rotary, from_keys=from_keys):
+        raise errors.UserError(f"{called}: {wrong}")
+    with by_name.told(called):
+        y_BND = jax.eval_shape(trace_block, params, x_BND)
+    if y_BND.shape != x_BND.shape:
+        raise errors.UserError(f"{called}: its block makes tokens of the shape {y_BND.shape}, not {x_BND.shape}")
 
 
-def _relative_position(of: Trial, q: Any, k: Any) -> None:
-    params, n_N = of.init("HKN"), of.array("N", jnp.int32)
-    rotate, bias = (getattr(of.variant, name, None) for name in ("rotate", "bias"))
-    answer = (q, k) if rotate is None else of.pair("queries and keys", of.ask(rotate, params, q, k, n_N))
-    for what, one, given in zip(("queries", "keys"), answer, (q, k), strict=True):
-        if getattr(one, "shape", None) != given.shape:
-            raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(one, 'shape', 'no array')}")
-    if bias is not None:
-        of.check("bias", "HNN", of.ask(bias, params, n_N, n_N, H=of.size["H"]))
-
-
-def _value(of: Trial, k: Any, *, bias: bool, heads: int) -> None:
-    """heads: of the queries, 1 where all share one map."""
-    params = of.init("HKDM", bias=bias)
-    v = of.ask(of.variant.apply, params, k if getattr(of.variant, "of_keys", False) else of.array("BND"))
-    of._replace(size={**of.size, "V": 0}).check("values", f"B{of.shared}NV", v, free="V")
-    y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
-    of.check("tokens", "BND", of.ask(of.variant.combine, params, y))
+def _misfit(made: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
+    """Return what does not fit of queries, keys, a position code and the sizes of parameters; '' if all fits."""
+    for letter in "HKDF":
+        if letters.get(letter, sizes[letter]) != sizes[letter]:
+            return f"{letter} is {letters[letter]} in its parameters, not {sizes[letter]}"
+    K = (made["queries"].shape or (0,))[-1]
+    for name in ("queries", "keys"):
+        shape = made[name].shape
+        if len(shape) != 4 or shape[:1] + shape[2:] != (2, n, K) or shape[1] not in (1, sizes["G"], sizes["H"]):
+            return f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
+    if not K or (rotary and K % 2):
+        return f"its queries have {K} features" + (", and rotary positions turn pairs" if K else "")
+    if from_keys and K != sizes["K"]:
+        return f"values made of keys need keys of model.K = {sizes['K']} features, not {K}"
+    shape = made["position"].shape
+    return "" if shape == (2, n, sizes["D"]) else f"its position code makes the shape {shape}, not {(2, n, sizes['D'])}"
 
 
 def check_scales(m: config.Settings, changed: set[str], params: dict, outputs: tuple[str, ...]) -> None:

@@ -37,26 +37,27 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(f"{data.name} has one class, {data.classes[0]!r}: give a folder for each of two or more")
     train, evaluation, _ = images.both(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
-    model = models.vision(settings.model, answer=i.head, Y=Y, X=X, Z=Z, patch=i.patch, C=len(data.classes))
-    mask = models.masked(settings.model, None)
-
-    def logits(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=i.patch), over)
-        return model.apply(params, v_BNP, mask=mask, over=over, **options)
-
     N = models.patches(Y, X, Z, patch=i.patch)[0] + models.FIRST.get(i.head, 0)
+    layout, mask = models.layout(settings.model, devices, N=N, head=i.head), models.masked(settings.model, None)
+    image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
+    model = models.vision(settings.model, answer=i.head, **image, layout=layout, mask=mask)
+
+    def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
+        return model.apply(params, v_BNP, mask=mask, layout=layout, **options)
+
     task = tasks.of_classes(
         settings,
         model,
-        logits,
+        apply,
         (data.train_label_B, data.evaluation_label_B),
-        layout=models.layout(settings.model, devices, N=N, head=i.head),
+        layout=layout,
         **tasks.parts(settings, train, evaluation, tokens=N),
     )
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, logits),
-        apply=lambda params, batch: logits(params, batch)[0],
+        figures=functools.partial(figures, settings, data, task, apply),
+        apply=lambda params, batch: apply(params, batch)[0],
         files={run.DATA: disk.as_json(images.describe(data))},
         lines=data.said.splitlines(),
         data_sha256=data.sha256,
@@ -64,14 +65,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, task: train_step.Task, logits: Callable, params: Any, folder, rows
+    settings: configs.Settings, data: images.Images, task: train_step.Task, apply: Callable, params: Any, folder, rows
 ) -> Iterator[pathlib.Path | dict]:
     """Yield recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import images as draw, plots  # they import matplotlib, which takes a second
 
     folder, title = folder / "figures", f"{settings.experiment}: {data.name}"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
     yield tasks.recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
     wrong = int(np.sum(predicted_B != label_B))
