@@ -23,14 +23,7 @@ SHOWN = 20  # captions in captions.txt
 
 def config() -> dict[str, dict]:
     """Return the settings of the images, whose classes are their captions."""
-    return {
-        "image": {
-            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
-            "patch": (2, "pixels of a patch's side"),
-            "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4 (augment.py)"),
-        }
-    }
+    return {"image": images.FIELDS}
 
 
 def spell(classes: list[str]) -> tuple[str, np.ndarray]:

@@ -17,18 +17,7 @@ from tfm import embed, head, layout as layouts
 
 def config() -> dict[str, dict]:
     """Return the settings of the images, and of the share that is hidden."""
-    return {
-        "image": {
-            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
-            "patch": (2, "pixels of a patch's side"),
-            "mask_ratio": (0.75, "share of hidden patches"),
-            "augment": (
-                [],
-                "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)",
-            ),
-        }
-    }
+    return {"image": images.FIELDS | {"mask_ratio": (0.75, "share of hidden patches")}}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

@@ -24,9 +24,8 @@ def config() -> dict[str, dict]:
         "synthetic": {
             "task": (
                 "ring",
-                "ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or ring_causal, "
-                "...: where a token attends to itself and to what came before only; ring:20, ...: of 20 tokens, "
-                "not 12",
+                "ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or ring_causal, ...: a "
+                "token attends to itself and to what came before only; ring:20, ...: of 20 tokens, not 12",
             ),
         }
     }

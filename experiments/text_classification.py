@@ -25,11 +25,11 @@ def config() -> dict[str, dict]:
             "source": ("docstrings", "docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),
             "field": ("text,label", "of a table, the columns with the texts and with their classes"),
             "tokenizer": ("bytes", "bytes, characters, or the path of a trained model's: a file, or its folder"),
-            "N": (128, "tokens of a text: of a longer one the beginning"),
+            "N": (128, "tokens of a text; longer texts are truncated"),
             "head": (
                 "tanh",
-                "activation of the layer between the first word and the classes: tanh as in BERT, relu as in "
-                "DistilBERT, linear for no such layer; pooled: the mean of all words in place of the first",
+                "activation of the layer between the first token and the classes: tanh as in BERT, relu as in "
+                "DistilBERT, linear for no such layer; pooled: the mean of all tokens in place of the first",
             ),
         }
     }

@@ -16,18 +16,7 @@ from tfm import embed, layout as layouts
 
 def config() -> dict[str, dict]:
     """Return the settings of the images and their patches."""
-    return {
-        "image": {
-            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
-            "patch": (2, "pixels of a patch's side"),
-            "head": ("pooled", "pooled, class_token, distilled (head.py)"),
-            "augment": (
-                [],
-                "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)",
-            ),
-        }
-    }
+    return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token, distilled (head.py)")}}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
