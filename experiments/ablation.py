@@ -76,8 +76,7 @@ def run(
     Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later. Several
     processes, also on several machines, may work in the same folder: each program is trained by one of them.
     earlier: the folder of a study whose spread tells what the seeds can show. device, chips: as of run.devices.
-    target, file: as of dry_run.compile_and_report. Raises UserError if `seed` is set, or for a process on several
-    machines.
+    target, file: as of dry_run.compile_and_report. Raises UserError for a `seed`, and for one process of several.
     """
     asked = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:
