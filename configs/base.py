@@ -47,7 +47,7 @@ FIELDS: dict[str, Any] = {  # name -> (default, comment), or a section of such; 
         "score": (
             "asymmetric",
             "none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, pairwise_sym, identity_query, "
-            "nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant "
+            "nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, constant "
             "(score.py; tied_noself, and so all: a token attends to itself only if nothing else is allowed)",
         ),
         "score_std": (1.0, "factor on the initial scale of the matrices that make queries and keys"),
@@ -56,10 +56,6 @@ FIELDS: dict[str, Any] = {  # name -> (default, comment), or a section of such; 
         "cap": (0.0, "scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l"),
         "output_cap": (0.0, "the same for the logits of words and classes, the output of the head"),
         "value": ("low_rank", "low_rank, keys, gated, exclusive, full_rank, identity (value.py)"),
-        "value_embedding": (
-            False,
-            "values get a second embedding of the word, times a learned weight of each head",
-        ),
         "norm": (
             "token",
             "token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py; rms:1e-6: eps, "
@@ -79,10 +75,6 @@ FIELDS: dict[str, Any] = {  # name -> (default, comment), or a section of such; 
         ),
         "window": (0, "attention only to tokens nearer than this; 0: to all"),
         "block": ("pre_norm", "pre_norm, post_norm, plain (without residual connections; block.py)"),
-        "skips": (
-            False,
-            "as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u",
-        ),
         "outer_norm": ("last", "last, first, both, none (before the head; after the positions; at both ends)"),
         "segments": (0, "kinds of segments that words can belong to, with a learned row each; 0: no such rows"),
         "bias": ("all", "all, none, attention, mlp, qkv (which products add one: block.py)"),

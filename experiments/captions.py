@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head
@@ -23,14 +23,7 @@ SHOWN = 20  # captions in captions.txt
 
 def config() -> dict[str, dict]:
     """Return the settings of the images, whose classes are their captions."""
-    return {
-        "image": {
-            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
-            "patch": (2, "pixels of a patch's side"),
-            "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4 (augment.py)"),
-        }
-    }
+    return {"image": images.FIELDS}
 
 
 def spell(classes: list[str]) -> tuple[str, np.ndarray]:
@@ -58,19 +51,23 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
             "mesh.sequence must be 1: patches and letters are one sequence, which devices cannot share"
         )
     ends = {"embed": models.sized(embed.mixed, P=P, W=W), "head": models.sized(head.next_word, W=W)}
-    model, mask = models.build(m, **ends, N=N), models.masked(m, masks.either(masks.causal, masks.prefix(patches)))
+    mask = models.masked(m, masks.either(masks.causal, masks.prefix(patches)))
+    model = models.build(m, **ends, N=N, layout=layout, mask=mask)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
         inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
-        return model.apply(params, inputs, mask=mask, **options)
+        return model.hidden(params, inputs, mask=mask, **options)
+
+    def logits(params: Any, batch: dict) -> jax.Array:
+        return model.logits(params, hidden(params, batch)[0])
 
     parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=W)}
     parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.of_words(settings, model, logits, few=True, layout=layout, **parts)
+    task = tasks.of_tokens(settings, model, hidden, sparse=True, layout=layout, **parts)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, writer(logits, patches, L), letters, w_CL),
-        apply=lambda params, batch: logits(params, batch)[0],
+        apply=logits,
         lines=[*data.said.splitlines(), f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
     )
@@ -97,7 +94,7 @@ def writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array],
     def write(params: Any, image_BYXZ: jax.Array) -> jax.Array:
         w_BL = jnp.zeros((len(image_BYXZ), L), jnp.int32)
         for at in range(L):
-            l_BNW, _ = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
+            l_BNW = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
             w_BL = w_BL.at[:, at].set(l_BNW[:, patches - 1 + at].argmax(-1))
         return w_BL
 

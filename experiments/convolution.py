@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import task as tasks
+from experiments.build import task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, errors, run, train_step
 from tfm import initial, layout as layouts
-from tfm.attention import explicit, heads, relative_position, score, value
+from tfm.attention import explicit, heads, relative_position, score, spec as attentions, value
 
 PARTS = {"score": score.constant, "relative_position": relative_position.relative, "value": value.full_rank}
 STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
@@ -101,9 +101,9 @@ def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:
 def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return Y = sum_h V_h X A_h, and the weights A_BHNS, which are the same for every image."""
     H = params["value"]["V_HDD"].shape[0]
-    parts = heads.Parts(**PARTS, compute=explicit.attention, scale=score.SCALES["1"], H=H)
-    y_BND, A_BHNS, _ = heads.self_attention(params, x_BND, parts=parts, mask=None)
-    return y_BND, A_BHNS
+    spec = attentions.Spec(**PARTS, attend=explicit.attention, scale=score.SCALES["1"], H=H)
+    y_BND, seen = heads.self_attention(params, x_BND, spec, attentions.Call())
+    return y_BND, seen["A"]
 
 
 def learned_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:

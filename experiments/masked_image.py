@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images, windows
 from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts
@@ -17,18 +17,7 @@ from tfm import embed, head, layout as layouts
 
 def config() -> dict[str, dict]:
     """Return the settings of the images, and of the share that is hidden."""
-    return {
-        "image": {
-            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
-            "patch": (2, "pixels of a patch's side"),
-            "mask_ratio": (0.75, "share of hidden patches"),
-            "augment": (
-                [],
-                "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)",
-            ),
-        }
-    }
+    return {"image": images.FIELDS | {"mask_ratio": (0.75, "share of hidden patches")}}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
@@ -39,24 +28,24 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)), tokens=N)
     ends = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    model, mask = models.build(settings.model, **ends, N=N), models.masked(settings.model, None)
+    layout, mask = models.layout(settings.model, devices, N=N), models.masked(settings.model, None)
+    model = models.build(settings.model, **ends, N=N, layout=layout, mask=mask)
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
 
-    def cut(image_BYXZ: Any, over: layouts.Layout = layouts.ONE) -> Any:
-        return layouts.own(embed.cut(image_BYXZ, size=i.patch), over)
+    def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:
+        return layouts.take_own_tokens(embed.cut(image_BYXZ, size=i.patch), layout)
 
-    def predict(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        inputs = {"v_BNP": cut(batch["image_BYXZ"], over), "hidden_BN": batch["hidden_BN"]}
-        return model.apply(params, inputs, mask=mask, over=over, **options)
+    def predict(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        inputs = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
+        return model.apply(params, inputs, mask=mask, layout=layout, **options)
 
-    def measure(prediction_BNP: jax.Array, batch: dict, over: layouts.Layout) -> train_step.Ratios:
-        target_BNP, average_NP = cut(batch["image_BYXZ"], over), cut(average_YXZ[None], over)
+    def measure(prediction_BNP: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
+        target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
         return tasks.explained(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
     average = tasks.always_average(parts["evaluation"], lambda batch: cut(batch["image_BYXZ"]), cut(average_YXZ[None]))
     parts |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
-    layout = models.layout(settings.model, devices, N=N)
     task = tasks.of_model(settings, model, predict, measure, layout=layout, **parts)
     return run.Work(
         task,

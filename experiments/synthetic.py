@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs, errors, run, train_step
 from tfm import head
@@ -24,9 +24,8 @@ def config() -> dict[str, dict]:
         "synthetic": {
             "task": (
                 "ring",
-                "ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or ring_causal, "
-                "...: where a token attends to itself and to what came before only; ring:20, ...: of 20 tokens, "
-                "not 12",
+                "ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or ring_causal, ...: a "
+                "token attends to itself and to what came before only; ring:20, ...: of 20 tokens, not 12",
             ),
         }
     }
@@ -46,17 +45,21 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
         models.check_causal(m)
-    model = models.language(m, answer=head.masked_word, W=W, N=N)
-    mask = models.masked(m, masks.causal if causal else None)
+    layout, mask = models.layout(m, devices, W=W), models.masked(m, masks.causal if causal else None)
+    model = models.language(m, answer=head.masked_word, W=W, N=N, layout=layout, mask=mask)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        return model.apply(params, batch["w_BN"], mask=mask, **options)
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        return model.hidden(params, batch["w_BN"], mask=mask, **options)
 
     parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=W)}
     parts["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
-    task = tasks.of_words(settings, model, logits, layout=models.layout(m, devices, W=W), **parts)
+    task = tasks.of_tokens(settings, model, hidden, layout=layout, **parts)
     draw = functools.partial(figures, settings, task)
-    return run.Work(task, figures=draw, apply=lambda params, batch: logits(params, batch)[0])
+
+    def logits(params: Any, batch: dict) -> Any:
+        return model.logits(params, hidden(params, batch)[0])
+
+    return run.Work(task, figures=draw, apply=logits)
 
 
 def figures(

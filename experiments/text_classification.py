@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import head
@@ -25,11 +25,11 @@ def config() -> dict[str, dict]:
             "source": ("docstrings", "docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),
             "field": ("text,label", "of a table, the columns with the texts and with their classes"),
             "tokenizer": ("bytes", "bytes, characters, or the path of a trained model's: a file, or its folder"),
-            "N": (128, "tokens of a text: of a longer one the beginning"),
+            "N": (128, "tokens of a text; longer texts are truncated"),
             "head": (
                 "tanh",
-                "activation of the layer between the first word and the classes: tanh as in BERT, relu as in "
-                "DistilBERT, linear for no such layer; pooled: the mean of all words in place of the first",
+                "activation of the layer between the first token and the classes: tanh as in BERT, relu as in "
+                "DistilBERT, linear for no such layer; pooled: the mean of all tokens in place of the first",
             ),
         }
     }
@@ -52,19 +52,21 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     if layout.sequence:
         raise errors.UserError("mesh.sequence must be 1: one answer is for a whole text")
     answer = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}
-    model = models.language(m, **answer, W=tokenizer.size, N=t.N, C=len(data.classes))
+    padding = models.masked(m, masks.padding(np.ones((1, t.N), bool)))
+    sizes = {"W": tokenizer.size, "N": t.N, "C": len(data.classes)}
+    model = models.language(m, **answer, **sizes, layout=layout, mask=padding)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
+    def apply(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
         answer, aux = model.apply(params, batch["w_BN"], mask=mask, **options)
         return models.mean_of_words(answer, batch["valid_BS"]) if pooled else answer, aux
 
     own = tasks.parts(settings, *examples, tokens=t.N)
-    task = tasks.of_classes(settings, model, logits, labels, layout=layout, **own)
+    task = tasks.of_classes(settings, model, apply, labels, layout=layout, **own)
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, logits, labels[1]),
-        apply=lambda params, batch: logits(params, batch)[0],
+        figures=functools.partial(figures, settings, data, task, apply, labels[1]),
+        apply=lambda params, batch: apply(params, batch)[0],
         files=tokenizer.files | {run.DATA: disk.as_json({"classes": data.classes})},
         lines=describe(data, W=tokenizer.size, N=t.N, truncated=[cut for *_, cut in rows]),
         data_sha256=data.sha256,
@@ -96,7 +98,7 @@ def figures(
     settings: configs.Settings,
     data: labelled.Labelled,
     task: train_step.Task,
-    logits: Callable,
+    apply: Callable,
     label_B,
     params,
     folder,
@@ -105,7 +107,7 @@ def figures(
     """Yield recall; loss curves, the confusion matrix, and held-out texts with their classes, wrong ones first."""
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
     yield tasks.recalls(label_B, predicted_B, data.classes)
     lines = []
     for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:

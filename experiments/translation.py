@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run
+from tfm.attention import mask as masks
 from tfm.decode import beam, generate
 
 BEAM = 4  # translations kept by beam search
@@ -58,22 +59,23 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
     parts = tasks.parts(settings, pairs.examples(corpus.train), pairs.examples(corpus.evaluation), tokens=2 * N)
-    model = models.encoder_decoder(settings.model, W=W, N=N, tied_output=True)
+    layout, padding = models.layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
+    model = models.encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
 
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
     another = "always the translation of another sentence"
-    task = tasks.of_words(
+    task = tasks.of_tokens(
         settings,
         model,
-        logits,
-        few=True,  # most targets are padding
+        hidden,
+        sparse=True,  # most targets are padding
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
-        layout=models.layout(settings.model, devices, W=W),
+        layout=layout,
         maps=None,
         **parts,
     )
@@ -83,7 +85,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     return run.Work(
         task,
         figures=functools.partial(figures, settings, corpus, model, translate),
-        apply=lambda params, batch: logits(params, batch)[0],
+        apply=lambda params, batch: model.logits(params, hidden(params, batch)[0]),
         files={"tokenizer.json": tokenizer, run.DATA: disk.as_json(corpus.common)},
         lines=corpus.lines,
         data_sha256=corpus.sha256,

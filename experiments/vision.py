@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images
 from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
@@ -16,18 +16,7 @@ from tfm import embed, layout as layouts
 
 def config() -> dict[str, dict]:
     """Return the settings of the images and their patches."""
-    return {
-        "image": {
-            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
-            "patch": (2, "pixels of a patch's side"),
-            "head": ("pooled", "pooled, class_token, distilled (head.py)"),
-            "augment": (
-                [],
-                "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)",
-            ),
-        }
-    }
+    return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token, distilled (head.py)")}}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
@@ -37,26 +26,27 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(f"{data.name} has one class, {data.classes[0]!r}: give a folder for each of two or more")
     train, evaluation, _ = images.both(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
-    model = models.vision(settings.model, answer=i.head, Y=Y, X=X, Z=Z, patch=i.patch, C=len(data.classes))
-    mask = models.masked(settings.model, None)
-
-    def logits(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=i.patch), over)
-        return model.apply(params, v_BNP, mask=mask, over=over, **options)
-
     N = models.patches(Y, X, Z, patch=i.patch)[0] + models.FIRST.get(i.head, 0)
+    layout, mask = models.layout(settings.model, devices, N=N, head=i.head), models.masked(settings.model, None)
+    image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
+    model = models.vision(settings.model, answer=i.head, **image, layout=layout, mask=mask)
+
+    def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
+        return model.apply(params, v_BNP, mask=mask, layout=layout, **options)
+
     task = tasks.of_classes(
         settings,
         model,
-        logits,
+        apply,
         (data.train_label_B, data.evaluation_label_B),
-        layout=models.layout(settings.model, devices, N=N, head=i.head),
+        layout=layout,
         **tasks.parts(settings, train, evaluation, tokens=N),
     )
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, logits),
-        apply=lambda params, batch: logits(params, batch)[0],
+        figures=functools.partial(figures, settings, data, task, apply),
+        apply=lambda params, batch: apply(params, batch)[0],
         files={run.DATA: disk.as_json(images.describe(data))},
         lines=data.said.splitlines(),
         data_sha256=data.sha256,
@@ -64,14 +54,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, task: train_step.Task, logits: Callable, params: Any, folder, rows
+    settings: configs.Settings, data: images.Images, task: train_step.Task, apply: Callable, params: Any, folder, rows
 ) -> Iterator[pathlib.Path | dict]:
     """Yield recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import images as draw, plots  # they import matplotlib, which takes a second
 
     folder, title = folder / "figures", f"{settings.experiment}: {data.name}"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
     yield tasks.recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
     wrong = int(np.sum(predicted_B != label_B))

@@ -28,6 +28,12 @@ SHOWN = 10  # classes without an image
 CHANNELS = 4  # grey, colour, either with opacity: an axis of more is hardly one of channels
 CHUNK, VALUES = 4096, 2**24  # at most so many images, and values, at a time: statistics need float64
 UNIT = 1.5  # pixels above have another scale than 0 .. 1; interpolation goes a little beyond 1
+FIELDS = {  # settings of the section `image` that several experiments have
+    "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
+    "size": (0, "resize image files to so many pixels high and wide; 0: all have one size and keep it"),
+    "patch": (2, "pixels of a patch's side"),
+    "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
+}
 COMPARED = 16  # images of each part: fewer may differ by chance
 
 

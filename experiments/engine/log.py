@@ -38,23 +38,18 @@ def say(text: str, end: str = "") -> None:
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, [] if there is none. Damaged lines are left out; tells: print which.
+    """Return the rows of metrics.jsonl, [] if there is none. Damaged lines are left out; tells: print how many.
 
     Raises UserError if the file cannot be read.
     """
     file = folder / "metrics.jsonl"
-    try:
-        with file.open("rb") as opened:
-            disk.check_memory(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
-            rows = list(map(_row, opened.read().split(b"\n")))
-    except FileNotFoundError:
+    if not file.exists():
         return []
-    except OSError as error:
-        raise errors.UserError(f"{file} cannot be read: {disk.reason(error)}") from error
-    damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]  # the last is empty, or cut off by a crash
+    with disk.reading(file):
+        rows = [_row(line) for line in file.read_bytes().split(b"\n")]
+    damaged = sum(row is None for row in rows[:-1])  # the last is empty, or cut off by a crash
     if damaged and tells:
-        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
-        print(f"line {damaged[0]:,}{more} of {file} is damaged, and left out", flush=True)
+        print(f"{file}: damaged lines are left out: {damaged:,}", flush=True)
     return [row for row in rows if row]
 
 

@@ -308,10 +308,10 @@ def describe(plan: train_step.Plan, state: train_step.State) -> int:
     return 3 * forward
 
 
-def forward_flops(plan: train_step.Plan, state: train_step.State, **how: Any) -> int:
+def forward_flops(plan: train_step.Plan, state: train_step.State, *, kernels: bool = False) -> int:
     """Return `compilation.flops` of the loss of the first batch, on one device."""
-    alone = layouts.ONE._replace(platform=plan.task.layout.platform)
-    return compilation.flops(functools.partial(plan.task.loss, layout=alone), state.params, plan.task.train[0], **how)
+    loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
+    return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
 
 
 def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callable, float]:

@@ -7,7 +7,7 @@ and what else must be known of a model (tied_output, head, patch, ...). It write
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from experiments import variants
+from experiments.build import variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
 
@@ -22,7 +22,6 @@ PLAIN = {
     **{"score": "asymmetric", "scale": "1/sqrt(K)", "cap": 0.0, "output_cap": 0.0, "value": "low_rank"},
     **{"norm": "token", "mlp": "gelu", "position": "learned", "relative_position": "none", "window": 0},
     **{"block": "pre_norm", "outer_norm": "last", "segments": 0, "E": 0, "share": 1, "bias": "all"},
-    **{"value_embedding": False, "skips": False},
 }
 MODEL = (*"MDHGKF", *PLAIN)
 # How a model begins, is trained and computed; a trained model is the same function for all of them. What a published

@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import perplexity, text, tokens, windows
 from experiments.engine import batches, config, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
-from tfm import word_loss
+from tfm import loss
 from tfm.attention import mask as masks
 
 BATCH = 2**13  # tokens
@@ -83,8 +83,8 @@ def counts(
     @jax.jit
     def measured(params: Any, batch: dict) -> tuple[jax.Array, ...]:
         weight_BN = batch["weight_BN"] * (batch["target_BN"] != ignored)
-        asked = word_loss.Asked(batch["target_BN"], weight_BN)
-        measures, _ = network.apply(params, batch["w_BN"], mask=mask, asked=asked)
+        x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], mask=mask)[0])
+        measures = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.cap)
         return measures["loss"][0], measures["accuracy"][0], measures["loss"][1]
 
     fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models
-from experiments.compiler import topology as topologies
+from experiments.build import model as models
+from experiments.dry_run import topology as topologies
 from experiments.engine import mesh as meshes
-from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
@@ -46,8 +45,7 @@ class Generator:
         how = chance | {"stop": sorted(self.stop)}
 
         def read(params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
-            over = layouts.Layout(platform=meshes.backend(mesh))
-            return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B), over=over)
+            return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B))
 
         def window(params: Any, capacity: int) -> tuple[generate.Start, generate.Step]:
             return generate.window(read(params, None, context), context=context, capacity=capacity)

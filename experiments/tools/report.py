@@ -13,7 +13,7 @@ import pathlib
 import sys
 
 from experiments.engine import by_name, disk, log, workdir as workdirs
-from experiments.studies import merge as merging, report, study as studies
+from experiments.studies import merge as merging, results, study as studies
 from experiments.tools import command
 
 HELP = {
@@ -30,10 +30,10 @@ def run(workdir: command.Path, *, merge: tuple[str, ...] = (), correction: str =
     with disk.writing(folder):
         if merge:
             merging.merge([pathlib.Path(part) for part in merge], folder)
-        report.saved(folder)  # raises UserError before anything is written
+        results.saved(folder)  # raises UserError before anything is written
         with workdirs.hold(folder):
-            files = report.again(folder, correction=correction)
-    verdict = report.text(folder, studies.read(report.saved(folder))._replace(correction=correction))
+            files = results.write_again(folder, correction=correction)
+    verdict = results.text(folder, studies.read(results.saved(folder))._replace(correction=correction))
     log.say("\n".join([verdict, "", *(f"  {file}" for file in files)]), "\n")
     return verdict
 

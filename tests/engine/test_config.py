@@ -10,10 +10,10 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import by_name, config as configs, errors
-from tfm import attention, block, mlp, norm, position
-from tfm.attention import relative_position, score, value
+from tfm import block, mlp, norm, position
+from tfm.attention import implementations, relative_position, score, value
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -146,7 +146,6 @@ TAKEN = {
     "mesh.data": {"-1": -1},
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
     "model.bias": {"qkv": "qkv"},
-    "model.skips": {"false": False, "0": False},
     "text.source": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
     "model.scale": {"1": "1"},
     "train.growth": {"[[2, 3]]": [[2, 3]]},
@@ -174,7 +173,6 @@ def test_an_override_has_the_type_of_its_field(key):
         ("train.steps", 2.0, ["int", "2.0"]),
         ("train.steps", True, ["int", "True"]),
         ("model.bias", False, ["str", "False"]),
-        ("model.skips", "2", ["bool", "2"]),
         ("optim.clip", "one", ["float", "one"]),
         ("optim.clip", 10**400, ["float"]),
         ("train.growth", "2, 3", ["list", '["One", "Two"]', "2, 3"]),
@@ -210,7 +208,7 @@ OFFERED = {
     "bias": block.BIASES,
     "outer_norm": models.OUTER_NORMS,
     "block": block.ORDERS,
-    "attention": attention.IMPLEMENTATIONS,
+    "attention": implementations.NAMES,
     "compute_dtype": models.DTYPES,
 }
 

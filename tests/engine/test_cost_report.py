@@ -12,8 +12,8 @@ import pytest
 import tiny
 
 from experiments.engine import compilation, disk, mesh, run
-from tfm import attention, word_loss
-from tfm.attention import mask, splash
+from tfm import loss
+from tfm.attention import explicit, flash, mask, splash
 
 B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
 
@@ -82,7 +82,7 @@ def test_flops_of_nested_programs():
     assert compilation.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
     x_BHNK = jnp.ones((1, 2, 64, 8))  # flash attention skips what is masked, in a branch: the dearest of each counts
     for name in ("flash", "explicit"):
-        call = functools.partial(attention.IMPLEMENTATIONS[name], mask=mask.causal, scale=1.0)
+        call = functools.partial({"explicit": explicit, "flash": flash}[name].attention, mask=mask.causal, scale=1.0)
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK) == 2 * 2 * 2 * 64 * 64 * 8
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 0
     x_BHNK = jnp.ones((3, 2, 1024, 8))
@@ -92,11 +92,10 @@ def test_flops_of_nested_programs():
 
 
 def test_flops_of_a_head_in_chunks_are_those_of_all_tokens(monkeypatch):
-    monkeypatch.setattr(word_loss, "FROM", 1)
-    monkeypatch.setattr(word_loss, "LOGITS", 16 * 24)
-    asked = word_loss.Asked(jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32)))
-    head = {"G_WD": jnp.ones((24, 5))}
-    found = compilation.flops(lambda x_BND: word_loss.measures(head, x_BND, asked)["loss"], jnp.ones((2, 32, 5)))
+    monkeypatch.setattr(loss, "FROM", 1)
+    monkeypatch.setattr(loss, "LOGITS", 16 * 24)
+    targets, head = (jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32))), {"G_WD": jnp.ones((24, 5))}
+    found = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], jnp.ones((2, 32, 5)))
     assert found == 2 * 64 * 24 * 5
 
 

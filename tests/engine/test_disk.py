@@ -93,6 +93,7 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path, monkeypatch):
         patch.setattr(os, "replace", killed)
         patch.setattr(pathlib.Path, "unlink", killed)  # as SIGKILL leaves it
         disk.write_json(file, {"a": 2})
+    assert json.loads(file.read_text()) == {"a": 1}
     (tmp_path / "notes.draft").touch()
     disk.tidy(tmp_path)
     assert {found.name for found in tmp_path.iterdir()} == {"a.json", "notes.draft"}

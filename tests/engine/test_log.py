@@ -14,8 +14,8 @@ def rows(*steps):
     return [{"step": step, "train/loss": step / 2} for step in steps]
 
 
-@pytest.mark.parametrize(("bad", "said"), [((3,), "line 3 of"), ((3, 5), "line 3 (and 1 more) of")])
-def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad, said):
+@pytest.mark.parametrize("bad", [(3,), (3, 5)])
+def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad):
     lines = [json.dumps(row) for row in rows(*range(1, 10))]
     for line in bad:
         lines[line - 1] = lines[line - 1][:-1] + "\0"
@@ -23,7 +23,7 @@ def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad, said):
     file.write_text("\n".join(lines) + '\n{"step": 10, "tra')  # where a crash has cut it off, which is no damage
     kept = [step for step in range(1, 10) if step not in bad]
     assert log.read(tmp_path) == rows(*kept) and capsys.readouterr().out == ""
-    for told in (f"{said} {file} is damaged, and left out\n", ""):
+    for told in (f"{file}: damaged lines are left out: {len(bad)}\n", ""):
         log.Log(tmp_path, start=8).close()
         assert capsys.readouterr().out == told
         assert log.read(tmp_path) == rows(*kept[:-1])

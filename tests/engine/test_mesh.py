@@ -18,7 +18,7 @@ import tiny
 from errors import raises
 from jax.sharding import PartitionSpec as P
 
-from experiments.compiler import dry_run
+from experiments.dry_run import dry_run
 from experiments.engine import compilation, errors, mesh as meshes, optim, run as runs, train_step as steps
 from tfm import head, layout as layouts
 
@@ -137,7 +137,7 @@ def test_the_pooled_tokens_of_devices_have_the_gradient_of_one():
     params = head.pooled.init(jax.random.key(0), C=7, D=5)
 
     def loss(params, x_BND, layout=layouts.ONE):
-        return jnp.sin(layouts.on(layout, head.pooled)(params, x_BND)).sum()
+        return jnp.sin(head.pooled.apply(params, x_BND, layout=layout)).sum()
 
     spread = functools.partial(jax.grad(loss), layout=meshes.layout(mesh))
     spread = jax.jit(meshes.sharded(spread, mesh, in_specs=(P(), P(None, "sequence"))))
@@ -267,7 +267,7 @@ def test_tokens_are_dealt_like_cards():
     assert all(shard.data.shape == (1, 12) for shard in placed["valid_BS"].addressable_shards)
 
     def own(x_BN, w_BN):
-        return jnp.abs(layouts.own(x_BN, meshes.layout(mesh_of("2x1x1x4"))) - w_BN).sum()[None, None]
+        return jnp.abs(layouts.take_own_tokens(x_BN, meshes.layout(mesh_of("2x1x1x4"))) - w_BN).sum()[None, None]
 
     specs = {"in_specs": (P("data"), P("data", "sequence")), "out_specs": P("data", "sequence")}
     assert not jax.jit(meshes.sharded(own, mesh_of("2x1x1x4"), **specs))(batch["w_BN"], placed["w_BN"]).any()

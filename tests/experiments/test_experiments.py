@@ -11,18 +11,19 @@ import tiny
 from scipy import special
 from small_files import idx, write
 
-from experiments import language, model as models, task as tasks
+from experiments import language
+from experiments.build import model as models, task as tasks
 from experiments.data import tokenizer
 from experiments.engine import by_name, disk, log
 from experiments.figures import images
-from tfm import attention, block, embed, head, mlp, norm, position, transformer
-from tfm.attention import mask as masks, relative_position, score, value
+from tfm import block, embed, head, mlp, norm, position, transformer
+from tfm.attention import implementations, mask as masks, relative_position, score, value
 
 ROOMS = {"score": score, "value": value, "norm": norm, "mlp": mlp, "position": position}
 ROOMS |= {"relative_position": relative_position}
 OFFERED = {field: by_name.candidates(room) for field, room in ROOMS.items()}
 OFFERED |= {"scale": score.SCALES, "block": block.ORDERS, "bias": block.BIASES, "outer_norm": models.OUTER_NORMS}
-OFFERED |= {"attention": attention.IMPLEMENTATIONS, "remat": transformer.REMAT, "compute_dtype": models.DTYPES}
+OFFERED |= {"attention": implementations.NAMES, "remat": transformer.REMAT, "compute_dtype": models.DTYPES}
 
 
 def answered(answer="pooled", **changes) -> jax.ShapeDtypeStruct:

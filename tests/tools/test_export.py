@@ -12,6 +12,7 @@ import tiny
 from errors import raises
 
 from configs import base
+from experiments.engine import errors
 from experiments.pretrained import families as table, hub, open_model
 from experiments.tools import export, sample
 
@@ -33,7 +34,7 @@ RUNS = {
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
-    **dict(share=[1, 2], E=[0, 6], skips=[True], value_embedding=[True]),
+    **dict(share=[1, 2], E=[0, 6]),
     "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     **dict(score_std=[0.5], output_std=[0.0], window=[3]),
     "scale": ["1/sqrt(D)", "1"],
@@ -183,12 +184,6 @@ def test_every_setting_is_written_or_refused_by_its_name(exports, family):
             jax.tree.map(np.testing.assert_array_equal, out.params, run.params)
         else:
             near(logits(out), logits(run))
-
-
-def test_a_size_that_the_family_cannot_have_is_named(tmp_path):
-    run = published.run(tmp_path / "run", kind_of("gpt2"), **RUNS["gpt2"] | {"model.K": 6})
-    with raises(errors.UserError, "model.K", 6, 12):
-        export.run(run, family="gpt2", workdir=tmp_path / "out")
 
 
 @pytest.mark.parametrize("family", RUNS)

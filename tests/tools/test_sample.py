@@ -15,7 +15,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors, log, mesh as meshes
 from experiments.pretrained import open_model
@@ -178,7 +178,6 @@ def test_a_run_that_is_no_language_model_any_more_is_refused(run, tmp_path):
     refused(published.changed(run, tmp_path / "b", model__F=31), "blocks/mlp/W1_FD", "(1, 32, 8)", "(1, 31, 8)")
     shutil.rmtree(tmp_path / "b" / "checkpoints")
     refused(tmp_path / "b", "checkpoint")
-    refused(published.changed(run, tmp_path / "d", text__objective="x"), "text.objective")
     copy = published.changed(run, tmp_path / "c", model__score="no_such_file:s")
     refused(copy, "model.score", "--trust=no_such_file:s")
     refused(copy, "no_such_file:s", "import", trust=("no_such_file:s",))

@@ -1,5 +1,5 @@
-"""Variants of values and capped logits, in language models: gated and exclusive values, values that are the keys. Their
-equations by hand; causal, token by token, and on devices that share the model."""
+"""Techniques that people argue about, in models of tokens: gates, exclusive attention, values that are the keys, capped
+logits. Their equations by hand; causal, token by token, and on devices that share the model."""
 
 import functools
 from unittest import mock
@@ -10,20 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import test_mesh
 import tiny
 from cases import B, D, H, K, N
+from errors import raises
+from test_mesh import task_of  # noqa: F401  (a fixture)
 
-from experiments import model as models
-from experiments.engine import mesh as meshes, train_step as steps
-from tfm import block, head, loss, word_loss
-from tfm.attention import heads, mask, relative_position, value
+from experiments.build import model as models
+from experiments.engine import errors
+from tfm import head, loss
+from tfm.attention import mask, relative_position, spec as attentions, value
 
-W = 11
+W, G = 11, 1
 TECHNIQUES = {
     "gated": {"value": "gated", "G": 2, "mlp": "relu_squared"},
     "keys, turned": {"value": "keys", "G": 2, "output_cap": 1.5},
     "keys alone": {"value": "keys", "score": "tied", "relative_position": "none", "position": "learned"},
-    "exclusive": {"value": "exclusive"},
+    "exclusive": {"value": "exclusive", "M": 2},
 }
 
 
@@ -43,11 +46,12 @@ def sigmoid(x):
 def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
     """Of one value for all heads; and between two sequences."""
     of, x_BND = getattr(value, name), cases.normal(1, B, N, D)
-    attention = cases.parts(value=of).attention
+    attention = cases.spec(value=of).attention
     sizes = dict(H=H, K=K, D=D, bias=True)
     params = {"score": cases.drawn(functools.partial(attention.score.init, **sizes))}
-    params |= {"value": cases.drawn(functools.partial(of.init, **sizes, M=1, G=1)), "relative_position": {}}
-    attend = jax.jit(functools.partial(heads.self_attention, parts=attention, mask=mask.causal))
+    params |= {"value": cases.drawn(functools.partial(of.init, **sizes, M=1, G=G))}
+    params |= {"relative_position": {}}
+    attend = jax.jit(functools.partial(cases.self_attention, spec=attention, mask=mask.causal))
     y_BND, A_BHNS, cache = jax.device_get(attend(params, x_BND))
     p, x = jax.device_get((params["value"], x_BND))
     v_BNK = x @ p["Uv_GKD"][0].T + p["bv_GK"][0]
@@ -68,7 +72,7 @@ def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
     cases.close(y_BND, answer(A_BHNS, v_BNK, True))
     first_BD = np.abs(y_BND[:, 0] - p["bo_D"]).max()  # it sees nothing but its own value
     assert first_BD < 1e-10 if name == "exclusive" else first_BD > 0.1
-    ask = functools.partial(heads.cross_attention, parts=attention, memory=block.Memory(x_BND[:, :3], None))
+    ask = functools.partial(cases.cross_attention, spec=attention, memory=attentions.Memory(x_BND[:, :3], None))
     y_BND, A_BHNS, cache = jax.device_get(jax.jit(ask)(params, x_BND))
     cases.close(y_BND, answer(A_BHNS, cache["v_BHSV"][:, 0], False))
 
@@ -78,15 +82,15 @@ def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
 def test_values_that_are_keys_are_of_low_rank_with_the_matrix_of_the_keys(turned, G):
     """Before positions turn them; where none does, what is kept for later words is one array. Between sequences too."""
     own = {"relative_position": relative_position.rotary} if turned else {}
-    attention, x_BND = cases.parts(value=value.keys, **own).attention, cases.normal(1, B, N, D)
+    attention, x_BND = cases.spec(value=value.keys, **own).attention, cases.normal(1, B, N, D)
     parts, sizes = {"score": attention.score, "value": value.keys}, dict(H=H, K=K - 1, D=D, G=G, bias=True)
     more = {"score": {}, "value": {"M": 1}}
     params = {name: cases.drawn(functools.partial(of.init, **sizes, **more[name])) for name, of in parts.items()}
     params |= {"relative_position": {}}
     assert params["value"].keys() == {"Uo_HDK", "bo_D"}
-    memory = block.Memory(x_BND[:, :3], None)
-    attend = jax.jit(functools.partial(heads.self_attention, parts=attention, mask=mask.causal))
-    ask = jax.jit(functools.partial(heads.cross_attention, parts=attention, memory=memory))
+    memory = attentions.Memory(x_BND[:, :3], None)
+    attend = jax.jit(functools.partial(cases.self_attention, spec=attention, mask=mask.causal))
+    ask = jax.jit(functools.partial(cases.cross_attention, spec=attention, memory=memory))
     key, U_o = params["score"], np.asarray(params["value"]["Uo_HDK"])
     U_k, b_k = (
         np.repeat(key.get(f"{name}_HK{d}", key.get(f"{name}_GK{d}")), H // G, 0)
@@ -105,7 +109,7 @@ def test_a_value_of_zero_takes_nothing_away_and_has_a_finite_gradient():
 
     @jax.jit
     def both(y, v):
-        left, pull = jax.vjp(lambda y, v: value.exclusive.between({}, y, None, v), y, v)
+        left, pull = jax.vjp(lambda y, v: value.exclusive.post_process({}, y, None, v), y, v)
         return left, pull(jnp.ones_like(left))
 
     left, gradient = both(y, zero)
@@ -138,13 +142,14 @@ def test_later_words_change_nothing_and_word_by_word_is_the_whole(name):
 
 def test_a_cap_is_on_what_the_head_says():
     both, w_BN = [language(output_cap=cap) for cap in (0.0, 0.5)], np.array([[1, 2, 2, 5]])
-    asked = word_loss.Asked(w_BN, np.ones(w_BN.shape, np.float32))
+    weight_BN = np.ones(w_BN.shape, np.float32)
 
     @jax.jit
     def answers(params):
         logits = [of.apply(params, w_BN, mask=mask.causal)[0] for of in both]
-        (total, _), *_ = both[1].apply(params, w_BN, mask=mask.causal, asked=asked)[0].values()
-        return *logits, total, loss.cross_entropy(logits[1], *asked[:2])[0]
+        x_BND, matrix = both[1].output(params, both[1].hidden(params, w_BN, mask=mask.causal)[0])
+        total, _ = loss.next_token(x_BND, matrix, w_BN, weight_BN, cap=both[1].cap)["loss"]
+        return *logits, total, loss.cross_entropy(logits[1], w_BN, weight_BN)[0]
 
     plain, capped, total, expected = jax.device_get(answers(cases.drawn(both[0].init)))
     cases.close(capped, 0.5 * np.tanh(plain / 0.5), 1e-6)
@@ -159,17 +164,19 @@ def test_the_norms_of_a_score_have_the_eps_of_the_config(score):
     assert np.ptp(answers(cases.drawn(both[0].init)), axis=0).max() > 1e-3
 
 
-def test_devices_that_share_heads_have_the_loss_of_one(tmp_path):
-    """Also of a vocabulary that devices share, in chunks."""
-    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    changes = {"model__value": "gated", "model__output_cap": 0.5, "model__M": 1, "text__N": 8}
-    losses = []
-    with mock.patch.multiple("tfm.word_loss", FROM=1, LOGITS=8 * 256):
-        for sizes in ({"data": 1}, {"data": 1, "tensor": 2}):
-            mesh = meshes.make(**sizes)
-            task = tiny.work_of(
-                tiny.settings("language", text__source=str(tmp_path / "text.txt"), **changes), mesh
-            ).task
-            params = jax.device_put(tiny.drawn(task), meshes.shardings(mesh, tiny.drawn(task), task.layout))
-            losses.append(steps.evaluator(task, mesh)(params)["loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] > 0
+EXCLUSIVE = {"model__value": "exclusive"}
+GATED = {"model__value": "gated", "model__output_cap": 0.5}
+LAYOUTS = {"1x1x2x1": GATED, "1x2x1x2": EXCLUSIVE}
+
+
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_devices_have_the_gradient_of_one(task_of, sizes, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(test_mesh.KINDS, "techniques", ("language", LAYOUTS[sizes] | test_mesh.FEW))
+    expected = test_mesh.gradient(task_of, "techniques", "1x1x1x1", 1)[:2]
+    chunks = mock.patch.multiple("tfm.loss", FROM=1, LOGITS=8 * 256)  # also of a vocabulary that devices share
+    test_mesh.agree(chunks(test_mesh.gradient)(task_of, "techniques", sizes, 1)[:2], expected)
+
+
+def test_a_score_that_cuts_tokens_is_not_shared(task_of):  # noqa: F811
+    with raises(errors.UserError, "nonlinear_query", "mesh.tensor"):
+        task_of("language", test_mesh.mesh_of("1x1x2x1"), model__score="nonlinear_query")

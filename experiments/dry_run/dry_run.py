@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.compiler import topology
+from experiments.dry_run import topology
 from experiments.engine import compilation, config, disk, errors, mesh as meshes, run as runs, train_step as steps
 
 BYTES = ("argument", "output", "alias", "temp", "generated_code")  # of XLA's memory analysis

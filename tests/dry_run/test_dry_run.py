@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from experiments.compiler import dry_run
+from experiments.dry_run import dry_run
 from experiments.engine import mesh as meshes, train_step
 
 

@@ -9,8 +9,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
-from experiments.compiler import topology
+from experiments.build import model as models
+from experiments.dry_run import topology
 from experiments.engine import compilation, errors, mesh as meshes
 from experiments.tools import generation
 from tfm import head
@@ -127,7 +127,7 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
         layout = models.layout(settings.model, mesh)
         model = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
         params = jax.eval_shape(model.init, jax.random.key(0))
-        apply = functools.partial(model.apply, mask=None, over=layout._replace(batch=()))
+        apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))
         program = jax.make_jaxpr(apply)(params, np.ones((2, 4, 16), np.float32))
         return any(one.primitive.name == "scan" and one.params["unroll"] == 1 for one in program.eqns)
 

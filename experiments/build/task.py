@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import batches, by_name, config, errors, train_step
-from tfm import layout as layouts, loss, word_loss
+from tfm import layout as layouts, loss
 
 NAMED = "cross_entropy"
 BLOCK, SHARE = 32, 10  # one of SHARE blocks, of so many examples each that have nothing in common, is the third part
@@ -67,55 +67,73 @@ def third(train: Examples, *, most: int, apart: int = 1) -> tuple[Examples, Exam
 
 
 def of_model(
-    settings: config.Settings, model: models.Model, answer: Callable, measure: Callable, **more: Any
+    settings: config.Settings, model: models.Model, apply: Callable, measure: Callable, **more: Any
 ) -> train_step.Task:
-    """answer(params, batch, **options of model.apply) -> (its answer, what was seen); measure(answer, batch, over)."""
+    """Return the task of a model that answers with classes or pixels. apply(params, batch, **options of model.hidden)
+    -> (answer, aux); measure(answer, batch, layout) -> measures. more: other fields of Task."""
 
-    def loss(
+    def evaluate_loss(
         params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
     ) -> tuple[train_step.Ratios, dict]:
-        found, seen = answer(params, batch, key_B=key_B, over=layout)
-        return measure(found, batch, layout), {name: seen[name] for name in (train_step.RUNNING,) if name in seen}
+        answer, aux = apply(params, batch, key_B=key_B, layout=layout)
+        return measure(answer, batch, layout), aux
 
-    def maps(params: Any, batch: dict) -> jax.Array:
-        return answer(params, batch, maps=True)[1]["A_MBHNS"]
-
-    own = {"probe": models.probe(settings.model), "maps": maps}
-    return train_step.Task(init=model.init, loss=loss, **own | more)
+    return _task(settings, model, evaluate_loss, apply, **more)
 
 
-def of_words(
-    settings: config.Settings, model: models.Model, answer: Callable, *, few: bool = False, **more: Any
+def of_tokens(
+    settings: config.Settings, model: models.Model, hidden: Callable, *, sparse: bool = False, **more: Any
 ) -> train_step.Task:
-    """Of a model of words: loss and accuracy of every token that is asked (target_BN, weight_BN), without its logits
-    where these are many (word_loss.py). few: whether many tokens are not asked. answer: as in of_model.
-    A loss of one's own takes the logits: UserError where devices would share these."""
+    """Return the task of a model of tokens: loss and accuracy of every token that is a target (target_BN, weight_BN).
+
+    hidden(params, batch, **options of model.hidden) -> (x_BND, aux). sparse: whether few tokens are targets. A loss of
+    the user's takes the logits; raises UserError if devices would share these.
+    """
     own = measured(settings)
     if settings.train.loss != NAMED:
         if more["layout"].vocab:
             raise errors.UserError(f"train.loss = {settings.train.loss} takes whole logits: mesh.tensor must be 1")
 
-        def words(logits_BNW: Any, batch: dict, over: layouts.Layout) -> train_step.Ratios:
+        def apply(params: Any, batch: dict, **options: Any) -> tuple[jax.Array, dict]:
+            x_BND, aux = hidden(params, batch, **options)
+            return model.logits(params, x_BND, layout=options.get("layout", layouts.ONE)), aux
+
+        def measure(logits_BNW: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
             return own(logits_BNW, batch["target_BN"], batch["weight_BN"])
 
-        return of_model(settings, model, answer, words, **more)
+        return of_model(settings, model, apply, measure, **more)
 
-    def asked(params: Any, batch: dict, **options: Any) -> Any:
-        if "maps" not in options:
-            options["asked"] = word_loss.Asked(batch["target_BN"], batch["weight_BN"], few)
-        return answer(params, batch, **options)
+    def evaluate_loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        x_BND, head = model.output(params, x_BND, layout=layout)
+        options = {"cap": model.cap, "sparse": sparse, "layout": layout}
+        return loss.next_token(x_BND, head, batch["target_BN"], batch["weight_BN"], **options), aux
 
-    return of_model(settings, model, asked, lambda found, batch, over: found, **more)
+    return _task(settings, model, evaluate_loss, hidden, **more)
+
+
+def _task(
+    settings: config.Settings, model: models.Model, evaluate_loss: Callable, apply: Callable, **more: Any
+) -> train_step.Task:
+    """Return the task with what every model has: its initial parameters, symmetry measures and attention maps."""
+
+    def maps(params: Any, batch: dict) -> jax.Array:
+        return apply(params, batch, maps=True)[1]["A_MBHNS"]
+
+    own = {"probe": models.probe(settings.model), "maps": maps, "lines": (f"attention: {model.attention}",)}
+    return train_step.Task(init=model.init, loss=evaluate_loss, **own | more)
 
 
 def of_classes(
-    settings: config.Settings, model: models.Model, logits: Callable, labels: Sequence[np.ndarray], **more: Any
+    settings: config.Settings, model: models.Model, apply: Callable, labels: Sequence[np.ndarray], **more: Any
 ) -> train_step.Task:
-    """Of a model that tells the class of an example (label_B, weight_B); where two were mixed, each label counts by its
-    share (other_label_B, other_share_B). labels: label_B of both parts. logits: as answer in of_model."""
+    """Return the task of a model that classifies an example (label_B, weight_B). If two examples were mixed, each label
+    counts by its share (other_label_B, other_share_B). labels: label_B of both parts. apply: as in of_model."""
     own, (train_B, evaluation_B) = measured(settings), labels
 
-    def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> train_step.Ratios:
+    def measure(logits_BC: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
         answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
         if "other_label_B" in batch:
             weight_B, share_B = batch["weight_B"], batch["other_share_B"]
@@ -125,14 +143,14 @@ def of_classes(
 
     guess = {"accuracy": "always the training part's most frequent class"}
     baseline = {"accuracy": float(np.mean(evaluation_B == np.bincount(train_B).argmax()))}
-    return of_model(settings, model, logits, measure, baseline=baseline, guess=guess, **more)
+    return of_model(settings, model, apply, measure, baseline=baseline, guess=guess, **more)
 
 
-def told(task: train_step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the likeliest class of each of the n held-out examples, and its probability. logits: as in of_classes."""
+def told(task: train_step.Task, apply: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the likeliest class of each of the n held-out examples, and its probability. apply: as in of_classes."""
 
     def likeliest(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:
-        p_BC = jax.nn.softmax(logits(params, batch)[0])
+        p_BC = jax.nn.softmax(apply(params, batch)[0])
         return p_BC.argmax(-1), p_BC.max(-1)
 
     answer = jax.jit(likeliest)
