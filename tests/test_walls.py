@@ -88,7 +88,7 @@ def test_tests_mirror_the_rooms():
     rooms = {path.parent.name for path in map(pathlib.Path, FILES) if path.parts[0] in ("tfm", "experiments")}
     folders = {path.parts[1] for path in map(pathlib.Path, FILES) if path.match("tests/*/test_*.py")}
     assert folders <= rooms | {"benchmarks"} and {"tfm", "engine", "experiments"} <= folders
-    whole = {f"tests/test_{of}.py" for of in ("walls", "docs", "notebook", "colab")}
+    whole = {f"tests/test_{of}.py" for of in ("walls", "docs", "notebook", "colab", "golden")}
     assert {path for path in FILES if path.startswith("tests/test_")} <= whole
 
 
