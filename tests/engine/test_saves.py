@@ -109,7 +109,7 @@ def test_the_best_checkpoint_is_opened_and_each_one_on_request_and_the_summary_n
     assert re.search(r"best checkpoint +step 5, eval/loss 0.5000", outcome.out)
     assert re.search(r"last checkpoint +step 6, eval/loss 4.0000", outcome.out)
     digest = {step: checkpoint.digest(checkpoint.parameters(run / "checkpoints", step)) for step in (5, 6)}
-    for path, step in {"": 5, "checkpoints": 5, "checkpoints/5": 5, "checkpoints/6": 6}.items():
+    for path, step in {"": 5, "checkpoints/5": 5, "checkpoints/6": 6}.items():
         capsys.readouterr()
         model = open_model.open(run / path)
         assert checkpoint.digest(model.params) == digest[step] and model.path == run
