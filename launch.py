@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.compiler import dry_run as dry_runs, topology as topologies
+from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.engine import (
     by_name,
     compilation,

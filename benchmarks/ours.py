@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from benchmarks import participant, sizes
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import by_name, compilation, config, distributed, mesh, run, train_step as training_step
 from experiments.tools import generation as generating
 from tfm import head, shapes

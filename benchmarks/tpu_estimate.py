@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from experiments.compiler import dry_run, topology
+from experiments.dry_run import dry_run, topology
 from experiments.engine import by_name, config_file, run as runs
 from experiments.pretrained import adapters
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.compiler import dry_run, topology
+from experiments.dry_run import dry_run, topology
 from experiments.engine import config as configs, disk, errors, log, mesh, run as single, signals, workdir
 from experiments.studies import (
     plan,
@@ -76,8 +76,7 @@ def run(
     Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later. Several
     processes, also on several machines, may work in the same folder: each program is trained by one of them.
     earlier: the folder of a study whose spread tells what the seeds can show. device, chips: as of run.devices.
-    target, file: as of dry_run.compile_and_report; a dry run without a target compiles nothing. Raises
-    UserError if `seed` is set, or if one process is spread over machines.
+    target, file: as of dry_run.compile_and_report. Raises UserError for a `seed`, and for one process of several.
     """
     asked = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:

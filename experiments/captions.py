@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head

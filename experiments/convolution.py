@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import task as tasks
+from experiments.build import task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, errors, run, train_step
 from tfm import initial, layout as layouts

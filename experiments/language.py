@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
 from experiments.engine import by_name, config as configs, disk, errors, run, train_step as steps
 from tfm import head

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images, windows
 from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs, errors, run, train_step
 from tfm import head

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import head

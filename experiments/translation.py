@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run
 from tfm.attention import mask as masks

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images
 from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts

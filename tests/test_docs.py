@@ -20,7 +20,7 @@ from absl import flags
 import launch
 from benchmarks import __main__ as benchmarks
 from configs import base
-from experiments.compiler import topology
+from experiments.dry_run import topology
 from experiments.engine import by_name, config, config_file
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -89,13 +89,13 @@ class Training:
         probe: Callable[[Any], dict] = lambda params: {},
         on_failure: Callable[..., None] = ignore,
         check: Callable[[int, Any], None] = ignore,
-        scores: Callable[[dict], dict[str, float]] = lambda means: {},
+        scores: Callable[[dict], dict[str, float]] | None = None,
     ):
         """folder: for messages about what is saved. runs: the folder of each run.
 
         evaluate(params, on_batch) -> means, a number for each run. probe(params) -> more numbers, logged with these.
         on_failure(n, state, batch, metrics): called if no run is active after step n. check(n, state): raises if this
-        state must not be saved. scores(means) -> the numbers that are printed, and saved with a checkpoint.
+        state must not be saved. scores(means) -> the numbers that are printed, and saved with a checkpoint; None: none.
         """
         self.plan, self.line, self._folder, self._saves, self._requests = plan, line, folder, saves, requests
         self._means, self._probe, self._scores_of = evaluate, probe, scores
@@ -194,7 +194,7 @@ class Training:
 
     def catch_up(self, n: int, state: train_step.State) -> None:
         """Evaluate the state of step n, with which this session begins, if an earlier one stopped before that."""
-        lost = not all(self._in_log) or (self.plan.keep_best and not self._saves.measured.get(n))
+        lost = not all(self._in_log) or (self._scores_of and not self._saves.measured.get(n))
         if n == self.plan.steps or distributed.agree(bool(lost)):
             with self.line.pause():
                 self.evaluate(n, state, but=self._in_log, saves=False)
@@ -234,8 +234,8 @@ class Training:
         self._best = max(self._best, new)
 
     def scores(self) -> dict[str, float]:
-        """Return the newest evaluation of a run alone."""
-        return self._scores_of(self.final)
+        """Return the newest evaluation of a run alone; {} for the runs of a study."""
+        return self._scores_of(self.final) if self._scores_of else {}
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # all of them, also if one fails

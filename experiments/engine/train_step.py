@@ -192,8 +192,7 @@ def train_step(
     grads, metrics, running = on_mesh(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(updates_made(state.opt_state))
     with jax.named_scope("guard"):
-        # Decided before the parameters are updated, so that one pass over them updates or keeps them. By hand, as
-        # optax.apply_if_finite sees neither the loss nor a spike, and reads all updates.
+        # Decided before the update, in one pass. (optax.apply_if_finite sees no loss or spike.)
         numbers = [loss, norm, learning_rate, *running.values()]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)

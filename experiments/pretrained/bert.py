@@ -7,7 +7,7 @@ import functools
 import re
 from typing import Any, NamedTuple
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.pretrained import families, tensors
 
 KINDS = ("masked", "classes", "tokens", "spans")

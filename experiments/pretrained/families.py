@@ -7,7 +7,7 @@ and what else must be known of a model (tied_output, head, patch, ...). It write
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from experiments import variants
+from experiments.build import variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
 

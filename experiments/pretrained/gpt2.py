@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.pretrained import families, tensors
 
 SIZES = {"M": "n_layer", "D": "n_embd", "H": "n_head", "W": "vocab_size", "N": "n_positions"}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import traverse_util
 
-from experiments import variants
+from experiments.build import variants
 from experiments.engine import by_name, disk, errors
 from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
@@ -69,10 +69,12 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
         settings = family.read(hf_config)
         arrays = family.clean({key.removeprefix(family.prefix): x for key, x in arrays.items()}, settings)
         settings |= family.head(settings, arrays)
-    kind = settings["head"] or family.kinds[0]
-    if kind in CLASSES:
-        settings["class_names"] = families.labels(hf_config, settings.get("C"), path)
-        settings |= {"C": len(settings["class_names"]), "problem_type": hf_config.get("problem_type")}
+        kind = settings["head"] or family.kinds[0]
+        if kind in CLASSES:
+            names = families.labels(hf_config, settings.get("C"), path)
+            settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
+    too_many = settings["M"] > len(arrays) * settings["share"]
+    tensors.complain(what, [f"{settings['M']} layers need more than {len(arrays)} tensors"] if too_many else [])
     lines, sizes = family.lines(settings), _sizes(settings)
     unread = _unread(family, settings, arrays, what)
     wanted = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
 from experiments.pretrained import families, rope, tensors
 from tfm import block

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import image_file, pretrained_tokenizer, tokenizer
 from experiments.engine import by_name, checkpoint, disk, errors, manifest, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import variants
+from experiments.build import variants
 from experiments.pretrained import families
 
 # A type of scaled rotary positions -> the fields that say its numbers, in the order of rotary_scaling.py. N is the

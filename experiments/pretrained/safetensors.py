@@ -13,7 +13,8 @@ from experiments.engine import disk, errors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names in a folder of one model
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # what PyTorch's files of pickles are called
-NOT_READ = (safetensors.SafetensorError, AttributeError)  # AttributeError: a dtype that NumPy lacks, as F8_E4M3
+NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # what the library raises for a damaged file
+NOT_READ += (AttributeError,)  # a dtype that NumPy lacks, as F8_E4M3
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.compiler import topology
+from experiments.dry_run import topology
 from experiments.engine import (
     batches,
     by_name,

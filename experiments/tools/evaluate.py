@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import perplexity, text, tokens, windows
 from experiments.engine import batches, config, errors
 from experiments.pretrained import open_model

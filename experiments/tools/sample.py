@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments import model as models
-from experiments.compiler import dry_run, topology as topologies
+from experiments.build import model as models
 from experiments.data import tokenizer as tokenizers
+from experiments.dry_run import dry_run, topology as topologies
 from experiments.engine import config, errors, log, mesh as meshes
 from experiments.pretrained import open_model
 from experiments.tools import command, generation

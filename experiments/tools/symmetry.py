@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
 from experiments.tools import command
 from tfm import symmetry

@@ -10,7 +10,7 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import by_name, config as configs, errors
 from tfm import block, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value

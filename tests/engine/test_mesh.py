@@ -18,7 +18,7 @@ import tiny
 from errors import raises
 from jax.sharding import PartitionSpec as P
 
-from experiments.compiler import dry_run
+from experiments.dry_run import dry_run
 from experiments.engine import compilation, errors, mesh as meshes, optim, run as runs, train_step as steps
 from tfm import head, layout as layouts
 

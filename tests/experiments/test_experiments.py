@@ -11,7 +11,8 @@ import tiny
 from scipy import special
 from small_files import idx, write
 
-from experiments import language, model as models, task as tasks
+from experiments import language
+from experiments.build import model as models, task as tasks
 from experiments.data import tokenizer
 from experiments.engine import by_name, disk, log
 from experiments.figures import images

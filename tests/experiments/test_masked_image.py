@@ -6,7 +6,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import task as tasks
+from experiments.build import task as tasks
 from experiments.data import windows
 from experiments.engine import batches, errors
 from experiments.figures import images

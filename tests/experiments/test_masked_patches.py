@@ -11,7 +11,7 @@ import translate
 from cases import B, D, N
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from tfm import embed, head, loss
 
 P = 31

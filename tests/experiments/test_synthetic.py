@@ -8,7 +8,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import synthetic as experiment, task as tasks
+from experiments import synthetic as experiment
+from experiments.build import task as tasks
 from experiments.data import synthetic
 from experiments.engine import batches, errors, mesh
 

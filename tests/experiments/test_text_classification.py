@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.special import softmax
 from small_files import write
 
-from experiments import task as tasks
+from experiments.build import task as tasks
 from experiments.data import labelled, tokenizer
 from experiments.engine import errors
 from experiments.pretrained import open_model

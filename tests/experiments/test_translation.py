@@ -14,7 +14,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import pairs, translation_score
 from experiments.engine import checkpoint, errors, log
 

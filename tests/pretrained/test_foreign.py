@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
         ({}, {name: "a text"}, ["a text"]),
         ({}, {"norm/gain_D": np.zeros(5)}, ["norm/gain_D", "(5,)"]),
         ({}, {"blocks/norm1/gain_D": None}, ["blocks/norm1/gain_D", "missing"]),
-        ({"odd": ("D", "blocks/norm/gain_D")}, {"odd": np.zeros(18)}, ["blocks/norm/gain_D"]),
+        ({"odd": ("D", "blocks/norm/gain_D")}, {"odd": arrays["norm/gain_D"]}, ["blocks/norm/gain_D"]),
         ({name: ("H Q", "norm/gain_D")}, {}, ["Q"]),
     ):
         given = {key: array for key, array in (arrays | changed).items() if array is not None}

@@ -17,7 +17,8 @@ import tiny
 from errors import raises
 
 from configs import base, finetune
-from experiments import language, model as models
+from experiments import language
+from experiments.build import model as models
 from experiments.data import tokenizer
 from experiments.engine import config, config_file, errors, run
 from experiments.pretrained import open_model, warm_start

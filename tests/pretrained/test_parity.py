@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers_models import VIT, opened, random, torch, transformers
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import pretrained_tokenizer
 from experiments.pretrained import hub, open_model
 from tfm import embed, head, variant

@@ -125,6 +125,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx", "True"]),
         ("gpt2", {"n_head": 4}, ["D = 21", "H = 4"]),
         ("gpt2", {"n_layer": "2"}, ["n_layer", "'2'"]),
+        ("gpt2", {"n_layer": 10**12}, ["1000000000000 layers"]),
         ("gpt2", {"layer_norm_epsilon": -1}, ["layer_norm_epsilon", "-1"]),
         ("bert", {"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
         ("bert", {"is_decoder": True}, ["is_decoder", "True"]),

@@ -119,20 +119,6 @@ def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(copy, signall
     assert str(copy / "study" / "report.html") in outcome.out
 
 
-def test_a_signal_before_the_study_trains_leaves_a_report_of_what_was_trained_before(copy, signalled):
-    """Whatever the report was that is there: of a kill behind the first program there is none of the second."""
-    report = copy / "study" / "report.json"
-    before = json.loads(report.read_bytes())
-    report.write_text("{}")
-    signalled(programs, "check")
-    more = [["slow", {"optim.learning_rate": 1e-4}], ["other", {"dots.bias": False, "optim.betas": [0.8, 0.99]}]]
-    outcome = tiny_study.run(copy, study__arms=[*ARMS, *more])
-    held = f"stopped; {report.with_suffix('.md')} holds the 6 of 10 runs that are finished; go on with: "
-    assert outcome.code == 143 and outcome.err.startswith(held)
-    assert json.loads(report.read_bytes()) == before
-    assert not (copy / "study" / "all" / "slow").exists()
-
-
 def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_path, monkeypatch):
     usual = programs.train
 

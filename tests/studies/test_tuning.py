@@ -12,7 +12,8 @@ import tiny
 import tiny_study
 from errors import raises
 
-from experiments import ablation, task
+from experiments import ablation
+from experiments.build import task
 from experiments.engine import checkpoint, errors
 from experiments.studies import merge, programs, results, study, tuning
 

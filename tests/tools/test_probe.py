@@ -9,7 +9,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, train_step as steps
 
 

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors, log, mesh as meshes
 from experiments.pretrained import open_model

@@ -8,7 +8,7 @@ import reference_symmetry as reference
 import tiny
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as command

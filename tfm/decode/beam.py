@@ -42,15 +42,14 @@ def search(
     stop: generate.Stop = None,
     length_penalty: Number = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The `beam` best continuations of each prompt, best first: words w_BQ(N+steps) and score_BQ.
+    """Return the `beam` best continuations of each prompt, best first: token ids w_BQ(N+steps) and score_BQ.
 
-    The score is log p(continuation) / penalty(L, length_penalty) in nats, where L counts the appended words, a stop
-    word included. At every word the `beam` best hypotheses count: those that end in a stop word are kept for good, and
-    the best `beam` that do not end are followed. What still lives after `steps` words counts as ended. The loop
-    ends as soon as no live hypothesis can enter the result any more. Where fewer than `beam` continuations are
-    possible, the rest have score -inf and the bare prompt. A beam of 1 without penalty is greedy.
-    prompt_BN is right-padded, of length_B words each; after the last word stands id 0. ValueError for a beam below 1
-    or above W, prompts without a word, and negative steps.
+    The score is log p(continuation) / penalty(L, length_penalty) in nats for L appended tokens, a stop token included.
+    At every token the `beam` best hypotheses that end in a stop token are kept, and the best `beam` others are
+    followed. A hypothesis that is live after `steps` tokens counts as ended. The loop ends when no live hypothesis can
+    enter the result. If fewer than `beam` continuations are possible, the rest have score -inf and the bare prompt. A
+    beam of 1 without penalty is greedy. prompt_BN is right-padded, of length_B tokens each; id 0 follows the last
+    token. Raises ValueError for a beam below 1 or above W, prompts without a token, and negative steps.
     """
     w_BN, length_B, logits_BW, cache = generate.read(start, prompt_BN, length_B, steps=steps)
     W = logits_BW.shape[-1]

@@ -17,7 +17,7 @@ from errors import raises
 from jax.sharding import PartitionSpec as P
 from test_score import SCORES
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import compilation, errors, mesh as meshes
 from tfm import head, layout as layouts, shapes
 from tfm.attention import explicit, flash, mask, relative_position, value

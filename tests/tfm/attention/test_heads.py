@@ -17,7 +17,7 @@ from cases import B, N, S
 from test_explicit import MASKS, paper_allowed
 from test_score import SCORES, D, H, K, drawn
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
 from tfm import platform, shapes
 from tfm.attention import explicit, mask, relative_position, score, spec, value

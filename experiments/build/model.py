@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import variants
+from experiments.build import variants
 from experiments.engine import by_name, config, errors, mesh
 from tfm import (
     block,

@@ -16,7 +16,7 @@ from cases import B, D, H, K, N
 from errors import raises
 from test_mesh import task_of  # noqa: F401  (a fixture)
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
 from tfm import head, loss
 from tfm.attention import mask, relative_position, spec as attentions, value

@@ -10,21 +10,18 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.compiler import topology
+from experiments.dry_run import topology
 from experiments.engine import compilation, config, disk, errors, mesh as meshes, run as runs, train_step as steps
 
 BYTES = ("argument", "output", "alias", "temp", "generated_code")  # of XLA's memory analysis
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ((?:{'|'.join(KINDS)})(?:-start)?)\((?:.*(chain_id=\S+?)[,}}])?")
+Target = topology.Topology | None
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def dry_run(
-    settings: config.Settings,
-    work: runs.Work,
-    mesh: Mesh,
-    target: topology.Topology | None = None,
-    file: str | None = None,
+    settings: config.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
     """Print the parameter table, compile step and evaluation of a run for its mesh, and report what they need.
 
@@ -49,7 +46,7 @@ def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]
 
 
 def compile_and_report(
-    requests: Iterable[topology.Request], target: topology.Topology | None, file: str | None = None, **parts: Any
+    requests: Iterable[topology.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
     """Compile programs, print what they need, and write it to `file` as JSON. Raises RunError for a refused program.
 
@@ -114,7 +111,7 @@ def _write(file: str, records: list[dict], refused: str, target: topology.Topolo
         raise errors.RunError(f"--json={file} cannot be written: {error.strerror}") from error
 
 
-def _lines(records: list[dict], parts: dict[str, Any], target: topology.Topology | None) -> Iterator[str]:
+def _lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterator[str]:
     """Yield the lines of the report."""
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"

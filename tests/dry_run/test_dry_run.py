@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from experiments.compiler import dry_run
+from experiments.dry_run import dry_run
 from experiments.engine import mesh as meshes, train_step
 
 
@@ -39,10 +39,10 @@ def test_the_result_of_a_collective_has_these_bytes(shape, opcode, size):
 
 def test_parts_of_one_collective_count_once():
     part = '  %g.N = bf16[8,5]{1,0} all-gather(%p.N), channel_id=9, frontend_attributes={chain_id="3"}\n'
-    text = part.replace("N", "1") + part.replace("N", "2") + "  %r = f32[5] all-reduce(%x), channel_id=9\n"
+    text = part.replace("N", "1") + part.replace("N", "2") + "  %r = f32[5] all-reduce(%x), channel_id=9\n" * 2
     assert dry_run.collectives(text) == {
         "all-gather": {"times": 1, "bytes": 80},
-        "all-reduce": {"times": 1, "bytes": 20},
+        "all-reduce": {"times": 2, "bytes": 40},
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import by_name, errors, mesh, run
 from tfm.attention import score
 

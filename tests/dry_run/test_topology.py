@@ -9,8 +9,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import model as models
-from experiments.compiler import topology
+from experiments.build import model as models
+from experiments.dry_run import topology
 from experiments.engine import compilation, errors, mesh as meshes
 from experiments.tools import generation
 from tfm import head
@@ -107,7 +107,7 @@ def test_a_step_is_compiled_and_reported(tmp_path):
     assert step["needed_bytes"] < report["hbm_bytes"] == 15.75 * 2**30
     assert step["collectives"]["all-reduce"]["bytes"] >= report["parameters_bytes"]
     assert "all-reduce" in shown.out and "evaluation of 336 examples" in shown.out and "15.8 GiB" in shown.out
-    assert shown.out.count("attention: ") == 1 and not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 @libtpu

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import batches, by_name, config, errors, train_step
 from tfm import layout as layouts, loss
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments import model as models, variants
+from experiments.build import model as models, variants
 from experiments.engine import by_name, config_file, errors
 from tfm import head, mlp, norm, position, shapes
 from tfm.attention import relative_position, score, value
