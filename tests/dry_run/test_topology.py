@@ -119,7 +119,7 @@ def test_too_large_a_step_is_the_compilers_own_reason(tmp_path):
 
 
 @libtpu
-@pytest.mark.parametrize(("M", "loop"), [(models.WRITTEN_OUT, False), (models.WRITTEN_OUT + 1, True)])
+@pytest.mark.parametrize(("M", "loop"), [(models.UNROLLED, False), (models.UNROLLED + 1, True)])
 def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
     settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
 
