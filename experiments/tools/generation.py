@@ -111,7 +111,7 @@ def rounds(of: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -
         if beyond:
             state = of.move(params, state)
             continue
-        if (places := kv_cache.places(state.cache)) < min(soon, last):
+        if (places := kv_cache.count_positions(state.cache)) < min(soon, last):
             state = state._replace(cache=of.grow(state.cache, min(places + quarter, last)))
         state = of.more(layers, state)
 
