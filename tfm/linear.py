@@ -23,8 +23,9 @@ def matmul(x: jax.Array, W: jax.Array, b: jax.Array | None = None, *, tensor: st
 def matmul_heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = None) -> jax.Array:
     """Return U_h x_n (+ b_h) for every head and token: q_BHNK. Heads come before tokens because products of (B, H, N,
     K) operands take about half the time of (B, N, H, K) ones on a CPU."""
-    q_BHNK = platform.matmul_heads(x_BND, U_HKD)
-    return q_BHNK if b_HK is None else q_BHNK + b_HK[:, None]
+    q_BNHK = platform.matmul_heads(x_BND, U_HKD)
+    q_BNHK = q_BNHK if b_HK is None else q_BNHK + b_HK  # later a TPU would take 4 % longer for GPT-2's step
+    return q_BNHK.swapaxes(1, 2)
 
 
 def logits(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:

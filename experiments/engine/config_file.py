@@ -39,7 +39,7 @@ def place(path: str) -> str:
     file, ours = pathlib.Path(path), by_name.ROOT / "configs"
     folders = [file.parent] + [ours] * (str(file.parent) in (".", "configs"))
     for one in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
-        if one.is_file():
+        if os.path.isfile(one):  # also False for a name that is too long
             return str(one)
     hint = by_name.nearest(file.stem, [one.stem for one in ours.glob("[a-z]*.py")])
     raise errors.UserError(f"there is no config file {path}{hint}")

@@ -130,7 +130,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     config.json. Raises UserError if there is none.
     """
     where = pathlib.Path(os.path.expanduser(path))
-    if not str(path) or not where.exists():
+    if not str(path) or not os.path.exists(where):  # also False for a name that is too long
         wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
         raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
     where, step = _run_and_step(where.parent if where.name == "config.json" else where)

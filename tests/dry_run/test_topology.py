@@ -119,7 +119,7 @@ def test_too_large_a_step_is_the_compilers_own_reason(tmp_path):
 
 
 @libtpu
-@pytest.mark.parametrize(("M", "loop"), [(models.WRITTEN_OUT, False), (models.WRITTEN_OUT + 1, True)])
+@pytest.mark.parametrize(("M", "loop"), [(models.UNROLLED, False), (models.UNROLLED + 1, True)])
 def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
     settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
 
@@ -154,6 +154,6 @@ def test_generation_is_compiled_for_the_prompt_and_for_the_next_tokens():
     params = jax.eval_shape(model.init, jax.random.key(0))
     generator = generation.Generator(model, params, mask=lambda length_B=None: mask.causal, **how)
     reading, further = topology.compile_programs(generation.requests(generator, [[1] * 256], steps=9))
-    assert (reading.reason, further.reason) == ("", "") and "splash" in reading.compiled.as_text()
+    assert (reading.reason, further.reason) == ("", "")
     assert reading.request.name.startswith("reading 1 x 256 tokens") and "next 8" in further.request.name
     assert further.compiled.memory_analysis().alias_size_in_bytes > 0  # the state is used up

@@ -31,10 +31,10 @@ def small_task() -> steps.Task:
         return {"embed": {"W_DP": x[48:68].reshape(4, 5)}, "blocks": layers, "head": {"G_CD": x[68:80].reshape(3, 4)}}
 
     def mean(params, batch, *, key_B=None, layout=layouts.ONE):
-        own = layouts.gathered(params["embed"] | params["head"], layout)
+        own = layouts.gather_features(params["embed"] | params["head"], layout)
         x_BD = batch["x_BD"] @ own["W_DP"].T
         for m in range(2):
-            layer = layouts.gathered(jax.tree.map(lambda leaf, m=m: leaf[m], params["blocks"]), layout)
+            layer = layouts.gather_features(jax.tree.map(lambda leaf, m=m: leaf[m], params["blocks"]), layout)
             x_BD = jnp.tanh(x_BD @ layer["mlp"]["W_DD"].T + layer["mlp"]["b_D"])
         answer = x_BD @ own["G_CD"].T, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer)}, {"running": {"blocks": {"norm": {"mean_D": jnp.ones((2, 4))}}}}

@@ -10,6 +10,7 @@ import pytest
 import tiny
 from hypothesis import strategies as st
 
+from experiments.dry_run import topology
 from experiments.engine import disk, run, train_step, workdir
 
 DEFAULTS = tiny.fields()
@@ -143,6 +144,7 @@ def until_compiling(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_step, "initial_state", abstract)
     monkeypatch.setattr(run, "compile_step", reached)
+    monkeypatch.setattr(topology, "compile_programs", reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
     monkeypatch.setattr(workdir, "commit", lambda: "")
 

@@ -98,7 +98,7 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
     )
     told = tiny.run("--config", "a.json", "--dry_run")
     assert told.code == 2 and 'a.json has experiment = "own_line"' in told.err
-    assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line").code == 0
+    assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line", "--config.mesh.data=1").code == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def prepare(settings, devices):
         return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
 
     def mean(params, batch, *, key_B=None, layout=layouts.ONE):
-        params = layouts.gathered(params, layout)
+        params = layouts.gather_features(params, layout)
         logits_BC, label_B = batch["x_BD"] @ params["G_CD"].T + params["b_C"], batch["label_B"]
         return {"loss": loss.cross_entropy(logits_BC, label_B, jnp.ones(len(label_B)))}, {}
 

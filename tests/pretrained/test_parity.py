@@ -107,7 +107,7 @@ def answering(folder):
     made = open_model.open(folder)
     if made.extras["headless"]:  # its tokens
         facts = {name: made.facts[name] for name in ("W", "N")} | {"output": "tied"}
-        tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+        tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
         made = types.SimpleNamespace(
             kind=made.kind, network=lambda: models.language(made.fields, answer=tokens, **facts), fields=made.fields
         )
@@ -213,7 +213,7 @@ def test_the_published_sentence_encoder(tmp_path):
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         right_BND = theirs(**words).last_hidden_state.numpy()
-    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
     model = models.language(made.fields, answer=tokens, W=30522, N=512, output="tied")
     real_BN = words["attention_mask"].numpy() > 0
     apply = jax.jit(model.apply, static_argnames="mask")

@@ -17,8 +17,8 @@ from experiments.studies import figures, programs, run_folders, study
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = {"qk_ablation": 14, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
-PROGRAMS |= {"contradictions": 32, "contradictions_small": 13, "head_study": 4}
-PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 10, "block_study": 7, "text_study": 3}
+PROGRAMS |= {"contradictions": 28, "contradictions_small": 11, "head_study": 4}
+PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 10, "block_study": 7, "text_study": 2}
 OF_LANGUAGE = {"study__experiment": "language", "study__arms": [["fast", {"optim.learning_rate": 1e-2}], ["usual", {}]]}
 
 
