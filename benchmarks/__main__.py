@@ -1,86 +1,116 @@
-"""Ours and the peers on this machine, in turns; the names and what they measure are listed by --help.
+"""Measure our training steps and generation and those of peers on this machine, in turns.
 
-python -m benchmarks [--only NAME ...] [--gpu] [--json FILE] [--png FILE] [--rounds N] [--try]
+python -m benchmarks [--only NAME ...] [--json FILE] [--rounds N] [--try]
+
+Every participant (ours, transformers on PyTorch, Flax) is a process of its own. It builds the same model, warms up and
+waits. Participants are timed in turns, A B C A B C ..., while the others sleep; the time of a peer is divided by ours
+in the same turn.
 """
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
+import os
 import pathlib
+import re
+import statistics
 import sys
 from typing import Any
 
-from benchmarks import growth, report, session, sizes
+from benchmarks import growth, participant, sizes
 
-WORKLOADS = sizes.WORKLOADS | sizes.GPU
-BESIDE = {  # what is measured beside the workloads: its title, measure(toy=...) -> numbers, show(numbers) -> text
-    "start": ("seconds from the shell to the first step", growth.start, growth.show_start),
-    "growth": ("our step against M and N: compilation, memory, time", growth.measure, growth.show),
+OURS, GROWTH = "ours", "growth"
+PARTICIPANTS = {  # the module, and arguments of its `build`
+    OURS: ("benchmarks.ours",),
+    "transformers": ("benchmarks.torch_peer", "eager"),
+    "transformers compiled": ("benchmarks.torch_peer", "compile"),
+    "flax": ("benchmarks.flax_peer",),
 }
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 
-def arguments(words: list[str]) -> argparse.Namespace:
-    """The command line. Ends the process, with one sentence and code 2, where it is wrong."""
-    titles = {name: size.title for name, size in WORKLOADS.items()} | {name: one[0] for name, one in BESIDE.items()}
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__.partition("\n")[0],
-        epilog="names:\n" + "\n".join(f"  {name:12} {title}" for name, title in titles.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these alone")
-    parser.add_argument("--gpu", action="store_true", help="those of a GPU in place of those of a CPU")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="where to write the numbers")
-    parser.add_argument("--png", type=pathlib.Path, metavar="FILE", help="where to draw the workloads' times")
-    parser.add_argument("--rounds", type=int, metavar="N", help="turns of each participant (default: by workload)")
-    parser.add_argument("--try", action="store_true", dest="toy", help="at a toy's size, on the CPU")
-    given = parser.parse_args(words)
-    given.only = given.only or list(sizes.GPU if given.gpu else sizes.WORKLOADS)
-    wrong = [
-        f'there is no measurement "{name}"; the right names are: {", ".join(titles)}'
-        for name in given.only
-        if name not in titles
-    ]
-    if given.rounds is not None and given.rounds < 1:
-        wrong.append(f"--rounds must be at least 1, and {given.rounds} is not")
-    for file in filter(None, (given.json, given.png)):
-        if not file.absolute().parent.is_dir():
-            wrong.append(f"{file} cannot be written: there is no folder {file.absolute().parent}")
-    if wrong:
-        print(f"error: {wrong[0]}", file=sys.stderr)
-        raise SystemExit(2)
-    return given
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    names = [*sizes.WORKLOADS, GROWTH]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=names, default=[name for name in names[:-1] if name != "gpu"])
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the numbers to this file")
+    parser.add_argument("--rounds", type=int, help="turns of each participant (default: by workload)")
+    parser.add_argument("--try", action="store_true", dest="toy", help="use toy sizes")
+    return parser.parse_args(argv)
 
 
-def main(words: list[str]) -> int:
-    """Measure what is asked for, print it as it comes, and write the files. Returns the exit code."""
-    given = arguments(words)
-    results: dict[str, Any] = {"machine": report.machine(), "versions": report.versions()}
-    print(report.heading(results["machine"], results["versions"]) + "\n", flush=True)
-
-    def write() -> None:
-        if given.json:
-            given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-    for name in dict.fromkeys(given.only):
-        if name in BESIDE:
-            title, measure, show = BESIDE[name]
-            results[name] = measure(toy=given.toy)
-            text = f"{name}: {title}\n{show(results[name])}"
+def main(argv: list[str]) -> None:
+    """Measure, print each result as it comes, and write the file."""
+    flags = arguments(argv)
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # of all participants: docs/performance.md
+    results: dict[str, Any] = {"machine": machine()}
+    print(results["machine"], flush=True)
+    for name in dict.fromkeys(flags.only):
+        if name == GROWTH:
+            results[name] = growth.measure(toy=flags.toy)
+            print(growth.table(results[name]), flush=True)
         else:
-            size = WORKLOADS[name].toy() if given.toy else WORKLOADS[name]
-            size = size.changed(rounds=given.rounds or size.rounds)
-            results[name] = session.measure(name, size, session.peers(size))
-            text = report.workload(name, results[name], dtype=size.dtype)
-        print(f"{text}\n", flush=True)
-        write()  # after each, so that nothing is lost where the session is stopped
-    report.add_limits(results, WORKLOADS)
-    workloads = {name: result for name, result in results.items() if name in WORKLOADS}
-    print(report.overview(workloads))
-    write()
-    if given.png and workloads:
-        report.draw(given.png, workloads, machine=results["machine"])
-    return 0
+            size = sizes.WORKLOADS[name].toy() if flags.toy else sizes.WORKLOADS[name]
+            results[name] = measure(name, size.changed(rounds=flags.rounds or size.rounds))
+            print(table(name, size, results[name]), flush=True)
+        if flags.json:
+            flags.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """Return processor, cores and versions in a line."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    model = re.findall(r"model(?: name)?\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    installed = {str(one.name).lower() for one in importlib.metadata.distributions()}
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES if name in installed]
+    return ", ".join([*reversed(model[:2]), f"{len(os.sched_getaffinity(0))} cores", *versions])
+
+
+def measure(name: str, size: sizes.Workload, start: Any = participant.Participant) -> dict[str, Any]:
+    """Return {participant: {"seconds", "median_seconds", "ratio", "ratio_spread", ...} or {"missing"}} for a workload.
+
+    A ratio is a peer's time divided by ours of the same turn: the median of all turns, and the smallest and largest.
+    Raises RuntimeError if the models do not have the same number of parameters.
+    """
+    running, results = [], {who: {} for who in PARTICIPANTS}
+    with contextlib.ExitStack() as stack:
+        for who, command in PARTICIPANTS.items():
+            print(f"{name}: build {who}", file=sys.stderr, flush=True)
+            try:
+                running.append(stack.enter_context(contextlib.closing(start(who, command, size))))
+            except participant.Unavailable as reason:
+                results[who] = {"missing": str(reason)}
+        counts = {one.name: one.facts["parameters"] for one in running}
+        if len(set(counts.values())) > 1:
+            raise RuntimeError(f"the models have different numbers of parameters: {counts}")
+        answers = {one.name: [] for one in running}
+        for _ in range(size.rounds):
+            for one in running:
+                answers[one.name].append(one.take(size.steps, lead=size.lead))
+    for one in running:
+        turns = answers[one.name]
+        seconds = [turn["seconds"] / size.steps for turn in turns]  # of a step; for generation, of all tokens
+        results[one.name] = one.facts | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        results[one.name] |= {"loss": turns[-1]["loss"], "peak_bytes": turns[-1]["peak_bytes"]}
+        ratios = [a / b for a, b in zip(seconds, results[OURS]["seconds"], strict=True)]
+        results[one.name] |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
+    return results
+
+
+def table(name: str, size: sizes.Workload, results: dict[str, Any]) -> str:
+    """Return the results of one workload as lines."""
+    lines = [f"{name}: {size.title}; {size.dtype}", f"{'':24}{'ms':>12}{'per second':>14}{'x ours':>9}   spread"]
+    for who, one in results.items():
+        if "missing" in one:
+            lines.append(f"  {who:22}missing: {one['missing']}")
+            continue
+        rate, (low, high) = size.counted / one["median_seconds"], one["ratio_spread"]
+        times = f"{1e3 * one['median_seconds']:>12,.4g}{rate:>14,.0f}{one['ratio']:>9.2f}"
+        lines.append(f"  {who:22}{times}   {low:.2f}-{high:.2f}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

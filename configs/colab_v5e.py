@@ -7,7 +7,7 @@ TEXT is a file or a folder; without it, Python's own sources.
 
 Compiler's estimate (jax 0.12.0.1, libtpu 0.0.50.1; not measured; attention's kernels at 50 % of the peak): 1.40 s for a
 step of 131,072 tokens, 57 % of the peak, 8.0 of 15.75 GiB. Heads of 128 features: 2 % fewer tokens per second. Made by
-`python launch.py --config configs/colab_v5e.py --dry_run --topology=v5e-1`.
+`python -m benchmarks.tpu_estimate configs/colab_v5e.py v5e-1`.
 """
 
 from configs import base

@@ -1,4 +1,4 @@
-"""Do the techniques that people argue about help? Sixteen against a plain model, two depths, ten seeds: an evening.
+"""Do the techniques that people argue about help? Fourteen against a plain model, two depths, ten seeds: an evening.
 
 python launch.py --config configs/contradictions.py --workdir runs/contradictions
 For one Colab chip (v5e), not run yet: about six hours by the compiler's estimate (libtpu 0.0.50.1), 0.48 s for a step
@@ -21,8 +21,6 @@ def arms(F):
         ("swiglu", {"model.mlp": "swiglu", "model.F": round(2 * F / 3)}),
         ("gated", {"model.value": "gated"}),
         ("exclusive", {"model.value": "exclusive"}),
-        ("value_embedding", {"model.value_embedding": True}),
-        ("skips", {"model.skips": True}),
         ("nonlinear_query", {"model.score": "nonlinear_query"}),
         ("ema", {"study.tune": [["optim.ema", [0.9, 0.97, 0.99]]]}),
         ("normuon", {"optim.name": "normuon"}),

@@ -8,7 +8,7 @@ TEXT is a file or a folder; without it, Python's own sources. From a text only t
 
 Compiler's estimate for one v5e chip (jax 0.12.0.1, libtpu 0.0.50.1; not measured; attention's kernels at 50 % of the
 peak): 575 ms for a step of 65,536 tokens, 50 % of the peak, 11.2 of 15.75 GiB. Made by
-`python launch.py --config configs/gpt2.py --dry_run --topology=v5e-1`.
+`python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1`.
 """
 
 from configs import base

@@ -1,106 +1,130 @@
-"""Images and words in one sequence: patches, which see each other, and behind them the name of the image's class, which
+"""Images and text in one sequence: patches, which see each other, and after them the name of the image's class, which
 is written letter by letter (E1, E2, E22, E24)."""
 
 import functools
 import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import batches, config as configs, disk, errors, run, step
+from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head
 from tfm.attention import mask as masks
 
-SPELLED = "zero one two three four five six seven eight nine".split()  # of digits
+DIGITS = "zero one two three four five six seven eight nine".split()
 SHOWN = 20  # captions in captions.txt
 
 
-def config() -> dict[str, ConfigDict]:
-    """The images, whose classes are their captions."""
-    image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
-    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
-    image.patch = 2  # pixels of a patch's side
-    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4 (augment.py)
-    return {"image": image}
+def config() -> dict[str, dict]:
+    """Return the settings of the images, whose classes are their captions."""
+    return {"image": images.FIELDS}
 
 
-def spelled(classes: list[str]) -> tuple[str, np.ndarray, np.ndarray]:
-    """(letters, w_CL, weight_CL): the name of each class as ids of letters and one that ends it, 0; of digits the word.
-    weight: 1 up to the end of the name, 0 behind it."""
-    names = [SPELLED[int(name)] if name in map(str, range(10)) else name for name in classes]
-    letters = "\n" + "".join(sorted({*"".join(names)} - {"\n"}))
-    ends_C, L = np.array([len(name) for name in names]), max(map(len, names)) + 1
-    w_CL = np.array([[letters.index(letter) for letter in name.ljust(L, "\n")] for name in names], np.int32)
-    return letters, w_CL, (np.arange(L) <= ends_C[:, None]).astype(np.float32)
+def spell(classes: list[str]) -> tuple[str, np.ndarray]:
+    """Return the letters, and each class name as their ids, w_CL, padded with 0. A digit is spelled as a word."""
+    names = [DIGITS[int(name)] if name in map(str, range(10)) else name for name in classes]
+    letters, L = "\n" + "".join(sorted({*"".join(names)} - {"\n"})), max(map(len, names)) + 1
+    return letters, np.array([[letters.index(letter) for letter in name.ljust(L, "\n")] for name in names], np.int32)
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """The images and their captions, the model, what is measured."""
-    i, m = settings.image, settings.model
-    data = images.configured(i.source, i.size)
-    letters, w_CL, weight_CL = spelled(list(data.classes))
+    """Return the images with their captions, the model, its loss, and the figures."""
+    i, m, data = settings.image, settings.model, images.configured(settings.image.source, settings.image.size)
+    letters, w_CL = spell(list(data.classes))
+    W, L = len(letters), w_CL.shape[1]
     patches, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
-    before, N = patches - 1, patches - 1 + w_CL.shape[1]  # the last patch is asked for the first letter
-    models.check_causal(m)
-    layout = models.layout(m, devices, W=len(letters))
-    if layout.sequence:
-        raise errors.UserError("patches and words are of one sequence, which no devices share: mesh.sequence must be 1")
-    sizes = models.sized(embed.mixed, P=P, W=len(letters)), models.sized(head.next_word, W=len(letters))
-    model = models.build(m, embed=sizes[0], head=sizes[1], N=N)
-    mask = models.masked(m, masks.either(masks.causal, masks.prefix(patches)))
-
-    def captioned(fetch: batches.Fetch, index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        batch = fetch(index_B, rng)
-        if "other_label_B" in batch:
-            raise errors.UserError("image.augment mixes images, and a caption is of one: leave mixup and cutmix out")
-        c_B, wide = batch["label_B"], [(0, 0), (before, 0)]
-        asked = {"target_BN": np.pad(w_CL[c_B], wide), "weight_BN": np.pad(weight_CL[c_B], wide)}
-        return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_CL[c_B, :-1], **asked}
-
+    N = patches - 1 + L  # the last patch answers with the first letter
     train, evaluation, _ = images.both(data, i.augment)
-    examples = ((functools.partial(captioned, fetch), n) for fetch, n in (train, evaluation))
+    examples = ((functools.partial(with_captions, fetch, w_CL, patches), n) for fetch, n in (train, evaluation))
     parts = tasks.parts(settings, *examples, tokens=N)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
-        return model.apply(params, inputs, mask=mask, **options)
+    models.check_causal(m)
+    layout = models.layout(m, devices, W=W)
+    if layout.sequence:
+        raise errors.UserError(
+            "mesh.sequence must be 1: patches and letters are one sequence, which devices cannot share"
+        )
+    ends = {"embed": models.sized(embed.mixed, P=P, W=W), "head": models.sized(head.next_word, W=W)}
+    mask = models.masked(m, masks.either(masks.causal, masks.prefix(patches)))
+    model = models.build(m, **ends, N=N, layout=layout, mask=mask)
 
-    def written(params: Any, image_BYXZ: jax.Array) -> jax.Array:
-        """The likeliest letter after those before it, one by one: w_BL."""
-        w_BL = jnp.zeros((len(image_BYXZ), w_CL.shape[1]), jnp.int32)
-        for at in range(w_CL.shape[1]):
-            l_BNW, _ = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
-            w_BL = w_BL.at[:, at].set(l_BNW[:, before + at].argmax(-1))
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
+        return model.hidden(params, inputs, mask=mask, **options)
+
+    def logits(params: Any, batch: dict) -> jax.Array:
+        return model.logits(params, hidden(params, batch)[0])
+
+    parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=W)}
+    parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
+    task = tasks.of_tokens(settings, model, hidden, sparse=True, layout=layout, **parts)
+    return run.Work(
+        task,
+        figures=functools.partial(figures, settings, data, task, writer(logits, patches, L), letters, w_CL),
+        apply=logits,
+        lines=[*data.said.splitlines(), f"captions of {patches} patches and up to {L} letters"],
+        data_sha256=data.sha256,
+    )
+
+
+def with_captions(
+    fetch: batches.Fetch, w_CL: np.ndarray, patches: int, index_B: np.ndarray, rng: np.random.Generator | None
+) -> batches.Batch:
+    """Return images, the letters that the model reads (w_BL), and all letters as targets from the last patch on."""
+    batch = fetch(index_B, rng)
+    if "other_label_B" in batch:
+        raise errors.UserError("image.augment mixes images, and a caption is of one: leave mixup and cutmix out")
+    w_BL = w_CL[batch["label_B"]]
+    weight_BL = (np.cumsum(w_BL == 0, axis=1) - (w_BL == 0) == 0).astype(np.float32)  # up to the first 0, the end
+    before = [(0, 0), (patches - 1, 0)]
+    targets = {"target_BN": np.pad(w_BL, before), "weight_BN": np.pad(weight_BL, before)}
+    return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_BL[:, :-1], **targets}
+
+
+def writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
+    """Return (params, image_BYXZ) -> w_BL: the most likely letter after those before it, one by one."""
+
+    @jax.jit
+    def write(params: Any, image_BYXZ: jax.Array) -> jax.Array:
+        w_BL = jnp.zeros((len(image_BYXZ), L), jnp.int32)
+        for at in range(L):
+            l_BNW = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
+            w_BL = w_BL.at[:, at].set(l_BNW[:, patches - 1 + at].argmax(-1))
         return w_BL
 
-    parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=len(letters))}
-    parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.of_words(settings, model, logits, few=True, layout=layout, **parts)
-    lines = [*data.said.splitlines(), f"captions of {patches} patches and up to {w_CL.shape[1]} letters"]
-    show = functools.partial(figures, settings, data, task, jax.jit(written), (letters, w_CL))
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines, data_sha256=data.sha256)
+    return write
 
 
-def figures(settings, data: images.Images, task: step.Task, written, words, params: Any, folder: pathlib.Path, rows):
-    """Loss curves, what was written under held-out images, and the share of names without a wrong letter."""
-    from experiments.figures import plots  # matplotlib, only where something is drawn
+def figures(
+    settings: configs.Settings,
+    data: images.Images,
+    task: train_step.Task,
+    write: Callable,
+    letters,
+    w_CL,
+    params,
+    folder,
+    rows,
+) -> Iterator[pathlib.Path | dict]:
+    """Yield the share of names without a wrong letter, loss curves, and captions of held-out images."""
+    from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    letters, w_CL = words
-    found = [np.asarray(written(params, task.evaluation[i]["image_BYXZ"])) for i in range(len(task.evaluation))]
-    both = w_CL[data.evaluation_label_B], np.concatenate(found)
-    truth, names = (["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL] for w_BL in both)
-    pairs = list(zip(truth, names, strict=False))  # the last batch is filled up
-    right = sum(a == b for a, b in pairs) / len(pairs)
-    lines = [f"{a}: {b}" for a, b in sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])]
-    disk.write(folder / "captions.txt", "\n".join(["class: what the model wrote", *lines, ""]).encode())
-    title = f"{settings.experiment}: {data.name}, {right:.1%} of the names right"
+    def names(w_BL: np.ndarray) -> list[str]:
+        return ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL]
+
+    w_BL = np.concatenate([write(params, task.evaluation[i]["image_BYXZ"]) for i in range(len(task.evaluation))])
+    pairs = list(zip(names(w_CL[data.evaluation_label_B]), names(w_BL), strict=False))  # the last batch is padded
+    right = sum(truth == name for truth, name in pairs) / len(pairs)
     yield {"eval/names_right": right}
+    title = f"{settings.experiment}: {data.name}, {right:.1%} of the names right"
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per letter", title=title)
+    shown = sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])
+    lines = ["class: what the model wrote", *(f"{truth}: {name}" for truth, name in shown), ""]
+    disk.write(folder / "captions.txt", "\n".join(lines).encode())
     yield folder / "captions.txt"

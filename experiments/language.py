@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
-from experiments.engine import by_name, config as configs, disk, errors, mesh, run, step as steps
-from tfm import head, layout as layouts
+from experiments.engine import by_name, config as configs, disk, errors, run, train_step as steps
+from tfm import head
 from tfm.attention import mask as masks
 from tfm.decode import generate
 
@@ -39,59 +38,80 @@ class Corpus(NamedTuple):
     size: perplexity.Size | None  # of the evaluation part behind its first token; None where tokens are bytes
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The text, and what is asked of it."""
-    text = ConfigDict()
-    # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME
-    text.source = "stdlib"
-    text.field = ""  # of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text
-    text.tokenizer = "bytes"  # bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder
-    text.N = 64  # tokens of a window, the context
-    text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
-    text.head = "linear"  # the output matrix: linear, or tied, the embedding; tied+gelu (as BERT), linear+tanh, ...:
-    # before it one more layer of this activation, with norm and bias; linear+bias: that alone
-    return {"text": text}
+    return {
+        "text": {
+            "source": (
+                "stdlib",
+                "stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME",
+            ),
+            "field": (
+                "",
+                "of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text",
+            ),
+            "tokenizer": (
+                "bytes",
+                "bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder",
+            ),
+            "N": (64, "tokens of a window, the context"),
+            "objective": (
+                "causal",
+                "causal: the next word; prefix: behind a half read both ways; masked: hidden words",
+            ),
+            "head": (
+                "linear",
+                "the output matrix: linear, or tied, the embedding; tied+gelu (as BERT), linear+tanh, ...: before"
+                " it one more layer of this activation, with norm and bias; linear+bias: that alone",
+            ),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The words, the model, what is measured."""
     t, m = settings.text, settings.model
     corpus = read(settings, by_name.choose("objective", t.objective, OBJECTIVES))
-    hidden, W = t.objective == "masked", corpus.tokenizer.size
-    if not hidden:
+    masked, W = t.objective == "masked", corpus.tokenizer.size
+    if not masked:
         models.check_causal(m)
     configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
     prefix = t.N // 2 if t.objective == "prefix" else 0
     causal = masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
-    model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, output=t.head)
-    if hidden and corpus.tokenizer.mask is None:
+    layout = models.layout(m, devices, W=W)
+    own = {"mask": models.masked(m, masks.padding(np.ones((1, t.N), bool)) if masked else causal), "layout": layout}
+    answer = head.masked_word if masked else head.next_word
+    model = models.language(m, answer=answer, W=W, N=t.N, output=t.head, **own)
+    if masked and corpus.tokenizer.mask is None:
         raise errors.UserError(f"this tokenizer has no special {MASK!r}")
     own = {"W": W, "special": corpus.tokenizer.special, "mask_id": corpus.tokenizer.mask}
-    asked = own if hidden else {"prefix": prefix}
-    cut = functools.partial(windows.masked if hidden else windows.causal, N=t.N, **asked)
+    asked = own if masked else {"prefix": prefix}
+    cut = functools.partial(windows.masked if masked else windows.causal, N=t.N, **asked)
     both = cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True)
     parts = tasks.parts(settings, *both, tokens=t.N, apart=t.N + 1)
     most_frequent = token_counts(corpus.train_T, W=W).argmax()
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        mask = masks.padding(batch["valid_BS"]) if hidden else causal
-        return model.apply(params, batch["w_BN"], mask=models.masked(m, mask), **options)
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        mask = masks.padding(batch["valid_BS"]) if masked else causal
+        return model.hidden(params, batch["w_BN"], mask=models.masked(m, mask), **options)
 
-    task = tasks.of_words(
+    def logits(params: Any, batch: dict) -> jax.Array:
+        return model.logits(params, hidden(params, batch)[0])
+
+    task = tasks.of_tokens(
         settings,
         model,
-        logits,
-        few=t.objective != "causal",
+        hidden,
+        sparse=t.objective != "causal",
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=most_frequent)},
         guess={"accuracy": "always the training part's most frequent token"},
-        layout=models.layout(m, devices, W=W),
+        layout=layout,
         **parts,
     )
-    over = layouts.Layout(platform=mesh.backend(devices))
-    show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, over)
+    show = filled(corpus, task, logits) if masked else generated(settings, corpus, model)
     draw = functools.partial(figures, settings, corpus, task, show)
     told = {"files": corpus.tokenizer.files, "lines": corpus.lines, "data_sha256": corpus.sha256}
-    return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], **told)
+    return run.Work(task, draw, logits, **told)
 
 
 def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
@@ -130,9 +150,7 @@ def token_counts(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:
     return sum((np.bincount(piece, minlength=W) for piece in pieces), np.zeros(W, int))
 
 
-def generated(
-    settings: configs.Settings, corpus: Corpus, model: models.Model, over: layouts.Layout
-) -> Callable[[Any], str]:
+def generated(settings: configs.Settings, corpus: Corpus, model: models.Model) -> Callable[[Any], str]:
     """params -> a new line, or a prefix of held-out text that is read both ways, continued by the model through its
     cache (E23) to the end of its context."""
     whole, key = min(settings.text.N, LONGEST), jax.random.key(settings.seed)
@@ -151,7 +169,7 @@ def generated(
         layers = model.by_layer(params)
 
         def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
-            return model.start(params, w_BN, length_B, capacity=whole, mask=of_prompt, over=over)
+            return model.start(params, w_BN, length_B, capacity=whole, mask=of_prompt)
 
         def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
             return model.step(layers, cache, w_B, n_B, mask=later)
@@ -169,7 +187,7 @@ def filled(corpus: Corpus, task: steps.Task, logits: Callable) -> Callable[[Any]
 
     def fill(params: Any) -> str:
         batch = {name: array[:FILLED] for name, array in task.evaluation[0].items()}
-        found_BN = np.asarray(jax.jit(logits)(params, batch)[0]).argmax(-1)
+        found_BN = np.asarray(jax.jit(logits)(params, batch)).argmax(-1)
         lines = []
         for target_N, hidden_N, found_N in zip(batch["target_BN"], batch["weight_BN"] > 0, found_BN, strict=True):
             truth, answer = spell(target_N), spell(found_N)

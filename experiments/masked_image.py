@@ -2,103 +2,87 @@
 
 import functools
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import images, windows
-from experiments.engine import config as configs, run, step
+from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts
 
 
-def config() -> dict[str, ConfigDict]:
-    """The images, and how much of them is hidden."""
-    image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
-    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
-    image.patch = 2  # pixels of a patch's side
-    image.mask_ratio = 0.75  # share of hidden patches
-    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
-    return {"image": image}
+def config() -> dict[str, dict]:
+    """Return the settings of the images, and of the share that is hidden."""
+    return {"image": images.FIELDS | {"mask_ratio": (0.75, "share of hidden patches")}}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """The images, what is hidden of them, the model, what is measured."""
-    i = settings.image
-    data = images.configured(i.source, i.size)
+    """Return the images, what is hidden of them, the model, its loss, and the figures."""
+    i, data = settings.image, images.configured(settings.image.source, settings.image.size)
     train, evaluation, normal = images.both(data, i.augment)
-    average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
-    average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
     N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)), tokens=N)
-    places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    model, mask = models.build(settings.model, **places, N=N), models.masked(settings.model, None)
+    ends = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
+    layout, mask = models.layout(settings.model, devices, N=N), models.masked(settings.model, None)
+    model = models.build(settings.model, **ends, N=N, layout=layout, mask=mask)
+    average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
+    average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
 
-    def cut(image_BYXZ: Any, over: layouts.Layout = layouts.ONE) -> Any:
-        return layouts.own(embed.cut(image_BYXZ, size=i.patch), over)
+    def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:
+        return layouts.take_own_tokens(embed.cut(image_BYXZ, size=i.patch), layout)
 
-    def predict(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        inputs = {"v_BNP": cut(batch["image_BYXZ"], over), "hidden_BN": batch["hidden_BN"]}
-        return model.apply(params, inputs, mask=mask, over=over, **options)
+    def predict(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        inputs = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
+        return model.apply(params, inputs, mask=mask, layout=layout, **options)
 
-    def measure(prediction_BNP: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
-        target_BNP, average_NP = cut(batch["image_BYXZ"], over), cut(average_YXZ[None], over)
+    def measure(prediction_BNP: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
+        target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
         return tasks.explained(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
     average = tasks.always_average(parts["evaluation"], lambda batch: cut(batch["image_BYXZ"]), cut(average_YXZ[None]))
-    task = tasks.of_model(
-        settings,
-        model,
-        predict,
-        measure,
-        baseline={"loss": average},
-        guess={"loss": "always the average training image"},
-        layout=models.layout(settings.model, devices, N=N),
-        **parts,
-    )
-    show = functools.partial(figures, settings, data, normal, task, predict)
+    parts |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
+    task = tasks.of_model(settings, model, predict, measure, layout=layout, **parts)
     return run.Work(
-        task, show, lambda *inputs: predict(*inputs)[0], lines=data.said.splitlines(), data_sha256=data.sha256
+        task,
+        figures=functools.partial(figures, settings, data, normal, task, predict),
+        apply=lambda params, batch: predict(params, batch)[0],
+        lines=data.said.splitlines(),
+        data_sha256=data.sha256,
     )
 
 
 def figures(
-    settings, data: images.Images, normal: dict, task: step.Task, predict, params, folder: pathlib.Path, rows: list
-):
-    """Loss curves; what the first held-out images were, looked like and became; where the tokens of one attend."""
-    from experiments.figures import (
-        images as draw,  # matplotlib, only where something is drawn
-        plots,
-    )
+    settings: configs.Settings, data: images.Images, normal: dict, task: train_step.Task, predict, params, folder, rows
+) -> Iterator[pathlib.Path]:
+    """Yield loss curves; the first held-out images, what was seen and predicted of them; the attention of one image."""
+    from experiments.figures import images as draw, plots  # they import matplotlib, which takes a second
 
     folder, size, image_BYXZ = folder / "figures", settings.image.patch, data.evaluation_image_BYXZ[: draw.MOST_IMAGES]
+    unit = "squared error of a hidden pixel (pixels have variance 1)"
+    title = f"{settings.experiment}: {data.name}"
+    yield plots.loss_curves(folder / "loss.png", rows, unit=unit, title=title)
     B, Y, X, _ = image_BYXZ.shape
     batch = {name: array[:B] for name, array in task.evaluation[0].items()}
-    v_BNP, seen = jax.jit(functools.partial(predict, maps=True))(params, batch)
-    prediction_BYXZ = np.asarray(embed.join(v_BNP, Y=Y, X=X, size=size)) * normal["std_Z"] + normal["mean_Z"]
+    v_BNP, aux = jax.jit(functools.partial(predict, maps=True))(params, batch)
     explained = [row["eval/explained"] for row in rows if row.get("eval/explained") is not None][-1]
-    unit = "squared error of a hidden pixel (pixels have variance 1)"
-    return [
-        plots.loss_curves(folder / "loss.png", rows, unit=unit, title=f"{settings.experiment}: {data.name}"),
-        draw.hidden_patches(
-            folder / "prediction.png",
-            image_BYXZ=image_BYXZ,
-            prediction_BYXZ=prediction_BYXZ,
-            hidden_BN=batch["hidden_BN"],
-            size=size,
-            title=f"held-out images, {int(batch['hidden_BN'][0].sum())} of {v_BNP.shape[1]} patches hidden:"
-            f" the prediction explains {100 * explained:.0f} % of the hidden pixels' variance",
-        ),
-        draw.attention_maps(
-            folder / "attention.png",
-            image_YXZ=draw.seen(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
-            A_MHNS=np.asarray(seen["A_MBHNS"])[:, 0],
-            grid=(Y // size, X // size),
-            class_token=False,
-        ),
-    ]
+    yield draw.hidden_patches(
+        folder / "prediction.png",
+        image_BYXZ=image_BYXZ,
+        prediction_BYXZ=np.asarray(embed.join(v_BNP, Y=Y, X=X, size=size)) * normal["std_Z"] + normal["mean_Z"],
+        hidden_BN=batch["hidden_BN"],
+        size=size,
+        title=f"held-out images, {int(batch['hidden_BN'][0].sum())} of {v_BNP.shape[1]} patches hidden:"
+        f" the prediction explains {100 * explained:.0f} % of the hidden pixels' variance",
+    )
+    yield draw.attention_maps(
+        folder / "attention.png",
+        image_YXZ=draw.seen(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
+        A_MHNS=np.asarray(aux["A_MBHNS"])[:, 0],
+        grid=(Y // size, X // size),
+        class_token=False,
+    )

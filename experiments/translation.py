@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from experiments import model as models, task as tasks
+from experiments.build import model as models, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run
+from tfm.attention import mask as masks
 from tfm.decode import beam, generate
 
 BEAM = 4  # translations kept by beam search
@@ -22,7 +22,6 @@ LENGTH_PENALTY = 0.6  # beam search divides log p by ((5 + length) / 6) to this 
 SHOWN = 12  # translations in sample.txt
 SCORED = 500  # held-out source sentences, or all, that are translated for chrF and BLEU
 SIDES = "source", "target"
-ANOTHER = "always the translation of another sentence"
 
 
 class Corpus(NamedTuple):
@@ -34,161 +33,175 @@ class Corpus(NamedTuple):
     evaluation: pairs.Rows
     sources: list[str]
     references: list[list[str]]
-    lines: list[str]
+    lines: list[str]  # about the data
     sha256: str  # of the pairs
-    words: dict[str, list[str]]  # the commonest of source and target
+    common: dict[str, list[str]]  # the most common words of source and target
 
 
-def config() -> dict[str, ConfigDict]:
-    """The sentence pairs, and how they are decoded and scored."""
-    pairs = ConfigDict()
-    pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
-    pairs.reverse = False  # the second column, or the language that comes second in the alphabet, is the source
-    pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
-    pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
-    return {"pairs": pairs}
+def config() -> dict[str, dict]:
+    """Return the settings of the sentence pairs."""
+    return {
+        "pairs": {
+            "source": (
+                "spa-eng",
+                "spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such",
+            ),
+            "reverse": (False, "the second column, or the language that comes second in the alphabet, is the source"),
+            "vocabulary": (4096, "subwords of both languages together, the 3 specials and the 256 bytes included"),
+            "N": (24, "tokens of a side, its [EOS] included; training leaves longer pairs out"),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """The sentence pairs, the model, what is measured."""
-    translation_score.metrics()  # a missing library is said before the training, not after it
-    corpus = read(settings)
-    p, W = settings.pairs, corpus.subwords.size
-    model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=True)
-    parts = tasks.parts(settings, *map(pairs.examples, (corpus.train, corpus.evaluation)), tokens=2 * p.N)
+    """Return the sentence pairs, the encoder-decoder, its loss, and the figures."""
+    translation_score.metrics()  # raises UserError for a missing library before the training, not after it
+    corpus, N = read(settings), settings.pairs.N
+    W = corpus.subwords.size
+    parts = tasks.parts(settings, pairs.examples(corpus.train), pairs.examples(corpus.evaluation), tokens=2 * N)
+    layout, padding = models.layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
+    model = models.encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
+
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
+
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
-
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
-
-    task = tasks.of_words(
+    another = "always the translation of another sentence"
+    task = tasks.of_tokens(
         settings,
         model,
-        logits,
-        few=True,  # sides are filled up
+        hidden,
+        sparse=True,  # most targets are padding
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
-        guess={"accuracy": "always the training part's most frequent token", "chrf": ANOTHER, "bleu": ANOTHER},
-        layout=models.layout(settings.model, devices, W=W),
+        guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
+        layout=layout,
         maps=None,
         **parts,
     )
-    files = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
-    files[run.DATA] = disk.as_json(corpus.words)
-    at_once = tasks.at_once(settings.train, 2 * p.N, len(corpus.sources))
-    translate = translator(model, corpus.subwords, N=p.N, batch=at_once)
-    show = functools.partial(figures, settings, corpus, model, translate)
+    batch = tasks.at_once(settings.train, 2 * N, len(corpus.sources))
+    translate = translator(model, corpus.subwords, N=N, batch=batch)
+    tokenizer = corpus.subwords.library.to_str(pretty=True).encode()
     return run.Work(
-        task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines, data_sha256=corpus.sha256
+        task,
+        figures=functools.partial(figures, settings, corpus, model, translate),
+        apply=lambda params, batch: model.logits(params, hidden(params, batch)[0]),
+        files={"tokenizer.json": tokenizer, run.DATA: disk.as_json(corpus.common)},
+        lines=corpus.lines,
+        data_sha256=corpus.sha256,
     )
 
 
 def read(settings: configs.Settings) -> Corpus:
-    """The pairs of the config; subwords come from the training part. Says how many pairs are longer than pairs.N."""
+    """Return the pairs of the config. The subwords come from the training part."""
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
-    loaded = pairs.load(p.source, reverse=p.reverse)
-    made = pairs.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
-    rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
-    counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
-    told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
-    first = " -> ".join(repr(side[:60]) for side in loaded.train[0])
-    lines = [*loaded.said.splitlines(), told, f"{loaded.name}: it learns to translate as {first}"]
-    words = {side: pairs.commonest(some) for side, some in zip(SIDES, zip(*loaded.train, strict=True), strict=True)}
-    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, SCORED), lines, loaded.sha256, words)
+    data = pairs.load(p.source, reverse=p.reverse)
+    subwords = pairs.train((side for pair in data.train for side in pair), W=p.vocabulary)
+    rows = [pairs.rows(subwords, part, N=p.N) for part in (data.train, data.evaluation)]
+    counts = [f"{len(part.source_BS):,} (and {part.longer:,} longer than {p.N} tokens, left out)" for part in rows]
+    first = " -> ".join(repr(side[:60]) for side in data.train[0])
+    lines = [
+        *data.said.splitlines(),
+        f"{data.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {subwords.size:,}",
+        f"{data.name}: it learns to translate as {first}",
+    ]
+    common = {side: pairs.commonest(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)}
+    return Corpus(data.name, subwords, *rows, *scored(data.evaluation, SCORED), lines, data.sha256, common)
 
 
-def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:
-    """n of the source sentences (or all) and the translations of each, whatever their order in the file."""
-    found: dict[str, list[str]] = {}
+def scored(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:
+    """Return n of the source sentences (or all), whatever their order in the file, and all translations of each."""
+    references: dict[str, list[str]] = {}
     for source, target in held_out:
-        found.setdefault(source, []).append(target)
-    sources = sorted(found, key=lambda source: hashlib.sha256(source.encode()).digest())[:n]
-    return sources, [found[source] for source in sources]
+        references.setdefault(source, []).append(target)
+    sources = sorted(references, key=lambda source: hashlib.sha256(source.encode()).digest())[:n]
+    return sources, [references[source] for source in sources]
 
 
-def translator(model: models.Model, words: pairs.Subwords, *, N: int, batch: int) -> Callable:
-    """(params, sentences) -> {'greedy': translations, 'beam': translations}; of one that is empty or too long: ''."""
+def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: int) -> Callable:
+    """Return (params, sentences) -> {"greedy": translations, "beam": translations}; '' for one empty or too long."""
 
     @jax.jit
-    def decoded(params: Any, source_BS: jax.Array, valid_BS: jax.Array) -> dict[str, jax.Array]:
+    def decode(params: Any, source_BS: jax.Array) -> dict[str, jax.Array]:
         B = len(source_BS)
-        begin = jnp.full((B, 1), pairs.BOS, jnp.int32), jnp.ones(B, jnp.int32)
-        start = functools.partial(model.start, params, source_BS, valid_BS, capacity=N)
-        search = functools.partial(model.step, params)
-        how = {"steps": N, "stop": (pairs.EOS,)}
-        w_BN, _ = generate.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
-        w_BQN, _ = beam.search(start, search, *begin, beam=BEAM, length_penalty=LENGTH_PENALTY, **how)
+        prompt = jnp.full((B, 1), pairs.BOS, jnp.int32), jnp.ones(B, jnp.int32)
+        start = functools.partial(model.start, params, source_BS, source_BS != pairs.PAD, capacity=N)
+        step, how = functools.partial(model.step, params), {"steps": N, "stop": (pairs.EOS,)}
+        w_BN, _ = generate.generate(start, step, *prompt, jax.random.key(0), temperature=0.0, **how)
+        w_BQN, _ = beam.search(start, step, *prompt, beam=BEAM, length_penalty=LENGTH_PENALTY, **how)
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
 
     def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:
-        source_BS, fits_B = pairs.padded(words, sentences, N=N)
-        found: dict[str, list[str]] = {}
+        source_BS, fits_B = pairs.padded(subwords, sentences, N=N)
+        translations: dict[str, list[str]] = {"greedy": [], "beam": []}
         for first in range(0, len(sentences), batch):
-            index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)
-            some = jax.device_get(decoded(params, source_BS[index_B], source_BS[index_B] != pairs.PAD))
-            for way in sorted(some, reverse=True):  # greedy comes first
-                found.setdefault(way, []).extend(map(words.decode, some[way]))
-        asked = [fits and sentence != "" for fits, sentence in zip(fits_B, sentences, strict=True)]
-        ways = {way: zip(some, asked, strict=False) for way, some in found.items()}  # behind the last, it comes again
-        return {way: [text if one else "" for text, one in some] for way, some in ways.items()}
+            index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)  # the last batch repeats the last one
+            for name, w_BN in jax.device_get(decode(params, source_BS[index_B])).items():
+                translations[name] += map(subwords.decode, w_BN)
+        translated = [fits and sentence != "" for fits, sentence in zip(fits_B, sentences, strict=True)]
+        return {
+            name: [text if fits else "" for text, fits in zip(texts, translated, strict=False)]
+            for name, texts in translations.items()
+        }
 
     return translate
 
 
-def score(found: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
-    """chrF and BLEU of each way of decoding, and of a guess that ignores the source: the translation of another one."""
-    every = {f"eval/{{}}_{way}": translations for way, translations in found.items()}
-    every["baseline/{}"] = [some[0] for some in references[1:] + references[:1]]
-    scores = {name: translation_score.scores(some, references) for name, some in every.items()}
-    return {name.format(metric): of[metric] for name, of in scores.items() for metric in of}
-
-
-def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
-    """Source, what people made of it, and what each way of decoding makes of it, for the first sentences."""
-    blocks = []
-    for i, (source, truth) in enumerate(zip(corpus.sources[:SHOWN], corpus.references, strict=False)):
-        ways = [f"{way + ':':<7} {translations[i]}" for way, translations in found.items()]
-        blocks.append("\n".join([f"source: {source}", f"truth:  {' / '.join(truth)}", *ways]))
-    return "\n\n".join(blocks)
+def score(translations: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
+    """Return chrF and BLEU of each way of decoding, and of a guess: the translation of another sentence."""
+    texts = {f"eval/{{}}_{name}": texts for name, texts in translations.items()}
+    texts["baseline/{}"] = [each[0] for each in references[1:] + references[:1]]
+    scores = {name: translation_score.scores(some, references) for name, some in texts.items()}
+    return {name.format(metric): values[metric] for name, values in scores.items() for metric in values}
 
 
 def figures(
-    settings, corpus: Corpus, model: models.Model, translate: Callable, params, folder: pathlib.Path, rows: list[dict]
+    settings: configs.Settings, corpus: Corpus, model: models.Model, translate: Callable, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Loss curves, cross-attention of one sentence where one fits, a table of translations; and the scores."""
-    from experiments.figures import plots  # matplotlib, only where something is drawn
+    """Yield the scores; loss curves, cross-attention of one sentence if one fits, and a table of translations."""
+    from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    N, words = settings.pairs.N, folder / "sample.txt"
-    title = f"{settings.experiment}: {corpus.name}"
-    found = translate(params, corpus.sources)
-    words_by = translation_score.words_by(corpus.references)
-    yield score(found, corpus.references) | {"bleu_words_by": words_by}
-    yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per subword", title=title)
-    _, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
-    if (seen := look(corpus, model, params, found["greedy"], N=N)) is not None:
+    translations = translate(params, corpus.sources)
+    bleu_words_by = translation_score.words_by(corpus.references)
+    yield score(translations, corpus.references) | {"bleu_words_by": bleu_words_by}
+    N, title, drawings = settings.pairs.N, f"{settings.experiment}: {corpus.name}", folder / "figures"
+    yield plots.loss_curves(drawings / "loss.png", rows, unit="nats per subword", title=title)
+    if (maps := cross_attention(corpus, model, params, translations["greedy"], N=N)) is not None:
         title = "cross-attention: the token to be written (row)\nlooks at the source (column)"
-        file = folder / "figures" / "cross_attention.png"
-        yield plots.attention_matrices(file, **seen, title=title, mean=True)
-    text, long = table(corpus, found), int(np.sum(~fits_B))
-    disk.write(words, f"{text}\n".encode())
-    print(f"\n{text}\n\n  chrF and BLEU of {len(fits_B):,} held-out sentences, {long:,} of them longer than")
-    print(f"  {N} tokens, which count as translated by nothing; the words of BLEU are sacrebleu's {words_by}")
-    yield words
+        yield plots.attention_matrices(drawings / "cross_attention.png", **maps, title=title, mean=True)
+    text = table(corpus, translations)
+    disk.write(folder / "sample.txt", f"{text}\n".encode())
+    long = int(np.sum(~pairs.padded(corpus.subwords, corpus.sources, N=N)[1]))
+    print(f"\n{text}\n\n  chrF and BLEU of {len(corpus.sources):,} held-out sentences, {long:,} of them longer than")
+    print(f"  {N} tokens and scored as empty translations; sacrebleu's tokenizer of BLEU is {bleu_words_by}")
+    yield folder / "sample.txt"
 
 
-def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, N: int) -> dict[str, Any] | None:
-    """The cross-attention while a sentence is translated: the first whose sides fit and that has enough words."""
-    source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
-    target_BN, whole_B = pairs.padded(corpus.subwords, found, N=N)
-    length_B = np.sum(source_BS != pairs.PAD, axis=1) * (fits_B & whole_B)
+def table(corpus: Corpus, translations: dict[str, list[str]]) -> str:
+    """Return the first sources, their references, and their translations by each way of decoding."""
+    blocks = []
+    for i, (source, truth) in enumerate(zip(corpus.sources[:SHOWN], corpus.references, strict=False)):
+        lines = [f"{name + ':':<7} {texts[i]}" for name, texts in translations.items()]
+        blocks.append("\n".join([f"source: {source}", f"truth:  {' / '.join(truth)}", *lines]))
+    return "\n\n".join(blocks)
+
+
+def cross_attention(
+    corpus: Corpus, model: models.Model, params: Any, translations: list[str], *, N: int
+) -> dict[str, Any] | None:
+    """Return the weights and tokens of the first translation that fits and is long enough, or None if none fits."""
+    subwords = corpus.subwords
+    source_BS, source_fits_B = pairs.padded(subwords, corpus.sources, N=N)
+    target_BN, target_fits_B = pairs.padded(subwords, translations, N=N)
+    length_B = np.sum(source_BS != pairs.PAD, axis=1) * (source_fits_B & target_fits_B)
     if not length_B.any():
         return None
     b = int(np.argmax(length_B >= min(8, length_B.max())))
     batch = pairs.examples(pairs.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
-    _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
-    of, sides = corpus.subwords, (source_BS[b], target_BN[b])
-    keys, queries = ([of.decode([i]) or of.name(i) for i in row[row != pairs.PAD].tolist()] for row in sides)
-    A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(queries), : len(keys)]
+    _, aux = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
+    ids = (row[row != pairs.PAD].tolist() for row in (source_BS[b], target_BN[b]))
+    keys, queries = ([subwords.decode([id]) or subwords.name(id) for id in row] for row in ids)
+    A_MHNS = np.asarray(aux["A_cross_MBHNS"])[:, 0, :, : len(queries), : len(keys)]
     return {"A_MHNS": A_MHNS, "queries": queries, "keys": keys}

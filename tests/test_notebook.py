@@ -40,11 +40,10 @@ def test_it_is_what_the_source_says() -> None:
     )
 
 
-def test_cells_are_short_python_without_outputs_about_configs_and_fields_that_exist() -> None:
+def test_cells_are_python_without_outputs_about_configs_and_fields_that_exist() -> None:
     """Those that are given to launch.run: a file of the project or one that a cell writes, and the keys of a dict."""
     for cell in CELLS:
         assert not cell.get("outputs") and cell.get("execution_count") is None
-        assert len(cell["source"]) <= 26
     nodes = [node for source in CODE for node in ast.walk(ast.parse(python(source)))]
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch.run"]
     files = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}

@@ -5,21 +5,20 @@ B sequences, N query positions, S key positions, T = B * N rows, D features, H h
 these are fewer (GQA, of one MQA: groups.py), K query/key features of a head,
 V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
 patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
-L rank of an adapter, I hidden units of a query, U pairs of layers with a skip, Y X Z rows, columns and channels of an
+L rank of an adapter, I hidden units of a query, Y X Z rows, columns and channels of an
 image.
 
 | id  | paper                                     | here                              | file                 |
 |-----|-------------------------------------------|-----------------------------------|----------------------|
 | E1  | X_i = x_i E                               | E_WD (segments: S_JD)             | embed.py             |
-|     | words in the values of all layers         | values: E_WHK, mix_MH             | embed.py             |
 | E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join              | embed.py             |
 |     | patches and words in one sequence         | mixed: W_DP, b_D, E_WD            |                      |
 | E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one           | explicit.py          |
 | E4  | A ~ exp(x_n'^T x_n)                       | none                              | score.py             |
 | E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                 | score_symmetric.py   |
 | E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD        | score.py             |
-|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK; v_HK      | score_symmetric.py   |
-|     | A_{n,n} = 0 where n sees others           | itself, apart                     | relative_position.py |
+|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK            | score_symmetric.py   |
+|     | A_{n,n} = 0 where n sees others           | attend_to_self, self_bias                  | relative_position.py |
 | E7  | scale of the logits                       | SCALES                            | score.py             |
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
@@ -39,7 +38,6 @@ image.
 | E18 | X + MHSA(LN(X)); Y + MLP(LN(Y))           | pre_norm                          | block.py             |
 | E19 | LN(X + MHSA(X)); LN(X + MLP(X))           | post_norm                         | block.py             |
 | E20 | X^(m) = block(X^(m-1))                    | stack                             | transformer.py       |
-|     | skips as in a U-net                       | weight_U                          |                      |
 | E21 | positions added or concatenated           | P_ND; Wx_DD, Wp_DD                | position.py          |
 |     | relative, inside the attention            | rotary, b_HR, buckets, alibi      | relative_position.py |
 | E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,  | mask.py              |
@@ -58,14 +56,15 @@ image.
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py       |                      |
 |     | batch size that grows during training     | experiments/engine/batches.py     |                      |
 
-Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py writes them out, and
-online_softmax.py is the mathematics of one; sampling.py has temperature, top-k, top-p and others; fused.py calls the
-backend's own kernels; nan_guard.py keeps NaN behind the mask; loss.py has sums and counts, and word_loss.py those of
-words chunk by chunk. layout.py says what several devices share, and ring.py passes keys and values around those that
-share a sequence.
+Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py unrolls chunks of queries, and
+online_softmax.py is the mathematics of one block; implementations.py chooses between them and the kernels of a TPU
+(splash.py) and a GPU (fused.py). sampling.py has temperature, top-k, top-p and others; loss.py has sums and counts.
+layout.py says what several devices share, ring.py passes keys and values around those that share a sequence, and
+platform.py has what CPUs and TPUs need to be fast.
 """
 
 from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401
 
 # isort: split
-from tfm import linear, lora, loss, mlp, norm, position, shapes, symmetry, transformer, word_loss  # noqa: F401
+from tfm import linear, lora, loss, mlp, norm, platform, position, shapes, symmetry, transformer  # noqa: F401
+from tfm.models import language_model, vision_model  # noqa: F401

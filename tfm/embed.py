@@ -6,14 +6,19 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear
+from tfm import initial, layout as layouts, linear, shapes
 from tfm.variant import Variant
 
 
-def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0) -> dict:
-    """J: how many kinds of segments there are, such as first and second sentence; 0: they are not told apart."""
-    params = initial.normal(key, "E_WD", D**-0.5, W=W, D=D)
-    return params | (initial.normal(key, "S_JD", D**-0.5, J=J, D=D) if J else {})
+def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0, E: int = 0) -> dict:
+    """J: the number of kinds of segments, such as first and second sentence; 0: none. E: features of a row from which
+    a matrix makes D after the norm of the embedding (ALBERT; Lan et al. 2020, section 3.1); 0: rows of D."""
+    of, std, sizes = "E" if E else "D", (E or D) ** -0.5, {"W": W, "J": J, "D": D, "E": E}
+    params = initial.normal(key, f"E_W{of}", std, **sizes)
+    params |= initial.normal(key, f"S_J{of}", std, **sizes) if J else {}
+    if E:
+        params["up"] = initial.normal(initial.key(key, "up"), "W_DE", std, **sizes) | initial.zeros("b_D", D=D)
+    return params
 
 
 def _words(
@@ -23,21 +28,15 @@ def _words(
     {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al. 2019, figure 2);
     words alone belong to segment 0. Devices that share the vocabulary each have some rows of E."""
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
-    E_WD, w_BN = jnp.asarray(params["E_WD"]), inputs["w_BN"]
+    E_WD, w_BN = jnp.asarray(shapes.find(params, "E")), inputs["w_BN"]
     if layout.vocab is None:
         x_BND = E_WD[w_BN]
     else:  # one device has the row, and the others add 0
         here_BN = w_BN - jax.lax.axis_index(layout.vocab) * len(E_WD)
         mine_BN = (here_BN >= 0) & (here_BN < len(E_WD))
         x_BND = jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), layout.vocab)
-    return x_BND + jnp.asarray(params["S_JD"])[inputs.get("segment_BN", 0)] if "S_JD" in params else x_BND
-
-
-def values(params: dict, inputs: jax.Array | dict[str, jax.Array]) -> jax.Array:
-    """e_{h,n} = row w_n of a second embedding, for the values of every head h in all layers (modded-nanogpt's value
-    embeddings, its record 14, with one table in place of one a layer). inputs: as in `words`; result: (B, H, N, K)."""
-    (E_WHK,) = params.values()
-    return E_WHK[inputs["w_BN"] if isinstance(inputs, dict) else inputs].swapaxes(1, 2)
+    S_JD = shapes.find(params, "S")
+    return x_BND if S_JD is None else x_BND + jnp.asarray(S_JD)[inputs.get("segment_BN", 0)]
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
@@ -65,9 +64,9 @@ def _patches_init(key: jax.Array, *, P: int, D: int, hidden: bool = False) -> di
     return params | (initial.normal(key, "h_D", D**-0.5, D=D) if hidden else {})
 
 
-def _patches(params: dict, v_BNP: jax.Array) -> jax.Array:
+def _patches(params: dict, v_BNP: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """x_n = W vec(patch_n) + b (E2, seed 003)."""
-    return linear.rows(v_BNP.astype(params["W_DP"].dtype), params["W_DP"], params["b_D"])
+    return linear.matmul(v_BNP.astype(params["W_DP"].dtype), params["W_DP"], params["b_D"])
 
 
 def _mixed_init(key: jax.Array, *, P: int, W: int, D: int) -> dict:
@@ -81,7 +80,7 @@ def _mixed(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout
     return jnp.concatenate([_patches(params, inputs["v_BNP"]), x_BND], axis=1)
 
 
-def _masked_patches(params: dict, inputs: dict[str, jax.Array]) -> jax.Array:
+def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """x_n = h for the hidden patches, the same learned token for all, and W vec(patch_n) + b for the others (E26).
     inputs: patches `v_BNP`, and `hidden_BN` (bool), True where a patch is hidden. No hidden pixel reaches a token, be
     it NaN, nor the gradient of W, to which 0 * NaN would still be NaN."""
@@ -102,7 +101,7 @@ def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     return jnp.concatenate([*(token_B1D.astype(x_BND.dtype) for token_B1D in first), x_BND], axis=1)
 
 
-words = Variant(_words_init, _words, shared=True)
+words = Variant(_words_init, _words, takes_layout=True)
 patches = Variant(_patches_init, _patches)
-mixed = Variant(_mixed_init, _mixed, shared=True)
+mixed = Variant(_mixed_init, _mixed, takes_layout=True)
 masked_patches = Variant(functools.partial(_patches_init, hidden=True), _masked_patches)

@@ -8,78 +8,74 @@ from typing import Any
 
 import jax
 
-from tfm import block as blocks, initial, layout as layouts, transformer, word_loss
+from tfm import block as blocks, initial, transformer
 from tfm.attention import mask as masks
+from tfm.attention.spec import Call, Memory
 from tfm.decode import kv_cache
 
 
-def init(key: jax.Array, *, D: int, parts: transformer.Parts, tied_output: bool = False, **trunk: Any) -> dict:
-    """The parameter tree; with tied_output the head uses the embedding. trunk: as in transformer.trunk_init."""
-    head = parts.head.init(initial.key(key, "head"), D=D)
+def init(key: jax.Array, *, D: int, spec: transformer.Spec, tied_output: bool = False, **trunk: Any) -> dict:
+    """Return the parameter tree; with tied_output the head uses the embedding. trunk: as in transformer.init_trunk."""
+    head = spec.head.init(initial.key(key, "head"), D=D)
     return {
-        "embed": parts.embed.init(initial.key(key, "embed"), D=D),
-        "encoder": transformer.trunk_init(initial.key(key, "encoder"), D=D, parts=parts, **trunk),
-        "decoder": transformer.trunk_init(initial.key(key, "decoder"), D=D, parts=parts, cross=True, **trunk),
+        "embed": spec.embed.init(initial.key(key, "embed"), D=D),
+        "encoder": transformer.init_trunk(initial.key(key, "encoder"), D=D, spec=spec, **trunk),
+        "decoder": transformer.init_trunk(initial.key(key, "decoder"), D=D, spec=spec, cross=True, **trunk),
         "head": {name: leaf for name, leaf in head.items() if not (tied_output and name == "G_WD")},
     }
 
 
 def side(params: dict, name: str) -> dict:
-    """The encoder or the decoder as a tree of transformer.py: with the embedding, and the decoder with the head."""
+    """Return the encoder or the decoder as a tree of transformer.py: with the embedding and the head."""
     return {"embed": params["embed"], "head": params["head"]} | params[name]
 
 
-def encode(
-    params: dict,
-    source_BS: jax.Array,
-    valid_BS: jax.Array,
-    *,
-    layout: layouts.Layout = layouts.ONE,
-    dtype: Any = None,
-    key_B: jax.Array | None = None,
-    **model: Any,
-) -> tuple[blocks.Memory, dict]:
-    """The memory: the source's tokens after M blocks, each attending to all real ones (valid_BS); and what was seen.
+def encode(params: dict, source_BS: jax.Array, valid_BS: jax.Array, spec: transformer.Spec, call: Call) -> tuple:
+    """Return the memory, the source's tokens after M blocks, each attending to all real ones (valid_BS); and aux.
     Devices that share a target's tokens all read the whole source."""
-    own, mask = transformer.cast(side(params, "encoder"), dtype), masks.padding(valid_BS)
-    call = {"mask": mask, "key_B": blocks.keys(key_B, "encoder"), "layout": layout.whole}
-    x_BSD, aux = transformer.hidden_states(own, source_BS, **call, **model)
-    return blocks.Memory(x_BSD, mask), aux
+    mask = masks.padding(valid_BS)
+    own = Call(mask=mask, key_B=blocks.fold_name(call.key_B, "encoder"), layout=call.layout.whole)
+    x_BSD, aux = transformer.hidden(side(params, "encoder"), source_BS, spec, own)
+    return Memory(x_BSD, mask), aux
 
 
-def apply(
-    params: dict,
-    source_BS: jax.Array,
-    valid_BS: jax.Array,
-    w_BN: jax.Array,
-    *,
-    key_B: jax.Array | None = None,
-    maps: bool = False,
-    asked: word_loss.Asked | None = None,
-    **model: Any,
-) -> tuple[Any, dict]:
-    """(logits_BNW, aux): the next word of the target after each of its words w_BN, given the whole source (E24, E26).
-    The arguments are those of transformer.apply; aux has A_MBHNS and A_cross_MBHNS of the decoder with maps."""
-    memory, at_encoder = encode(params, source_BS, valid_BS, key_B=key_B, **model)
-    call = {"mask": masks.causal, "memory": memory, "key_B": blocks.keys(key_B, "decoder"), "maps": maps}
-    answer, aux = transformer.apply(side(params, "decoder"), w_BN, asked=asked, **call, **model)
-    running = {name: s["running"] for name, s in (("encoder", at_encoder), ("decoder", aux)) if "running" in s}
-    return answer, aux | ({"running": running} if running else {})
+def hidden(
+    params: dict, source_BS: jax.Array, valid_BS: jax.Array, w_BN: jax.Array, spec: transformer.Spec, call: Call
+) -> tuple[jax.Array, dict]:
+    """Return X^(M) of the decoder for the target's tokens w_BN, given the whole source (E26); aux has A_MBHNS and
+    A_cross_MBHNS of the decoder with call.maps."""
+    memory, of_encoder = encode(params, source_BS, valid_BS, spec, call)
+    call = call._replace(mask=masks.causal, memory=memory, key_B=blocks.fold_name(call.key_B, "decoder"))
+    x_BND, aux = transformer.hidden(side(params, "decoder"), w_BN, spec, call)
+    running = {name: of["running"] for name, of in (("encoder", of_encoder), ("decoder", aux)) if "running" in of}
+    return x_BND, aux | ({"running": running} if running else {})
 
 
 def start(
-    params: dict, source_BS: jax.Array, valid_BS: jax.Array, *prompts: jax.Array, capacity: int, **model: Any
+    params: dict,
+    source_BS: jax.Array,
+    valid_BS: jax.Array,
+    prompt_BN: jax.Array,
+    length_B: jax.Array,
+    *,
+    capacity: int,
+    spec: transformer.Spec,
+    call: Call,
 ) -> tuple[jax.Array, dict]:
-    """The logits_BW after each of the prompts, prompt_BN and length_B (the word that begins a target), and the cache:
-    the source is read once."""
-    memory, _ = encode(params, source_BS, valid_BS, **model)
-    call = {"mask": masks.causal, "memory": memory, "capacity": capacity}
-    logits_BW, layers = kv_cache.start(side(params, "decoder"), *prompts, **call, **model)
+    """Return the logits_BW after each of the prompts (the token that begins a target), and the cache: the source is
+    read once."""
+    memory, _ = encode(params, source_BS, valid_BS, spec, call)
+    call = call._replace(mask=masks.causal, memory=memory)
+    own = side(params, "decoder")
+    logits_BW, layers = kv_cache.start(own, prompt_BN, length_B, capacity=capacity, spec=spec, call=call)
     return logits_BW, {"layers": layers, "valid_BS": valid_BS}
 
 
-def step(params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, **model: Any) -> tuple[jax.Array, dict]:
-    """Word w_B at position n_B of each target: the logits_BW of the next one, and the cache with this one in it."""
-    call = {"mask": masks.causal, "memory": blocks.Memory(None, masks.padding(cache["valid_BS"]))}
-    logits_BW, layers = kv_cache.step(side(params, "decoder"), cache["layers"], w_B, n_B, **call, **model)
+def step(
+    params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, *, spec: transformer.Spec
+) -> tuple[jax.Array, dict]:
+    """Read token w_B at position n_B of each target. Return the logits_BW of the next one, and the new cache."""
+    call = Call(mask=masks.causal, memory=Memory(None, masks.padding(cache["valid_BS"])))
+    own = side(params, "decoder")
+    logits_BW, layers = kv_cache.step(own, cache["layers"], w_B, n_B, spec=spec, call=call)
     return logits_BW, cache | {"layers": layers}

@@ -15,11 +15,6 @@ from jax.ad_checkpoint import checkpoint_name
 from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
-# Tokens of a sequence from which on a TPU takes them as rows too: fewer have no kernel of attention beside them. If not
-# as rows, libtpu 0.0.50 expects the step with 64 tokens to take 0.98 of the time, that of eight runs side by side 0.93
-# (v5e, D = 128), and the step with 1,024 tokens 1.03 (D = 768).
-ROWS = 256
-
 
 def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str, ...] = ()) -> dict:
     """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance. more: Wh_FF, a
@@ -37,9 +32,7 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
     """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1). With a
     second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate activation(W_g x_n + b_g)
     * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6, without biases)."""
-    x, product = x_BND, linear.tokens
-    if layout.platform != "tpu" or x.shape[1] >= ROWS:  # from here on: between two shapes activation is one more pass
-        x, product = x.reshape(-1, x.shape[-1]), linear.rows
+    x, product = x_BND.reshape(-1, x_BND.shape[-1]), linear.matmul  # rows from here on, also for the activation
     if "Wg_FD" in params:
         gate = activation(product(x, params["Wg_FD"], params.get("bg_F")))
         h = gate * product(x, params["W1_FD"], params.get("b1_F"))
@@ -101,7 +94,7 @@ ACTIVATIONS = {  # by the names of the MLPs that have them
 
 
 def _variant(activation: Callable, *more: str) -> Variant:
-    return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), shared=True)
+    return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), takes_layout=True)
 
 
 relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh = map(_variant, ACTIVATIONS.values())

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm import initial, linear
+from tfm import initial, linear, shapes
 from tfm.variant import Variant
 
 BASE = 10000.0  # Vaswani et al. 2017, section 3.5: wavelengths from 2 pi to 10000 * 2 pi
@@ -34,17 +34,19 @@ def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
     """p_n: sinusoids, or from the table where there is one. ValueError for more tokens than it has; NaN for a single
     position beyond its end."""
     _, N, D = x_BND.shape
-    if "P_ND" not in params:
+    P_ND = shapes.find(params, "P")
+    if P_ND is None:
         return sinusoids(jnp.arange(N) if n is None else n, D).astype(x_BND.dtype)
-    if N > (longest := len(params["P_ND"])):
+    if N > (longest := len(P_ND)):
         raise ValueError(f"{N} tokens, but the position table holds {longest}")
-    return params["P_ND"][:N] if n is None else jnp.take(params["P_ND"], n, axis=0, mode="fill", fill_value=jnp.nan)
+    return P_ND[:N] if n is None else jnp.take(P_ND, n, axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def _init(key: jax.Array, *, N: int, D: int, names: tuple[str, ...] = ()) -> dict:
+def _init(key: jax.Array, *, N: int, D: int, E: int = 0, names: tuple[str, ...] = ()) -> dict:
+    """E: features of a token at this place (embed.py); 0: D."""
     params = {}
     for name in names:
-        params |= initial.normal(key, name, D**-0.5, N=N, D=D)
+        params |= initial.normal(key, name.replace("D", "E") if E else name, (E or D) ** -0.5, N=N, D=D, E=E)
     return params
 
 
@@ -61,7 +63,9 @@ def _added(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Ar
 def _concatenated(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
     """[W_x W_p] [x_n; p_n] = W_x x_n + W_p p_n: 2D features are mapped back to D by one matrix (E21). Adding is the
     case W_x = W_p = 1. Both halves start at 1/sqrt(D), so that the output has the variance of x plus p."""
-    return linear.rows(x_BND, params["Wx_DD"]) + linear.rows(_codes(params, x_BND, n), params["Wp_DD"])
+    return linear.matmul(x_BND, shapes.find(params, "Wx")) + linear.matmul(
+        _codes(params, x_BND, n), shapes.find(params, "Wp")
+    )
 
 
 none = Variant(_init, _none)

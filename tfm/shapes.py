@@ -45,14 +45,9 @@ def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in letters(name))
 
 
-def relettered(tree: Mapping[str, Any], before: str, now: str) -> dict[str, Any]:
-    """The tree with another letter for an axis: {'P_ND': ...} as {'P_NE': ...}."""
-
-    def name(key: str) -> str:
-        suffix = _SUFFIX.search(key)
-        return key[: suffix.start()] + suffix.group().replace(before, now) if suffix else key
-
-    return {name(k): relettered(v, before, now) if isinstance(v, Mapping) else v for k, v in tree.items()}
+def find(params: Mapping[str, Any], stem: str) -> Any:
+    """Return the leaf with this name before its letters: find(params, 'gain') is gain_D, or gain_E; None if missing."""
+    return next((leaf for name, leaf in params.items() if _SUFFIX.sub("", name) == stem), None)
 
 
 def check(params: Any) -> dict[str, int]:

@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
 def form(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
     """M_h = U_q,h^T U_k,h, (H, D, D): the definition, of which the closed forms below have no need."""
-    return _einsum("...kd,...ke->...de", *map(linear.wide, (Uq_HKD, Uk_HKD)))
+    return _einsum("...kd,...ke->...de", *map(linear.to_float32, (Uq_HKD, Uk_HKD)))
 
 
 def summed(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -119,7 +119,7 @@ def _rounded(x: jax.Array, terms: jax.Array) -> jax.Array:
 
 def _unit(U_HKD: jax.Array) -> jax.Array:
     """Every matrix with a largest entry of 1, so that no fourth power of a small or large one leaves float32."""
-    U_HKD = linear.wide(U_HKD)
+    U_HKD = linear.to_float32(U_HKD)
     largest_H11 = jnp.max(jnp.abs(U_HKD), axis=(-2, -1), keepdims=True)
     return U_HKD / jnp.where(largest_H11 > 0, largest_H11, 1)
 
@@ -132,7 +132,7 @@ def weights(A_MBHNN: jax.Array, real_BN: jax.Array | None = None) -> dict[str, j
     asymmetry: |A - A^T| / |A| (Frobenius), 0 to sqrt(2). real_BN: tokens that are no padding; None: all. A token that
     sees nothing (a row of zeros), or that is not real, is left out, for the asymmetry also as a key.
     """
-    A_MBHNN = linear.wide(A_MBHNN)
+    A_MBHNN = linear.to_float32(A_MBHNN)
     counted_MBHN = jnp.sum(A_MBHNN, axis=-1) > 0
     counted_MBHN &= True if real_BN is None else jnp.asarray(real_BN, bool)[:, None]
     square_MBHNN = jnp.where(counted_MBHN[..., None] & counted_MBHN[..., None, :], A_MBHNN, 0)

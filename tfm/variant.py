@@ -5,9 +5,12 @@ from typing import Any, NamedTuple
 
 
 class Variant(NamedTuple):
-    """`init(key, **sizes) -> params` and `apply(params, *arrays, **settings) -> arrays`. shared: whether `apply` takes
-    `layout`, which devices share the model (layout.py): without it, each must have all."""
+    """`init(key, **sizes) -> params` and `apply(params, *arrays, layout) -> array`.
+
+    takes_layout: whether `apply` uses `layout`, the devices that share the model (layout.py). Without it every device
+    must hold all of its parameters.
+    """
 
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., Any]
-    shared: bool = False
+    takes_layout: bool = False

@@ -1,8 +1,8 @@
-"""Training images changed at random, each in its own way: moved, mirrored, cropped, mixed with another of their batch.
+"""Change training images at random, each in its own way: move, mirror, crop, or mix them with another of their batch.
 
-image.augment names what is done, in this order, as ["flip", "crop:4", "cutmix"]; behind a colon stands how much. Each
-function takes image_BYXZ, that number and a generator, and gives the new images and `share_B`: how much of each, and
-so of its label, is now the image before it in the batch (before the first: the last); None of what mixes nothing.
+image.augment names the changes in their order, as ["flip", "crop:4", "cutmix"], with the amount after a colon. Each
+function takes image_BYXZ, the amount and a generator, and returns the new images and `share_B`: the share of each, and
+of its label, that is now of the image before it in the batch (before the first: the last); None if it does not mix.
 """
 
 import math
@@ -18,36 +18,37 @@ KEY = "image.augment"
 
 
 def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Changed:
-    """Moved by a uniform offset in [-most, most]^2 pixels, interpolated linearly between pixels (the digits fill their
-    8 rows, and a whole pixel would cut one off); the border it uncovers has raw pixel value 0, the background."""
+    """Move by a uniform offset in [-most, most]^2 pixels, with linear interpolation between pixels (the digits fill
+    their 8 rows, and a whole pixel would cut one off); the uncovered border has raw pixel value 0, the background."""
     down_B, right_B = rng.uniform(-most, most, (2, len(image_BYXZ)))
-    moved_YBXZ = _moved(image_BYXZ.swapaxes(0, 1), down_B)
-    return _moved(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3), None
+    moved_YBXZ = move(image_BYXZ.swapaxes(0, 1), down_B)
+    return move(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3), None
 
 
-def _moved(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
-    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part; 0 beyond x."""
+def move(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
+    """Return y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b] for the offset whole + part; 0 beyond
+    x."""
     L, B = x_LB.shape[:2]
     whole_B = np.floor(offset_B).astype(int)
     part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
     from_LB = np.arange(L)[:, None] - whole_B
 
-    def taken(from_LB: np.ndarray) -> np.ndarray:
+    def take(from_LB: np.ndarray) -> np.ndarray:
         inside_LB = (from_LB >= 0) & (from_LB < L)
         x = x_LB[np.clip(from_LB, 0, L - 1), np.arange(B)]
         return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
 
-    return (1 - part_B) * taken(from_LB) + part_B * taken(from_LB - 1)
+    return (1 - part_B) * take(from_LB) + part_B * take(from_LB - 1)
 
 
 def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Changed:
-    """Left and right exchanged with this probability."""
+    """Exchange left and right with this probability."""
     flipped_B111 = rng.random((len(image_BYXZ), 1, 1, 1)) < probability
     return np.where(flipped_B111, image_BYXZ[:, :, ::-1], image_BYXZ), None
 
 
 def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Changed:
-    """A window of the image's own size, anywhere in the image with a border of so many pixels of raw value 0."""
+    """Cut a window of the image's size, anywhere in the image with a border of this many pixels of raw value 0."""
     B, Y, X, _ = image_BYXZ.shape
     padded = np.pad(image_BYXZ, [(0, 0), *[(int(border), int(border))] * 2, (0, 0)])
     down_B, right_B = rng.integers(0, 2 * int(border) + 1, (2, B))
@@ -56,15 +57,15 @@ def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Cha
 
 
 def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
-    """(1 - share) x + share x', share ~ Beta(alpha, alpha) (Zhang et al. 2018, mixup)."""
+    """Return (1 - share) x + share x', share ~ Beta(alpha, alpha) (Zhang et al. 2018, mixup)."""
     share_B = rng.beta(alpha, alpha, len(image_BYXZ)).astype(np.float32)
     share_B111 = share_B[:, None, None, None]
     return (1 - share_B111) * image_BYXZ + share_B111 * np.roll(image_BYXZ, 1, axis=0), share_B
 
 
 def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
-    """A rectangle is that of x': its sides are sqrt(s) of the image's, s ~ Beta(alpha, alpha), its middle any pixel;
-    what lies beyond the edges is cut off, and share is what is left (Yun et al. 2019, CutMix, section 3.2)."""
+    """Paste a rectangle of x': its sides are sqrt(s) of the image's, s ~ Beta(alpha, alpha), its middle any pixel; it
+    is cut off at the edges, and share is its part of the image (Yun et al. 2019, CutMix, section 3.2)."""
     B, *sides = image_BYXZ.shape[:3]
     part_B, inside = np.sqrt(rng.beta(alpha, alpha, B)), []
     for L in sides:
@@ -77,8 +78,8 @@ def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Ch
 
 class Kind(NamedTuple):
     change: Callable[[np.ndarray, float, np.random.Generator], Changed]
-    usual: float  # how much, where no number is given
-    right: Callable[[float, int], bool]  # whether that much suits images whose shorter side this is
+    usual: float  # the amount without a number
+    right: Callable[[float, int], bool]  # whether the amount suits images with this shorter side
     words: str
     mixes: bool = False
 
@@ -93,7 +94,7 @@ KINDS = {
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
-    """All that image.augment names, one after the other. UserError for what does not suit images of Y x X pixels."""
+    """Return all that image.augment names, one after the other. Raises UserError if it does not suit Y x X pixels."""
     steps, mixing = [], []
     for name in map(str, names):
         called, colon, number = name.partition(":")

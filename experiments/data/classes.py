@@ -1,4 +1,4 @@
-"""Names of classes: their order, and what a run prints about them."""
+"""Names of classes: their order, and the lines that a run prints about them."""
 
 import re
 import unicodedata
@@ -22,10 +22,10 @@ def declared(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
 
     Raises UserError if its splits declare different names."""
     kinds = [(getattr(split.open(), "features", None) or {}).get(column) for split in splits if split.version]
-    names = {split.name: tuple(getattr(kind, "names", ())) for split, kind in zip(splits, kinds, strict=False)}
-    if len({*names.values()}) > 1:
-        raise errors.UserError(f"the splits {', '.join(names)} have different classes in their column {column!r}")
-    return next(iter(names.values()), ())
+    names = [tuple(getattr(kind, "names", ())) for kind in kinds]
+    if len({*names}) > 1:
+        raise errors.UserError(f"the splits of {splits[0].name} have different classes in their column {column!r}")
+    return names[0] if names else ()
 
 
 def describe(names: Sequence[str]) -> list[str]:
@@ -33,8 +33,7 @@ def describe(names: Sequence[str]) -> list[str]:
     shown = ", ".join(names[:SHOWN]) + f", ... ({len(names):,} in all)" * (len(names) > SHOWN)
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
-    groups = [", ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
+        alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(repr(name))
+    groups = [", ".join(group) for group in alike.values() if len(group) > 1]
     lines = [f"classes: {shown}", *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
-    lines += [f"warning: so do {len(groups) - SHOWN:,} more groups"] * (len(groups) > SHOWN)
     return [errors.line(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Named files: found where the user keeps data, or downloaded once. Nothing is accepted without its checksum."""
+"""Find named files where the user keeps data, or download them once. Every file is checked by its checksum."""
 
 import hashlib
 import os
@@ -18,43 +18,31 @@ TIMEOUT = 30.0  # seconds without a byte
 
 
 def places() -> list[pathlib.Path]:
-    """The folders where data is looked for, in order: $TFM_DATA, where given, and the cache folder."""
-    given = os.environ.get("TFM_DATA")
-    return ([pathlib.Path(os.path.expanduser(given))] if given else []) + [disk.cache_folder()]
+    """Return the folders where data may be, in order: $TFM_DATA, if it is set, and the cache folder."""
+    own = os.environ.get("TFM_DATA")
+    return [pathlib.Path(os.path.expanduser(own)), disk.cache_folder()] if own else [disk.cache_folder()]
 
 
-def here(file_name: str, sha256: str) -> pathlib.Path | None:
-    """The file in the first of `places()` that has it, None where none has. UserError for a wrong checksum."""
-    path = next((folder / file_name for folder in places() if os.path.isfile(folder / file_name)), None)
-    if path is None:
-        return None
-    try:
-        with disk.opened(path) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error
-    if digest != sha256:
-        raise errors.UserError(f"{path} has sha256 {digest}, and the right file has {sha256}: replace or remove it")
-    return path
+def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
+    """Return the path of a file in the first of `places()` that has it, or else downloaded to the cache folder.
 
-
-def fetch(name: str) -> pathlib.Path:
-    """The path of the file of this name in NAMED: found `here`, else downloaded, and there only once it is right.
-    UserError for a file whose checksum is wrong, and a download that fails."""
-    file_name, url, sha256 = NAMED[name]
-    if path := here(file_name, sha256):
-        return path
-    import pooch  # takes a third of a second, and most runs need no file of a name
+    Raises UserError for a wrong checksum, and if the download fails."""
+    for path in (folder / file_name for folder in places()):
+        if path.is_file():
+            with disk.reading(path), open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != sha256:
+                raise errors.UserError(f"{path} has sha256 {digest}, not {sha256}: replace or remove it")
+            return path
+    import pooch  # takes a third of a second, and most runs need no named file
     import requests
 
     path = disk.cache_folder() / file_name
-    pooch.get_logger().setLevel("ERROR")  # what goes wrong is said here
+    pooch.get_logger().setLevel("ERROR")  # errors are reported here
     try:
         load = pooch.HTTPDownloader(timeout=TIMEOUT)
         pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
-    except ValueError as error:  # another checksum
-        raise errors.UserError(f"{url} sent another file for {path}: {error}") from error
-    except (OSError, requests.RequestException) as error:
+    except (ValueError, OSError, requests.RequestException) as error:  # ValueError: another checksum
         by_hand = f"put the file by hand at {path}, or into the folder that $TFM_DATA names"
         raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}): {by_hand}") from error
     return path

@@ -1,4 +1,4 @@
-"""What a model says of a text, in units that do not depend on its tokens."""
+"""Measures of a language model in units that do not depend on its tokens: bits per byte, perplexity of words."""
 
 import math
 from collections.abc import Iterable
@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 from experiments.data import tokenizer
 
-PIECE = 2**12  # characters that are tried together
-LONGEST = 50  # bytes of a word, on average; if there are more, a text has no spaces between its words
+PIECE = 2**12  # characters that are decoded together
+LONGEST = 50  # bytes of an average word; a text with more has no spaces between its words
 
 
 class Size(NamedTuple):
-    """Of a text: its bytes, and its words, which are what stands between spaces, tabs and line ends."""
+    """The bytes of a text, and its words, which spaces, tabs and line ends separate."""
 
     bytes: int
     words: int
 
 
 def size(text: Iterable[bytes], first: str = "") -> Size:
-    """That of a text (as in Tokenizer.join), without the NUL between two documents; its bytes without those of
-    `first`, the token from which on tokens are predicted."""
+    """Return the size of a text (as in Tokenizer.join), without NUL between two documents, and without the bytes of
+    `first`, its first token, which is not predicted."""
     n, words, inside = -len(first.encode()), 0, False
     for piece in filter(None, text):
         n += len(piece) - piece.count(b"\0")
@@ -30,7 +30,7 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
 
 
 def lost(words: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
-    """Return what a tokenizer does not give back of a text, '' if it gives back all; so many characters are tried."""
+    """Return what a tokenizer does not give back of the first `most` characters of a text, '' if it gives back all."""
     decoded = tokenizer.decoded(text) if getattr(words, "kind", "") != "bytes" else ()
     parts = (part for piece in decoded for part in piece.split(tokenizer.SEPARATOR))
     for one in (part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)):
@@ -45,9 +45,9 @@ def lost(words: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -
 
 
 def measures(nats: float, *, tokens: int, of: Size) -> dict[str, float]:
-    """Of the nats of all tokens, -sum ln p: nats / (ln 2 bytes), the bits per byte, and exp(nats / words) and
-    exp(nats / tokens), the perplexities; that of words if spaces stand between these (LONGEST)."""
+    """Return the bits per byte, nats / (ln 2 bytes), and the perplexities exp(nats / words) and exp(nats / tokens), of
+    the nats of all tokens, -sum ln p; the perplexity of words only if spaces separate these (LONGEST)."""
     logs = {"token_perplexity": nats / tokens}
     logs |= {"word_perplexity": nats / of.words} if of.bytes <= LONGEST * of.words else {}
     measures = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / max(of.bytes, 1)}
-    return measures | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # what is more, no float holds
+    return measures | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # larger ones overflow

@@ -1,8 +1,6 @@
-"""Documents in a field of tables: JSON lines, CSV, Parquet, and data sets of Hugging Face's `datasets`."""
+"""Read documents from a field of tables: JSON lines, CSV, Parquet, and data sets of Hugging Face's `datasets`."""
 
-import contextlib
 import csv
-import errno
 import json
 import os
 import pathlib
@@ -11,222 +9,166 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.data import files
-from experiments.engine import errors
+from experiments.engine import disk, errors
 
 HUB = "hub:"  # begins the name of a data set
-SAVED = ("dataset_dict.json", "state.json")  # one of these is in a folder that `save_to_disk` has written
+SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
 LONGEST_CELL = 2**30  # characters of a cell in CSV
-OTHERS = (";", "\t", "|", ",")  # what may stand between columns elsewhere
-COPIES = 8  # bytes of memory for each of a list in JSON
-LARGE, EXPANDS = 2**28, 1000  # bytes of a table that nobody minds; how much a text is packed at most
-Row = tuple[str, Mapping[str, Any]]  # where it stands, and what is in it
+OTHERS = (";", "\t", "|", ",")  # separators of columns in other tables
+Row = tuple[str, Mapping[str, Any]]  # its place, and its fields
 
 
-def _json(file: files.File, field: str, *others: str) -> Iterator[Row]:
-    """The rows of JSON lines; or of one list of objects, if the file begins with a bracket."""
-    lines = enumerate(files.lines(files.pieces(file)), 1)
-    for number, line in lines:
+def read_json(file: files.File, field: str, *others: str) -> Iterator[Row]:
+    """Yield the rows of JSON lines, or of one list of objects, if a .json file begins with a bracket."""
+    for number, line in enumerate(files.lines(files.pieces(file)), 1):
         where = f"{file.name}, line {number:,}"
-        listed = number == 1 and line.lstrip().startswith(b"[") and _ending(file) == ".json"
-        try:
-            found = json.loads(
-                files.read(file, copies=COPIES) if listed else line or b"null", object_pairs_hook=_object
-            )
-        except (ValueError, RecursionError) as error:
-            raise errors.UserError(f"{where} is no JSON: {error}") from error
-        for row in found if listed else [found] if line.strip() else []:
+        is_list = number == 1 and line.lstrip().startswith(b"[") and ending(file) == ".json"
+        with disk.reading(where):
+            rows = json.loads(files.read(file)) if is_list else [json.loads(line)] if line.strip() else []
+        for row in rows:
             if not isinstance(row, dict):
                 raise errors.UserError(f"{where} must be an object with the field {field!r}")
             yield where, row
-        if listed:
+        if is_list:
             return
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of JSON. Raises ValueError if a name in it is repeated."""
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"it repeats {_repeated([name for name, _ in pairs])!r}")
-    return found
+def read_cells(file: files.File, *fields: str) -> Iterator[Row]:
+    """Yield the rows of a .csv or .tsv table. Between tabs a quotation mark is a character like any other.
 
-
-def _repeated(names: Sequence[str]) -> str | None:
-    return next((name for i, name in enumerate(names) if name in names[:i]), None)
-
-
-def _csv(file: files.File, *fields: str) -> Iterator[Row]:
-    """The rows of a table with commas between its cells, which may be quoted."""
+    Raises UserError for a wrong header, a row of another length, and a wrong quotation mark."""
+    separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
     csv.field_size_limit(LONGEST_CELL)
-    lines, first = (line.decode() + "\n" for line in files.lines(files.pieces(file))), 1
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        nonlocal first
-        for row in (reader := csv.reader(lines, strict=True)):
-            yield reader.line_num, row
-            first = reader.line_num + 1
-
+    lines = (line.decode() + "\n" for line in files.lines(files.pieces(file)))
+    rows, names, last = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True), [], 0
     try:
-        yield from _of_cells(file, rows(), ",")
+        for cells in rows:
+            where, last = f"{file.name}, line {rows.line_num:,}", rows.line_num
+            if not any(cells):  # an empty line
+                continue
+            if not names:
+                check_header(where, names := cells, separator)
+            elif len(cells) != len(names):
+                wrong = f"{where} has {len(cells)} cells, and the header {len(names)} ({', '.join(names)})"
+                raise errors.UserError(f"{wrong}: with {separator!r} between them they must be as many")
+            else:
+                yield where, dict(zip(names, cells, strict=True))
     except csv.Error as error:
-        wrong = (
-            f'{file.name}, the row that begins in line {first:,}: {error} (a cell in quotation marks, with "" inside)'
-        )
-        raise errors.UserError(wrong) from error
+        right = 'put a cell with quotation marks or line ends in quotation marks, with "" inside'
+        raise errors.UserError(f"{file.name}, the row that begins in line {last + 1:,}: {error}. {right}") from error
 
 
-def _tsv(file: files.File, *fields: str) -> Iterator[Row]:
-    """The rows of a table with tabs between its cells, in which a quotation mark is a character as others are."""
-    lines = enumerate(files.lines(files.pieces(file)), 1)
-    yield from _of_cells(file, ((n, line.decode().removesuffix("\r").split("\t")) for n, line in lines), "\t")
+def check_header(where: str, names: Sequence[str], separator: str) -> None:
+    """Raise UserError for names that repeat, or that another separator stands between."""
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    wrong = [f"the column {name!r} is there twice: rename one of them" for name in repeated]
+    for other in (other for other in OTHERS if len(names) == 1 and other in names[0]):
+        wrong.append(f"{other!r} separates its columns: it must be {separator!r}")
+    if wrong:
+        raise errors.UserError(f"{where}: {wrong[0]}")
 
 
-def _of_cells(file: files.File, rows: Iterable[tuple[int, list[str]]], separator: str) -> Iterator[Row]:
-    """Each row as an object. Raises UserError for names that are repeated, and for a row of another length."""
-    names: list[str] = []
-    for number, cells in ((number, cells) for number, cells in rows if any(cells)):  # without empty lines
-        where = f"{file.name}, line {number:,}"
-        if not names:
-            names = cells
-            if (name := _repeated(names)) is not None:
-                raise errors.UserError(f"{where}: the column {name!r} is there twice: rename one of the two")
-            if len(names) == 1 and (other := next((one for one in OTHERS if one in names[0]), "")):
-                raise errors.UserError(f"{where} has {other!r} between its columns: {separator!r} must be there")
-        elif len(cells) != len(names):
-            wrong = f"{where} has {len(cells)} cells, and the header {len(names)}"
-            raise errors.UserError(
-                f"{wrong} ({', '.join(names)}): with {separator!r} between them they must be as many"
-            )
-        else:
-            yield where, dict(zip(names, cells, strict=True))
-
-
-def _parquet(file: files.File, *fields: str) -> Iterator[Row]:
+def read_parquet(file: files.File, *fields: str) -> Iterator[Row]:
     with files.extra(f"the Parquet table {file.name}"):
         from pyarrow import parquet
     with file.open() as content:
         table = parquet.ParquetFile(content)
         names = table.schema_arrow.names
         if not {*fields} <= {*names}:
-            yield file.name, dict.fromkeys(names)
-        for group in range(table.num_row_groups):
-            columns = map(table.metadata.row_group(group).column, range(table.metadata.num_columns))
-            _check_unpacked(file, sum(column.total_uncompressed_size for column in columns))
-        n = 0
+            yield file.name, dict.fromkeys(names)  # `pairs` reports the missing field
         for batch in table.iter_batches(columns=[*fields], batch_size=1024):
-            n += batch.nbytes
-            _check_unpacked(file, n)
             yield from ((file.name, row) for row in batch.to_pylist())
 
 
-def _check_unpacked(file: files.File, size: int) -> None:
-    """Raise UserError for a file that becomes more than EXPANDS times as large, and large."""
-    if size > max(LARGE, EXPANDS * file.size):
-        raise errors.UserError(
-            f"{file.name} has {file.size:,} bytes and would become more than {size:,}: no table of text is packed so"
-        )
+def read_hub(file: files.File, *fields: str) -> Iterator[Row]:
+    with disk.reading(file.name, Exception):  # of `datasets` and whatever it downloads with
+        yield from ((file.name, row) for row in file.open())
 
 
-def _hub(file: files.File, *fields: str) -> Iterator[Row]:
-    return ((file.name, row) for row in file.open())
+KINDS: dict[str, Callable[..., Iterator[Row]]] = {".jsonl": read_json, ".ndjson": read_json, ".json": read_json}
+KINDS |= {".csv": read_cells, ".tsv": read_cells, ".parquet": read_parquet}
 
 
-KINDS: dict[str, Callable[..., Iterator[Row]]] = {".jsonl": _json, ".ndjson": _json, ".json": _json}
-KINDS |= {".csv": _csv, ".tsv": _tsv, ".parquet": _parquet}
-
-
-def _ending(file: files.File) -> str:
-    """The end of its name, before .gz or .zst."""
+def ending(file: files.File) -> str:
+    """Return the end of its name, before .gz or .zst."""
     return pathlib.PurePath(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
-    """What reads the rows of a file, by the end of its name (before .gz or .zst); None: it is no table."""
-    return _hub if file.version else KINDS.get(_ending(file))
+    """Return the function that reads the rows of a file, by the end of its name; None if it is not a table."""
+    return read_hub if file.version else KINDS.get(ending(file))
 
 
 def among(found: Sequence[files.File], others: Sequence[files.File] = ()) -> list[files.File]:
-    """The tables, or the others; a .json is a table if there is nothing else, as it may also describe the rest."""
+    """Return the tables, or else the others; a .json, which may describe the rest, if there is nothing else."""
     of_tables = [file for file in found if kind(file)]
-    return [file for file in of_tables if _ending(file) != ".json" or file.version] or [*others] or of_tables
+    return [file for file in of_tables if ending(file) != ".json" or file.version] or [*others] or of_tables
 
 
 def applies(file: files.File, field: str) -> bool:
-    """Whether it is read as a table: without a field, among other files, only what cannot be text itself."""
-    return kind(file) is not None and (bool(field) or kind(file) in (_parquet, _hub))
+    """Return True if the file is read as a table: without a field, only if it cannot be text itself."""
+    return kind(file) is not None and (bool(field) or kind(file) in (read_parquet, read_hub))
 
 
 def content(file: files.File) -> Iterable[bytes]:
-    """Bytes that are the same for the same table."""
-    return [file.version.encode()] if file.version else files.pieces(file, text=kind(file) is not _parquet)
+    """Return bytes that are the same for the same table."""
+    return [file.version.encode()] if file.version else files.pieces(file, text=kind(file) is not read_parquet)
 
 
 def rows(file: files.File, field: str) -> Iterator[bytes]:
-    """The documents in a field of a table, without empty ones, in UTF-8. UserError where the field is missing (with the
-    names that are there) or holds no text, for a damaged file, and for what needs an extra."""
+    """Yield the documents in a field of a table, without empty ones, in UTF-8. Raises UserError as `pairs`."""
     return (text.encode() for text, _ in pairs(file, field))
 
 
 def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
-    """The same as text, and what is in the field `label` of the same row, '' without one. UserError as `rows`."""
+    """Yield the texts in a field of a table, without empty ones; each with the field `label` of its row, '' without
+    one.
+
+    Raises UserError if a field is missing, holds no text, or names no class."""
     names = [field, label] if label else [field]
-    with _refusing(file.name):
+    with disk.reading(file.name):
         for where, row in kind(file)(file, *names):
             for name in names:
                 if not name or name not in row:
                     raise errors.UserError(f"{where}: text.field = {name!r} is none of its fields: {', '.join(row)}")
-            text = row[field]
-            if not isinstance(text, str | None):
-                raise errors.UserError(f"{where}: the field {field!r} is no text but {str(text)[:40]!r}")
-            for name in names if text else ():
-                _check_text(f"{where}: the field {name!r}", str(row[name]))
-            if label and isinstance(row[label], list | dict | bytes):
-                raise errors.UserError(f"{where}: the field {label!r} names no class: {str(row[label])[:40]}")
-            if label and row[label] in (None, ""):
-                raise errors.UserError(f"{where}: the field {label!r} is empty")
-            if text:
-                yield text, str(row[label]) if label else ""
+            if row[field] or not isinstance(row[field], str | None):
+                check_row(where, row, field, label)
+                yield row[field], str(row[label]) if label else ""
 
 
-def _check_text(what: str, text: str) -> None:
-    """Raise UserError for text that UTF-8 does not have, or that no document holds."""
-    if (wrong := re.search("[\0\ud800-\udfff]", text)) is not None:
-        raise errors.UserError(
-            f"{what} holds {wrong[0]!r}, which is no character of a text: mend or leave out that row"
-        )
+def check_row(where: str, row: Mapping[str, Any], field: str, label: str) -> None:
+    """Raise UserError unless the field holds text, and the label names a class."""
+    wrong = [] if isinstance(row[field], str) else [f"the field {field!r} is not text: {str(row[field])[:40]!r}"]
+    if label and (row[label] in (None, "") or isinstance(row[label], list | dict | bytes)):
+        wrong += [f"the field {label!r} names no class: {str(row[label])[:40]!r}"]
+    for name in (name for name in (field, label) if name):
+        strange = re.search("[\0\ud800-\udfff]", str(row[name]))  # UTF-8 has no half a character
+        wrong += [f"the field {name!r} holds {strange[0]!r}: correct or leave out that row"] if strange else []
+    if wrong:
+        raise errors.UserError(f"{where}: {wrong[0]}")
 
 
 def found(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
-    """The file at a path, those of a folder, or the splits of a data set (`hub`). UserError, with what else there is a
-    name for (`named`), where there is none."""
+    """Return the file at a path, the files of a folder, or the splits of a data set (`hub`). Raises UserError, with the
+    other names that there are (`named`), if there is nothing."""
     path = pathlib.Path(os.path.expanduser(source))
     if source.startswith(HUB):
         return hub(source, *fields)
-    if not source or _absent(path):
+    if not source or not os.path.exists(path):
         raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()}){hint}")
     return files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
 
 
-def _absent(path: pathlib.Path) -> bool:
-    """Whether nothing is there. Not so where the way to it is closed, or its drive gone: who reads it says that."""
-    try:
-        path.lstat()
-    except ValueError:
-        return True
-    except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-    return False
-
-
 def hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
-    """The splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files of their names: of a data set of the Hugging Face hub,
-    read as a stream or kept by `datasets`, of a folder of data files, or of one that `save_to_disk` has written.
-    UserError where there is none."""
+    """Return the splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files with their names.
+
+    NAME is a data set of the Hugging Face hub, streamed or downloaded, a folder of data files, or a folder that
+    `save_to_disk` has written. Raises UserError if there is none."""
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
-    if not name:
-        raise errors.UserError(f"{source!r} needs the name of a data set: hub:NAME, hub:NAME:CONFIG or hub:FOLDER")
-    with files.extra(source), _refusing(source):
+    with files.extra(source):
         import datasets
-
+    with disk.reading(source, Exception):  # as in `read_hub`
         if any(os.path.isfile(os.path.join(folder, saved)) for saved in SAVED):
             found, version = datasets.load_from_disk(folder), ""
             found = found if isinstance(found, dict) else {files.TRAIN: found}
@@ -236,23 +178,12 @@ def hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
             if not stream:
                 builder.download_and_prepare()
             found = builder.as_streaming_dataset() if stream else builder.as_dataset()
-        return [_split(source, *split, fields=fields, version=version) for split in found.items()]
+        return [split_of(source, *split, fields=fields, version=version) for split in found.items()]
 
 
-def _split(source: str, name: str, rows: Any, *, fields: tuple[str, ...], version: str) -> files.File:
-    one = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
+def split_of(source: str, name: str, rows: Any, *, fields: tuple[str, ...], version: str) -> files.File:
+    """Return a split as a file; of these columns only, if it has them."""
+    selected = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     known = getattr((rows.info.splits or {}).get(name), "num_bytes", 0)
     made_of = f"{source} {name} {version or rows._fingerprint}"
-    return files.File(pathlib.PurePath(name), f"{source} ({name})", known or 1, lambda: one, version=made_of)
-
-
-@contextlib.contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (errors.UserError, ImportError):
-        raise
-    except Exception as error:  # of csv, pyarrow, datasets, and whatever these download with
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        said = "one of its splits is empty" if isinstance(error, IndexError) else said  # of `datasets`
-        raise errors.UserError(f"{name} cannot be read: {said}") from error
+    return files.File(pathlib.PurePath(name), f"{source} ({name})", known or 1, lambda: selected, version=made_of)

@@ -1,15 +1,8 @@
-"""The ids of a text: in memory, or, of a large one, in a file that is made once and mapped where it is read."""
+"""Token ids of a text: in memory, or, for a large text, in a file that is written once and mapped to memory."""
 
-import contextlib
 import fcntl
 import hashlib
-import itertools
-import json
-import mmap
-import os
 import pathlib
-import weakref
-import zlib
 from typing import Any
 
 import numpy as np
@@ -18,31 +11,31 @@ import tqdm
 from experiments.data import files, text, tokenizer
 from experiments.engine import disk, log
 
-SAVED = 2**26  # bytes of ids, at most, that are made again after an interruption
-VERSION = 3  # of the ids in such a file
-NOTHING = {"parts": 0, "bytes": 0, "crc32": 0}
+VERSION = 4  # of the ids in such a file
 
 
 class Mapped:
-    """Integers in a file, indexed as an array. What is asked for is copied, and the file mapped for so long only: each
-    page that is read through a map counts as memory of this process until the map ends."""
+    """Integers in a file, indexed as an array.
+
+    Each access maps the file anew and copies, since every page that is read through a map counts as memory of this
+    process until the map ends."""
 
     def __init__(self, file: pathlib.Path, dtype: np.dtype):
-        self._file, self.dtype = disk.opened(file), dtype
-        weakref.finalize(self, self._file.close)
-        self._length = os.fstat(self._file.fileno()).st_size // dtype.itemsize
+        self.file, self.dtype = file, dtype
+        self._length = file.stat().st_size // dtype.itemsize
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, at: Any) -> np.ndarray:
-        return np.array(np.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ), self.dtype)[at])
+        return np.array(np.memmap(self.file, self.dtype, "r")[at])
 
 
 def of(words: tokenizer.Tokenizer, part: text.Part) -> np.ndarray | Mapped:
-    """The ids of a part of a text; of text.LARGE bytes or more in the cache's folder `tokens`, by digests of the text
-    and of the tokenizer's files: made once, by one process at a time, which goes on where another was interrupted,
-    and made anew where the checksum is wrong. UserError for a disk that does not take them."""
+    """Return the ids of a part of a text.
+
+    If the part has text.LARGE bytes or more, they are in a file of the cache folder, which one process writes once. Its
+    name is a digest of the text and of the tokenizer's files. Raises UserError if the file cannot be written."""
     if part.size < text.LARGE:
         return words.join(part)
     made_by = sorted((name, files.digest(content).hex()) for name, content in words.files.items())
@@ -52,49 +45,14 @@ def of(words: tokenizer.Tokenizer, part: text.Part) -> np.ndarray | Mapped:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            said = _said(file)
-            if not said["bytes"] or said["bytes"] != file.stat().st_size:
-                _make(file, words, part)
-        return Mapped(file, words.dtype)
+            if not file.is_file():
+                write(file, words, part)
+    return Mapped(file, words.dtype)
 
 
-def _make(file: pathlib.Path, words: tokenizer.Tokenizer, part: text.Part) -> None:
-    draft = file.with_suffix(".draft")
-    said = _said(draft)
-    again = f", from {disk.size(said['bytes'])} on" if said["bytes"] else ""
-    log.say(f"the tokens of a text are written, once, to {file}{again}", "\n")
-    line = tqdm.tqdm(initial=said["bytes"], unit="B", unit_scale=True, disable=None)  # on a terminal alone
-    with line, draft.open("r+b" if said["bytes"] else "wb") as out:
-        out.truncate(said["bytes"])
-        out.seek(said["bytes"])
-        saved = said["bytes"]
-        with contextlib.closing(words.each(itertools.islice(words.parts(part), said["parts"], None))) as rows:
-            for ids in rows:
-                end = said["bytes"] + out.write(ids.data)
-                line.update(end - said["bytes"])
-                said = {"parts": said["parts"] + 1, "bytes": end, "crc32": zlib.crc32(ids.data, said["crc32"])}
-                if end - saved >= SAVED:
-                    out.flush()
-                    disk.write_json(_beside(draft), said)
-                    saved = end
-    disk.write_json(_beside(file), said)
-    os.replace(draft, file)
-    _beside(draft).unlink(missing_ok=True)
-
-
-def _beside(file: pathlib.Path) -> pathlib.Path:
-    return file.with_name(f"{file.name}.json")
-
-
-def _said(file: pathlib.Path) -> dict[str, int]:
-    """Of how many parts of the text this file has the ids, in how many bytes, of which checksum; NOTHING where that is
-    not so."""
-    try:
-        said = json.loads(disk.read_text(_beside(file)))
-        with disk.opened(file) as content:
-            left, crc32 = said["bytes"], 0
-            while left and (piece := content.read(min(left, files.CHUNK))):
-                left, crc32 = left - len(piece), zlib.crc32(piece, crc32)
-        return said if (left, crc32) == (0, said["crc32"]) and said.keys() == NOTHING.keys() else NOTHING
-    except (OSError, ValueError, LookupError, TypeError):
-        return NOTHING
+def write(file: pathlib.Path, words: tokenizer.Tokenizer, part: text.Part) -> None:
+    """Write the ids of the text into the file, with a progress bar on a terminal."""
+    log.say(f"the token ids of a text are written, once, to {file}", "\n")
+    with disk.draft(file) as out, tqdm.tqdm(unit="B", unit_scale=True, disable=None) as bar:
+        for id_T in words.encode_text(part):
+            bar.update(out.write(id_T.data))

@@ -1,4 +1,4 @@
-"""How near translations come to those that people wrote. Needs the extra `[text]`."""
+"""Score translations by references that people wrote. Needs the extra `[text]`."""
 
 import importlib.util
 import itertools
@@ -16,41 +16,42 @@ SCRIPTS = {  # of languages without spaces between words
 
 
 def scores(found: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """chrF (Popovic 2015: 2-fold weighted recall, 6-grams of characters) and BLEU (Papineni et al. 2002), 0 .. 100.
-    Both over all sentences together, by sacrebleu's defaults, but for the words of BLEU (`words_by`); a sentence may
-    have several references."""
-    every = metrics(words_by(references)).items()
-    return {name: metric.corpus_score(list(found), _translators(references)).score for name, metric in every}
+    """Return chrF (Popovic 2015: 2-fold weighted recall, 6-grams of characters) and BLEU (Papineni et al. 2002), 0 ..
+    100.
+
+    Both are over all sentences together, with sacrebleu's defaults except for the words of BLEU (`words_by`); a
+    sentence may have several references."""
+    return {name: metric.corpus_score(*inputs).score for name, metric, inputs in prepare(found, references)}
 
 
 def words_by(references: Sequence[Sequence[str]]) -> str:
     """Return the name of sacrebleu's tokenizer for the language of the references: 13a if spaces stand between words;
     zh for Chinese; ja-mecab for Japanese, or char if it is not installed; char for Thai, Lao, Khmer and Burmese."""
     letters = [c for some in references for one in some for c in one if c.isalpha()]
-    share = {
-        name: sum(map(bool, map(script.match, letters))) / max(len(letters), 1) for name, script in SCRIPTS.items()
-    }
+    count = {name: sum(map(bool, map(script.match, letters))) for name, script in SCRIPTS.items()}
+    share = {name: n / max(len(letters), 1) for name, n in count.items()}
     if share["kana"] > 0.1:
         return "ja-mecab" if all(map(importlib.util.find_spec, ("MeCab", "ipadic"))) else "char"
     return "zh" if share["han"] > 0.3 else "char" if share["unspaced"] > 0.3 else "13a"
 
 
 def signed(found: Sequence[str], references: Sequence[Sequence[str]]) -> str:
-    """The same for a person, a line for each, behind the signature by which others can repeat it (Post 2018)."""
-    told = [
-        (metric, metric.corpus_score(list(found), _translators(references)))
-        for metric in metrics(words_by(references)).values()
-    ]
-    return "\n".join(score.format(signature=str(metric.get_signature())) for metric, score in told)
+    """Return a line for each score, with the signature by which others can repeat it (Post 2018)."""
+    lines = []
+    for _, metric, inputs in prepare(found, references):
+        score = metric.corpus_score(*inputs)
+        lines.append(score.format(signature=str(metric.get_signature())))
+    return "\n".join(lines)
 
 
-def _translators(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """As the library wants them: one list of sentences per translator, None where he has none."""
-    return [list(some) for some in itertools.zip_longest(*references)]
+def prepare(found: Sequence[str], references: Sequence[Sequence[str]]) -> list[tuple[str, Any, tuple[list, list]]]:
+    """Return each metric with its name and inputs: the translations, and one list of sentences for each translator."""
+    translators = [list(sentences) for sentences in itertools.zip_longest(*references)]
+    return [(name, metric, (list(found), translators)) for name, metric in metrics(words_by(references)).items()]
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:
-    """The metrics by name; tokenizer: what makes the words of BLEU. Raises UserError where `sacrebleu` is missing."""
+    """Return the metrics by name; tokenizer: for the words of BLEU. Raises UserError if `sacrebleu` is missing."""
     try:
         from sacrebleu import metrics as found  # an extra: only here, where it is needed
     except ImportError as error:

@@ -1,5 +1,5 @@
-"""The tokenizer of older published models as its tokenizer.json would say it: WordPiece (vocab.txt, as of BERT), and a
-byte-level BPE (vocab.json with merges.txt, as of GPT-2 and RoBERTa)."""
+"""Read the tokenizers of older published models: WordPiece (vocab.txt, as of BERT), and a byte-level BPE (vocab.json
+with merges.txt, as of GPT-2 and RoBERTa)."""
 
 import pathlib
 
@@ -16,15 +16,15 @@ CLASSES = {"vocab.txt": "BertTokenizer"}
 
 
 def library(path: pathlib.Path) -> tokenizers.Tokenizer:
-    """Return the model of such a file; what its class adds, tokenizer_config.py knows. Raises UserError if the
-    file lacks a special token; Exception, as the library does, for a damaged file."""
+    """Return the model in such a file; tokenizer_config.py adds what its class adds. Raises UserError if special tokens
+    are missing or in a further file; Exception, like the library, for a damaged file."""
     added = path.with_name("added_tokens.json")
     if added.is_file():
-        raise errors.UserError(f"{added} is not read: save a tokenizer.json with transformers, which has these words")
+        raise errors.UserError(f"{added} is not read: save a tokenizer.json with transformers, which has these tokens")
     if path.suffix == ".txt":
         vocabulary = models.WordPiece.read_file(str(path))
         if missing := [WORDPIECE[role] for role in ("unk", "cls", "sep") if WORDPIECE[role] not in vocabulary]:
-            raise errors.UserError(f"{path} is no vocabulary of a BERT: it has no {missing[0]}")
+            raise errors.UserError(f"{path} is not a vocabulary of BERT: it has no {missing[0]}")
         return tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=WORDPIECE["unk"]))
     vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name("merges.txt")))
     return tokenizers.Tokenizer(models.BPE(vocabulary, merges))

@@ -1,7 +1,7 @@
-"""A batch is a function of (seed, step): nothing to save, and a run resumes at any step by asking for that batch.
+"""Batches: each is a function of (seed, step), so nothing is saved, and a run resumes at any step.
 
-`fetch(index_B, rng) -> {name: array}` turns example numbers into arrays; every array's first axis is B. The numbers are
-plain integers, so shuffling moves no data, and all array work is vectorised over the batch.
+`fetch(index_B, rng) -> {name: array}` turns example numbers into arrays; every array's first axis is B. Shuffling
+permutes integers and moves no data.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +12,7 @@ from absl import logging
 
 from experiments.engine import disk, errors
 
-# Beside JAX below 0.11, as in Colab's image, Grain 0.2.18 says as it is imported that processes which we never start
-# could not be profiled.
+# With JAX below 0.11, as in Colab's image, Grain 0.2.18 warns on import about profiling processes that we never start.
 logging.get_absl_logger().addFilter(lambda record: "worker profiling" not in str(record.msg))
 import grain  # noqa: E402
 
@@ -25,18 +24,16 @@ Fetch = Callable[[np.ndarray, np.random.Generator | None], Batch]
 
 
 def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ()) -> grain.MapDataset:
-    """Endless batches of `n` examples: `dataset[step]` is the batch of that step, with its examples' `example_B`.
+    """Return endless batches of `n` examples: `dataset[step]` is the batch of that step, with the array `example_B`.
 
-    Every example comes once in each epoch (`n` consecutive examples), in an order of the epoch's own, also where the
-    batch size changes (`growth`: pairs [step, size], as train.growth has them). The `rng` that `fetch` receives depends
-    on (seed, step) only. UserError for a batch of no example, and for fewer examples than one batch.
+    Every example comes once in each epoch (`n` consecutive examples), in an order of the epoch's own, also if the batch
+    size changes (`growth`: pairs [step, size], as in train.growth). The `rng` that `fetch` receives depends on (seed,
+    step) only. UserError if a batch is empty or larger than the training part.
     """
     sizes = growing(batch, growth)
     if 0 < n < max(sizes.sizes):
         key = "train.batch_size" if n < batch else GROWTH
-        raise errors.UserError(
-            f"the training part has {n} examples, fewer than one batch of {max(sizes.sizes)}: make {key} smaller"
-        )
+        raise errors.UserError(f"{key} = {max(sizes.sizes)} exceeds the training part, which has {n} examples")
     _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
     number = np.int32 if n <= 2**31 else np.int64
@@ -51,7 +48,7 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
 
 
 def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
-    """The ceil(n / batch) batches that hold every example exactly once, in order. UserError where there is none.
+    """Return the ceil(n / batch) batches that hold every example exactly once, in order.
 
     All batches have `batch` rows, so one compiled function serves them: the last is filled up with its last example,
     and there every array named `weight_...` is 0. `fetch` is called with `rng=None`: it must not depend on a run.
@@ -62,7 +59,7 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
         index_B = step * batch + np.arange(batch)
         arrays, real_B = fetch(np.minimum(index_B, n - 1), None), index_B < n
         for name, array in arrays.items():
-            if name.startswith("weight_"):  # in a copy: what `fetch` returned may be its own
+            if name.startswith("weight_"):  # a copy: `fetch` may return its own array
                 real = real_B.reshape(-1, *[1] * (array.ndim - 1))
                 arrays = arrays | {name: np.where(real, array, np.zeros((), array.dtype))}
         return arrays
@@ -71,18 +68,17 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
 
 
 def iterate(dataset: grain.MapDataset, *, start: int) -> Iterator[Batch]:
-    """The batches from position `start` on, up to BUFFER of them prepared ahead by a thread in the background."""
+    """Return the batches from position `start` on; a background thread prepares up to BUFFER of them ahead."""
     return iter(dataset[start:].to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=BUFFER)))
 
 
 def _check(fetch: Fetch, rng: np.random.Generator | None, *, n: int, batch: int, ready: int) -> None:
-    """UserError for no example, or where so many ready ones, each as large as the first, would not fit into memory."""
-    if batch < 1:
-        raise errors.UserError(f"a batch needs at least 1 example, and {batch} was asked for")
-    if n < 1:
-        raise errors.UserError("there is not a single example to make a batch of")
-    one = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
-    disk.check_memory(f"what is kept ready of batches, {ready} examples of {one} bytes,", ready * one)
+    """Raise UserError if there is no example, or no memory for so many ready ones, each as large as the first."""
+    for what, number in (("the batch size", batch), ("the number of examples", n)):
+        if number < 1:
+            raise errors.UserError(f"{what} is {number}, and must be at least 1")
+    size = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
+    disk.check_memory(f"the buffer of batches, {ready} examples of {size} bytes,", ready * size)
 
 
 class Growth(NamedTuple):
@@ -92,30 +88,23 @@ class Growth(NamedTuple):
     sizes: tuple[int, ...]
 
     def before(self, step: int) -> int:
-        """Examples in all batches before the one of this step, which thus begins there in the stream of examples."""
+        """Return how many examples all batches before the one of this step have, where it begins in the stream."""
         phases = zip(self.firsts, (*self.firsts[1:], step), self.sizes, strict=True)
         return sum(size * max(0, min(step, end) - first) for first, end, size in phases)
 
-    def reached(self, steps: int) -> "Growth":
-        """The phases that begin within so many steps: the others are for a longer run of the same config."""
-        n = sum(first < steps for first in self.firsts)
-        return Growth(self.firsts[:n], self.sizes[:n])
-
 
 def growing(batch: int, pairs: Any = ()) -> Growth:
-    """Batches of `batch` examples, and of `size` from `step` steps on, for each pair [step, size] of train.growth.
+    """Return the phases with `batch` examples first, and then those of each pair [step, size] of train.growth.
 
     Raises UserError unless the pairs are whole numbers, sizes at least 1, and steps ascend from 1 on.
     """
     firsts, sizes = [0], [batch]
     for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or any(type(number) is not int for number in pair):
-            raise errors.UserError(f"{GROWTH} holds {pair!r}, which is no pair of whole numbers: {EXAMPLE}")
-        step, size = pair
-        if step <= firsts[-1]:
-            raise errors.UserError(f"the steps of {GROWTH} must ascend from 1 on, and {step} comes after {firsts[-1]}")
-        if size < 1:
-            raise errors.UserError(f"{GROWTH} asks for batches of {size} examples, and a batch needs at least 1")
-        firsts.append(step)
-        sizes.append(size)
+        whole = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(number) is int for number in pair)
+        if not whole or pair[0] <= firsts[-1] or pair[1] < 1:
+            raise errors.UserError(
+                f"{GROWTH}: {pair!r} must be [step, size], both positive and steps ascending: {EXAMPLE}"
+            )
+        firsts.append(pair[0])
+        sizes.append(pair[1])
     return Growth(tuple(firsts), tuple(sizes))

@@ -1,4 +1,4 @@
-"""What a config names: variants and experiments, of the project and of the user's own files."""
+"""Resolve names in a config to variants and experiments, built in or the user's."""
 
 import contextlib
 import difflib
@@ -19,8 +19,8 @@ from typing import Any
 from experiments.engine import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
-CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # a program of the user's own: my_file:my_variant
-# What other projects (nanoGPT, Hugging Face, big_vision, MaxText) call a setting, and what it is here.
+CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # the user's code: my_file:my_variant
+# Our names of settings -> their names in other projects (nanoGPT, Hugging Face, big_vision, MaxText).
 ELSEWHERE = {
     "optim.learning_rate": "lr max_lr base_lr peak_lr",
     "optim.weight_decay": "wd adam_weight_decay",
@@ -56,13 +56,13 @@ ELSEWHERE = {
 
 
 def elsewhere(name: str, right: Iterable[str] = ELSEWHERE) -> list[str]:
-    """What a setting that another project has is called here, or one whose section was left out; [] where neither."""
+    """Return our name of a setting of another project, or of one whose section was left out; [] if there is none."""
     last = name.rpartition(".")[2].lower()
     return [key for key in right if last in ELSEWHERE.get(key, "").split() or key.partition(".")[2].lower() == last]
 
 
 def nearest(name: str, right: Iterable[str]) -> str:
-    """' (did you mean "steps"?)' where a right name is near, or this is what others call it, else ''."""
+    """Return ' (did you mean "steps"?)' if a right name is near, or another project's name of a right one, else ''."""
     right = list(right)
     same = [other for other in right if other.lower() == name.lower()]  # d and D are as far apart as d and M
     found = same or elsewhere(name, right) or difflib.get_close_matches(name, right, n=1, cutoff=0.5)
@@ -70,7 +70,7 @@ def nearest(name: str, right: Iterable[str]) -> str:
 
 
 def candidates(module: Any) -> dict[str, Any]:
-    """The variants of a room: its public attributes that are tuples of functions, `init` among them."""
+    """Return the variants of a package: its public attributes that are tuples of functions, `init` among them."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -79,7 +79,7 @@ def candidates(module: Any) -> dict[str, Any]:
 
 
 def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
-    """The variant called `name`; a function, or some, may be of the user's own file: 'my_module:my_variant'."""
+    """Return the variant called `name`. A function or a tuple of functions may be the user's: "my_file:my_variant"."""
     like = next(iter(right.values()))
     open_to_all = callable(like) or hasattr(like, "_fields")
     if ":" not in name or not open_to_all:
@@ -87,80 +87,84 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
             listed = ", ".join(right) + (f", or my_file:my_{what}" if open_to_all else "")
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
         return right[name]
+    module, _, attribute = name.partition(":")
     if not CODE.fullmatch(name):
         wrong = f'the {what} "{name}" is not of the form my_file:my_variant'
-        raise errors.UserError(wrong + nearest(name.partition(":")[0], right))
-    module, _, attribute = name.partition(":")
-    if module.endswith(".py"):
-        raise errors.UserError(f'the {what} "{name}" is written without .py: {module[:-3]}:{attribute}')
-    if module.startswith("."):
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')
-    found = getattr(_own(what, name, module, attribute), attribute)
+        raise errors.UserError(wrong + nearest(module, right))
+    found = getattr(_own(what, name, module.removesuffix(".py"), attribute), attribute)
+    return _as_variant(f'the {what} "{name}"', found, like)
+
+
+def _as_variant(called: str, found: Any, like: Any) -> Any:
+    """Return the user's variant as the tuple that ours are. It may be any object with these attributes, or a plain
+    tuple; a part with a default may be missing. UserError for anything else."""
     fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
-    # What has a default may be left out; none is needed where a variant is one function.
-    parts = [part for part in fields if part not in defaults]
-    if parts and not isinstance(found, type(like)):
-        if all(hasattr(found, part) for part in parts):  # any object
+    required = [part for part in fields if part not in defaults]
+    if required and not isinstance(found, type(like)):
+        if all(hasattr(found, part) for part in required):
             found = type(like)(**{part: getattr(found, part) for part in fields if hasattr(found, part)})
-        elif isinstance(found, tuple) and len(parts) <= len(found) <= len(fields):
+        elif isinstance(found, tuple) and len(required) <= len(found) <= len(fields):
             found = type(like)(*found)
-    if not all(hasattr(found, part) for part in parts) or (callable(like) and not callable(found)):
-        right = f"a tuple ({', '.join(parts)}), or an object with these" if parts else "a function"
-        raise errors.UserError(f'the {what} "{name}" must be {right}, and it is not')
+    if not all(hasattr(found, part) for part in required) or (callable(like) and not callable(found)):
+        right = f"a tuple ({', '.join(required)}), or an object with these" if required else "a function"
+        raise errors.UserError(f"{called} must be {right}, and it is not")
     return found
 
 
 def _own(what: str, name: str, module: str, *parts: str) -> ModuleType:
-    """A module of the user's own, which has these parts: in the working directory, installed, or beside the config."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the working directory, as for Python's own command
-    known, where = module in sys.modules, f'the {what} "{name}" cannot be imported'
+    """Import a module of the user's that has these parts: from the working directory, installed, or from the folder of
+    the config."""
+    _search_working_directory()
+    where = f'the {what} "{name}" cannot be imported'
     with told(where):
         try:
             loaded = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):  # it imports something that is not there
+            if not f"{module}.".startswith(f"{error.name}."):  # the user's module imports a missing one
                 raise
             folders = [one for one in sys.path if own(f"{one}{os.sep}") and os.path.isdir(one or ".")]
             places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
-            raise errors.UserError(
-                f"{where}: there is no {module.replace('.', os.sep)}.py in the working directory, beside the config (if"
-                f" that is a .py) or elsewhere on Python's path, which are here {places}"
-            ) from error
-    file = getattr(loaded, "__file__", None)
-    alike = [pathlib.Path(folder, *module.split(".")).with_suffix(".py") for folder in sys.path if file and not known]
-    for other in [other for other in alike if other.is_file() and not other.samefile(file)][:1]:
-        print(f'{what} "{name}" is from {file}, not from {other.absolute()}', flush=True)
+            raise errors.UserError(f"{where}: there is no {module.replace('.', os.sep)}.py in {places}") from error
     for part in parts:
         if not hasattr(loaded, part):
-            raise errors.UserError(f"{where}: {file or module} has no {part}")
+            raise errors.UserError(f"{where}: {getattr(loaded, '__file__', None) or module} has no {part}")
     return loaded
 
 
-def experiment(name: str) -> ModuleType:
-    """The experiment of this name: experiments/<name>.py, or a file of the user's own. UserError where it is none.
+def _search_working_directory() -> None:
+    """Import from the working directory too, as Python's own command does."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
 
-    It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
-    of that does all by itself, as ablation.run. One's own is looked for as 'my_file:my_score' is.
+
+def experiment(name: str) -> ModuleType:
+    """Return the experiment of this name: experiments/<name>.py, or a file of the user's. UserError if there is none.
+
+    It has config() -> {section: its fields} and prepare(settings, mesh) -> run.Work, which is trained; a study
+    (ablation) has run() instead of prepare. The user's is searched for like "my_file:my_score".
     """
     if own_experiment(name):
         return _own("experiment", name, name, "config", "prepare")
     if (module := _of_project(name)) is not None:
         return module
-    names = [one.name for one in pkgutil.iter_modules([str(ROOT / "experiments")])]
-    right = [one for one in names if _of_project(one) is not None]
+    right = experiments()
     raise errors.UserError(
         f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}, and a file of your'
-        " own beside the config"
+        " own next to the config"
     )
 
 
+def experiments() -> list[str]:
+    """Return the names of the project's experiments."""
+    names = [one.name for one in pkgutil.iter_modules([str(ROOT / "experiments")])]
+    return [one for one in names if _of_project(one) is not None]
+
+
 def own_experiment(name: str) -> bool:
-    """Whether it is none of the project's, but a module that can be found."""
+    """Return True for a module that can be found and is not an experiment of the project."""
     if _of_project(name) is not None or not all(part.isidentifier() for part in name.split(".")):
         return False
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    _search_working_directory()
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
@@ -176,22 +180,22 @@ def _of_project(name: str) -> ModuleType | None:
 
 @contextlib.contextmanager
 def told(called: str, *, all_is_own: bool = True) -> Iterator[None]:
-    """Within this, what code of one's own raises, which may be anything, is told in a sentence.
+    """Context manager: turn what the user's code raises, which may be anything, into a UserError of one sentence.
 
-    all_is_own: or else only what came through a line of a file of the user's own; all other errors stay as they are.
+    all_is_own: False for errors that came through a line of a file of the user's only; others stay as they are.
     """
     try:
         yield
     except (errors.UserError, errors.RunError, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # also a SystemExit, with which the process would end in silence
+    except BaseException as error:  # also a SystemExit, which would end the process without a word
         if (says := fault(error)) == sentence(error) and not all_is_own:
             raise
         raise errors.UserError(f"{called}: {says}") from error
 
 
 def fault(error: BaseException) -> str:
-    """What somebody's own code raised, with the last line that is theirs: 'my_file.py, line 3: NameError: ...'."""
+    """Return what the user's code raised, with the user's last line: "my_file.py, line 3: NameError: ..."."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
     return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + sentence(error)
 
@@ -201,13 +205,13 @@ def sentence(error: BaseException) -> str:
 
 
 def own(file: str) -> bool:
-    """Whether a file of code is the user's own: neither installed nor part of this project."""
+    """Return True for the user's code: neither installed nor part of this project."""
     return not file.startswith(_others())
 
 
 @functools.cache
 def _others() -> tuple[str, ...]:
-    """How the paths of code begin that is not the user's own."""
+    """Return the beginnings of the paths of code that is not the user's."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    rooms = (f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments", "benchmarks"))
-    return ("<", *installed, *rooms, str(ROOT / "launch.py"))
+    packages = (f"{ROOT / package}{os.sep}" for package in ("tfm", "experiments", "benchmarks"))
+    return ("<", *installed, *packages, str(ROOT / "launch.py"))

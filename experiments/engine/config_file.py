@@ -1,45 +1,55 @@
-"""The config of a file: a `.py` with get_config(), which is executed, or a `.json` of a run, which is only read.
+"""Load a config: a `.py` file with get_config(), which is executed, or a `.json` file of a run, which is only read.
 
-Strictly: no field is missing, none is unknown, each has its type.
+Strictly: no field is missing, none is unknown, each has its type. (ml_collections.config_flags reads no JSON, and does
+not name the nearest setting or another project's name of one.)
 """
 
-import contextlib
+import importlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import ml_collections
-from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.engine import by_name, config as configs, disk, errors
+from experiments.engine import by_name, config as configs, errors, optim
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
-LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
+
+
+def load_settings(path: str, changes: Mapping[str, Any]) -> configs.Settings:
+    """Return the settings of a config file with these changes, values or texts by whole keys."""
+    base = importlib.import_module("configs.base").get_config  # executed again for each run in a process
+    config = load(place(path), base=base, given=changes)
+    for key, value in changes.items():
+        configs.assign(config, key, value)
+    settings = configs.Settings(config, defaults(config, base), file=path, given=changes)
+    if (warmup := optim.warmup_steps(settings)) != (usual := config.optim.warmup_steps):
+        print(f"the warm-up takes {warmup} steps, a tenth of all: optim.warmup_steps = {usual} would be all of them")
+    return settings
 
 
 def place(path: str) -> str:
-    """The path of a config, which may be named without .py, and those of configs/ as vit. UserError: there is none."""
+    """Return the path of a config, which may be given without .py, and a config of configs/ by its name."""
     file, ours = pathlib.Path(path), by_name.ROOT / "configs"
     folders = [file.parent] + [ours] * (str(file.parent) in (".", "configs"))
     for one in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
-        if one.is_file():
+        if os.path.isfile(one):  # also False for a name that is too long
             return str(one)
     hint = by_name.nearest(file.stem, [one.stem for one in ours.glob("[a-z]*.py")])
     raise errors.UserError(f"there is no config file {path}{hint}")
 
 
 def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
-    """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over those of `base`).
+    """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, put into those of `base`).
 
-    UserError for a `.json` that names code, except for the keys `given` on the command line, which has the last word.
-    The user's own modules are then looked for beside a `.py` too, behind all other places; never beside a `.json`.
+    UserError for a `.json` that names code, except in the keys `given` on the command line. The user's modules are then
+    imported from the folder of a `.py` too, after all other places; never from the folder of a `.json`.
     """
     file = pathlib.Path(path)
     if file.suffix == ".json":
@@ -55,16 +65,16 @@ def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml
 
 
 def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.ConfigDict:
-    """Those of the config's experiment. UserError where the config has not just their fields, each of its type."""
+    """Return the defaults of the config's experiment. UserError unless the config has their fields and types."""
     found = configs.flat(configs.values_of(config))
     for key in configs.NAMED:
         configs.check_type(key, found.get(key, ""), str)
     default = base(config.experiment, of=found.get("study.experiment", ""))
     right = configs.flat(configs.values_of(default))
-    for key in sorted(found.keys() ^ right.keys()):  # of a config that was unlocked, or is that of another experiment
+    for key in sorted(found.keys() ^ right.keys()):  # the config was unlocked, or begins with another experiment's
         of = ', of="language"' if "study.arms" in right else ""
         raise errors.UserError(
-            f'the config {"has" if key in found else "lacks"} the key "{key}": one of the experiment'
+            f'the config {"has" if key in found else "lacks"} the key "{key}": a config of the experiment'
             f' {config.experiment} begins with base.get_config("{config.experiment}"{of})'
         )
     for key, value in found.items():  # a ConfigDict takes None for anything, and True for 1
@@ -74,32 +84,26 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
 
 def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
     try:
-        content = disk.read_text(file)
-        if len(content) > LONGEST:
-            raise ValueError(f"it has {len(content):,} characters, and {LONGEST:,} are allowed")
-        saved = configs.shallow(content)
-    except (OSError, ValueError) as error:
-        raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
-    values = saved.get("config", saved) if isinstance(saved, dict) else None
-    if not isinstance(values, dict):
-        raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        values = dict(saved.get("config", saved))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.UserError(f"{file} is not a config in JSON, an object of settings: {error}") from error
     config = base(*_experiments(file, values, given))
-    right, found = configs.flat(configs.values_of(config)), {}
-    for key, value in configs.leaves(values):
-        found[configs.known(key, right)] = value
+    right = configs.flat(configs.values_of(config))
+    found = {configs.known(key, right): value for key, value in configs.leaves(values)}
     for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
         if key in configs.NAMED:
             continue
         if (code := next(configs.codes(key, value), None)) is not None:
             if key not in given:
                 raise distrust(file, *code, inside=key)
-        elif value != configs.flat(configs.values_of(config)).get(key):  # what is derived stays derived
+        elif value != configs.flat(configs.values_of(config)).get(key):  # a derived value stays derived
             configs.assign(config, key, value)
     return config
 
 
 def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The experiment, and that of the runs of a study. UserError where one is a module that nobody has trusted."""
+    """Return the experiment, and that of a study's runs. UserError for a module that the user has not confirmed."""
     study = values.get("study")
     of = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
     found = {"experiment": values.get("experiment", ""), "study.experiment": of}
@@ -112,11 +116,11 @@ def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[s
 
 
 def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
-    """inside: the setting of the config that holds this one, study.arms for what an arm changes; or the same."""
+    """Return the error for code that a file names. inside: the setting that contains this one, as study.arms."""
     where, how = ("", value) if inside == key else (f" in {inside}", "...")
     return errors.UserError(
         f'{file} has {key} = "{value}"{where}, a program that would be run: give it on the command line, '
-        f"--config.{inside}={how}, if you trust it; where your files are gone, a run goes on with those that it keeps:"
+        f"--config.{inside}={how}, if you trust it; if your files are gone, a run goes on with the ones that it keeps:"
         " --config WORKDIR/source/NAME.py"
     )
 
@@ -125,13 +129,13 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     if (folder := str(file.parent.absolute())) not in sys.path:
-        sys.path.append(folder)  # behind all others: nothing that is installed is hidden by it
+        sys.path.append(folder)  # after all others: it hides nothing that is installed
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
     except (errors.UserError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # somebody's own code may raise anything, also SystemExit
+    except BaseException as error:  # the user's code may raise anything, also SystemExit
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         where = f"{file}, line {frames[-1].lineno}" if frames else str(file)
         raise errors.UserError(f"{where}: {_sentence(error)}") from error
@@ -151,46 +155,13 @@ def _sentence(error: BaseException) -> str:
     return by_name.sentence(error)
 
 
-@contextlib.contextmanager
-def unchanged(folder: pathlib.Path) -> Iterator[None]:
-    """Within this, the user's own modules are imported anew: those of the working directory, of the project's folder
-    and of that of the config. Behind it, all is as it was before; but what JAX has started and compiled stays.
-    UserError where there is no working directory any more.
-    """
-    try:
-        place = os.getcwd()
-    except OSError as error:
-        reason = disk.reason(error)
-        raise errors.UserError(f"the working directory is gone ({reason}): os.chdir to one that is there") from error
-    path, bytecode, flags = list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
-    folders = (place, str(folder.absolute()), str(by_name.ROOT))
-    before = {name: sys.modules.pop(name) for name in _edited(folders)}
-    importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
-    unraisable = sys.unraisablehook
-    sys.dont_write_bytecode = True  # it is told from a newer file by its seconds only
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stdout):
-            yield
-    finally:
-        for name in _edited(folders):
+def forget_own_modules(folder: pathlib.Path) -> None:
+    """Forget the modules that were imported from the working directory, the project's folder or this one (of a config),
+    so that a second run in the same process, as in a notebook, imports them as they are now."""
+    importlib.invalidate_caches()
+    folders = (os.getcwd(), str(folder.absolute()), str(by_name.ROOT))
+    for name, module in [*sys.modules.items()]:
+        file, path = str(getattr(module, "__file__", None)), name.replace(".", os.sep)
+        own = {os.path.join(one, f"{path}{end}") for one in folders for end in (".py", f"{os.sep}__init__.py")}
+        if file in own and by_name.own(file):
             del sys.modules[name]
-        sys.modules.update(before)
-        sys.path[:], sys.dont_write_bytecode, sys.unraisablehook = path, bytecode, unraisable
-        os.chdir(place)
-        changed = {name: value for name, value in flags.items() if jax.config.values[name] != value}
-        for name, value in changed.items():
-            with contextlib.suppress(RuntimeError):  # of a flag that counts only before JAX has started
-                jax.config.update(name, value)
-        if changed:
-            compilation_cache.reset_cache()  # whether, and where, compiled programs are kept is looked at anew
-
-
-def _edited(folders: Iterable[str]) -> list[str]:
-    """The modules that are imported from one of these folders, and that the user may edit."""
-    found = []
-    for name, module in sys.modules.items():
-        paths = [os.path.join(folder, *name.split(".")) for folder in folders]
-        file = str(getattr(module, "__file__", None))
-        if by_name.own(file) and file in [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]:
-            found.append(name)
-    return found

@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl and what is told beside it, the live line."""
+"""Logging: metrics.jsonl, the TensorBoard and W&B writers, and the progress bar."""
 
 import collections
 import contextlib
@@ -15,76 +15,66 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import tqdm
+import tqdm.auto
 from tensorboardX import record_writer, summary
 from tensorboardX.proto import event_pb2
 
 from experiments.engine import by_name, disk, distributed, errors
 
-# What a terminal acts on: control characters, and those that turn the direction of a text.
+# A terminal acts on control characters, and on those that turn the direction of a text.
 CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
 FLUSH_SECONDS = 30.0  # events reach the disk at least so often
-KNOWN, LONG = 9, 10.0  # pieces of work, or seconds of it, before which nothing is announced: the first may be slow
-RECENT = 100  # pieces of work whose median speed counts, as some wait for something that the others do not
+KNOWN, LONG = 9, 10.0  # steps, or seconds of them, before a time is announced: the first may be slow
+RECENT = 100  # steps whose median speed counts: some wait for something, others do not
 
 
 def say(text: str, end: str = "") -> None:
-    """Print at once; control characters, which may be commands to a terminal, as U+FFFD, what it cannot show as ?."""
+    """Print at once; control characters, which may be commands to a terminal, as U+FFFD, and as ? what stdout cannot
+    encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(
-        text.replace("\r\n", "\n").translate(CONTROL).encode(encoding, "replace").decode(encoding), end=end, flush=True
-    )
+    text = text.replace("\r\n", "\n").translate(CONTROL)
+    print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl, without lines that are none; tells: say which these are, but for the last one.
+    """Return the rows of metrics.jsonl, [] if there is none. Damaged lines are left out; tells: print how many.
 
-    Raises UserError where the file is there, and cannot be read.
+    Raises UserError if the file cannot be read.
     """
     file = folder / "metrics.jsonl"
-    try:
-        with disk.opened(file) as opened:
-            disk.check_memory(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
-            rows = list(map(_row, opened.read().split(b"\n")))
-    except FileNotFoundError:
+    if not file.exists():
         return []
-    except OSError as error:
-        raise errors.UserError(f"{file} cannot be read: {disk.reason(error)}") from error
-    damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]  # the last is empty, or cut off by a crash
+    with disk.reading(file):
+        rows = [_row(line) for line in file.read_bytes().split(b"\n")]
+    damaged = sum(row is None for row in rows[:-1])  # the last is empty, or cut off by a crash
     if damaged and tells:
-        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
-        print(f"line {damaged[0]:,}{more} of {file} is damaged, and left out", flush=True)
+        print(f"{file}: damaged lines are left out: {damaged:,}", flush=True)
     return [row for row in rows if row]
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """The numbers by name in a line, {"step": ..., ...}; None where it is no such line."""
+    """Return the numbers of a line by name, {"step": ..., ...}; None for an invalid line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(row, dict) and type(row.get("step")) is int
-    return (
-        row
-        if whole and all(isinstance(x, float | None) or type(x) is int and abs(x) < 2**63 for x in row.values())
-        else None
-    )
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def finite(value: float) -> float | None:
-    """The number as JSON can hold it: None for what is not finite."""
+    """Return the number as JSON can hold it: None for infinity and NaN."""
     return float(value) if math.isfinite(value) else None
 
 
 class Log:
-    """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
+    """Writes the metrics of a run that starts, or goes on, at step `start`: rows of later steps are deleted first.
 
-    beside: who is told too, by names of BESIDE. Of several processes, the first writes. OSError of a full disk.
+    writers: names of WRITERS. Of several processes, the first writes. Raises OSError if the disk is full.
     """
 
-    def __init__(self, folder: pathlib.Path, *, start: int, beside: Sequence[str] = ("tensorboard",)):
-        self._open = contextlib.ExitStack()  # what is closed in the end, also where one fails
+    def __init__(self, folder: pathlib.Path, *, start: int, writers: Sequence[str] = ("tensorboard",)):
+        self._open = contextlib.ExitStack()  # closes all of them, also if one fails
         self._writes = distributed.main()
         if not self._writes:
             return
@@ -92,36 +82,36 @@ class Log:
         disk.write(folder / "metrics.jsonl", "".join(rows).encode())
         with contextlib.ExitStack() as stack:
             self._file = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
-            self._beside = [BESIDE[name](folder, start) for name in beside if name in BESIDE]
-            for one in self._beside:
+            self._writers = [WRITERS[name](folder, start) for name in writers if name in WRITERS]
+            for one in self._writers:
                 stack.callback(one.close)
             self._open = stack.pop_all()
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to the others."""
+        """Write one line {"step": ..., name: value, ...}, with null for NaN; the writers get the finite values."""
         if not self._writes:
             return
         row = {name: finite(value) for name, value in values.items()}
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._file.flush()
-        for one in self._beside:
+        for one in self._writers:
             one.write(step, {name: x for name, x in row.items() if x is not None})
 
     def close(self) -> None:
-        """Write what is left; all is closed also where that fails."""
+        """Write the rest, and close all."""
         self._open.close()
 
 
 class Events:
-    """TensorBoard's. Its SummaryWriter would lose what a disk does not take, and wait for its thread forever."""
+    """TensorBoard. By hand: on a full disk tensorboardX.SummaryWriter loses events and waits for its thread forever."""
 
     def __init__(self, folder: pathlib.Path, start: int):
-        # `start` puts files of one second in order; nobody can have put a link under a name with random digits.
+        # `start` puts files of one second in order.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
         self._events = record_writer.RecordWriter(str(disk.folder(folder, "events") / name))
         self._flushed = -math.inf
         self._event(file_version="brain.Event:2")
-        if start:  # what an earlier session wrote of later steps does not count
+        if start:  # TensorBoard then ignores the later steps of an earlier session
             self._event(step=start + 1, session_log={"status": event_pb2.SessionLog.START})
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -139,8 +129,8 @@ class Events:
 
 
 class Wandb:
-    """Weights & Biases: a run of the project WANDB_PROJECT or tfm; what goes on is the same run there. With
-    WANDB_MODE=offline all stays in the run's folder, for `wandb sync`. Of the machine and of code nothing is told."""
+    """Weights & Biases: a run of the project WANDB_PROJECT or tfm; a resumed run is the same run there. With
+    WANDB_MODE=offline all stays in the run's folder, for `wandb sync`. Nothing about machine or code is sent."""
 
     def __init__(self, folder: pathlib.Path, start: int):
         import wandb
@@ -160,9 +150,7 @@ class Wandb:
                 settings=wandb.Settings(**quiet),
             )
         except wandb.Error as error:
-            raise errors.UserError(
-                f"log has wandb, and {errors.line(error)}; WANDB_MODE=offline asks nobody"
-            ) from error
+            raise errors.UserError(f"log has wandb: {errors.line(error)}. WANDB_MODE=offline sends nothing") from error
         self._run.define_metric("*", step_metric="step")  # its own steps only grow, and ours go back to a checkpoint
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -173,102 +161,66 @@ class Wandb:
 
 
 SYMMETRY = "symmetry"
-BESIDE = {"tensorboard": Events, "wandb": Wandb}
-LOGS = ("jsonl", *BESIDE, SYMMETRY)  # what the setting `log` may have; metrics.jsonl is written anyway
+WRITERS = {"tensorboard": Events, "wandb": Wandb}
+LOGS = ("jsonl", *WRITERS, SYMMETRY)  # of the setting `log`; metrics.jsonl is always written
 
 
 def check(names: Sequence[str]) -> None:
-    """UserError where one of these is no log, or lacks what it is written with."""
+    """Raise UserError for an unknown log, and for wandb if it is not installed."""
     for name in names:
         by_name.choose("log", str(name), dict.fromkeys(LOGS))
     if "wandb" in names and importlib.util.find_spec("wandb") is None:
         raise errors.UserError('log has wandb, which is not installed: pip install -e ".[wandb]"')
 
 
-class Rate:
-    """How fast work is done. Once there is another piece the first does not count: it may compile, and fills caches."""
-
-    def __init__(self, known: int = 1):
-        self.seconds, self.work, self._known = 0.0, 0.0, known
-        self._pieces, self._recent = 0, collections.deque(maxlen=RECENT)
-
-    def add(self, seconds: float, work: float) -> None:
-        self._pieces += 1
-        if self._pieces == 2:
-            self.seconds, self.work = 0.0, 0.0
-        if self._pieces > 1:
-            self._recent.append(seconds / work)
-        self.seconds, self.work = self.seconds + seconds, self.work + work
-
-    def recent(self) -> float | None:
-        """Seconds per unit of work of late; None where nothing is known yet."""
-        known = len(self._recent) >= self._known or (self._recent and self.seconds > LONG)
-        return statistics.median(self._recent) if known else None
-
-
 class Pace:
-    """The rates of the steps and of the evaluations of a program, in the same unit of work."""
+    """The speed of the steps. The first one does not count once there is another one: it may compile, and fills
+    caches."""
 
     def __init__(self) -> None:
-        self.steps, self.evaluations, self.since = Rate(KNOWN), Rate(), time.perf_counter()
+        self.seconds, self.work, self.since = 0.0, 0.0, time.perf_counter()
+        self._steps, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def step(self, work: float) -> None:
-        """A step of this work is done, and the next one begins."""
-        now = time.perf_counter()
-        self.steps.add(now - self.since, work)
-        self.since = now
+        """Count a step of this work, which ends now."""
+        now, self._steps = time.perf_counter(), self._steps + 1
+        if self._steps == 2:
+            self.seconds, self.work = 0.0, 0.0
+        if self._steps > 1:
+            self._recent.append((now - self.since) / work)
+        self.seconds, self.work, self.since = self.seconds + now - self.since, self.work + work, now
 
-    def left(self, steps: float, evaluations: float) -> float | None:
-        """Seconds that this much work in steps and evaluations takes; None where nothing is known yet. Until there is a
-        second evaluation, they are thought to take as long for their work as steps do."""
-        rate = self.steps.recent()
-        return None if rate is None else steps * rate + evaluations * (self.evaluations.recent() or rate)
-
-
-class Cell:
-    """What tqdm writes below a notebook's cell: a line takes the place of the one before, without any widgets."""
-
-    encoding = "utf-8"  # with which tqdm draws a smooth bar
-
-    def __init__(self, display: Callable):
-        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def write(self, text: str) -> None:
-        if text := text.strip():
-            self._handle.update({"text/plain": text}, raw=True)
-
-    def flush(self) -> None:
-        """There is nothing to wait for."""
+    def left(self, work: float) -> float | None:
+        """Return the seconds that so much work takes; None if nothing is known yet."""
+        known = len(self._recent) >= KNOWN or (self._recent and self.seconds > LONG)
+        return statistics.median(self._recent) * work if known else None
 
 
-def notebook() -> Callable | None:
-    """IPython's `display` where this process is the kernel of a notebook."""
+def in_notebook() -> bool:
+    """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
-    return ipython.display.display if hasattr(ipython and ipython.get_ipython(), "kernel") else None
+    return hasattr(ipython and ipython.get_ipython(), "kernel")
 
 
 class Line:
-    """A live line on a terminal or below a notebook's cell, drawn by tqdm; elsewhere a plain line every ten seconds.
-    The time left is our own: that of tqdm counts compilation, evaluations and saves as steps."""
+    """A progress bar of tqdm on a terminal or in a notebook; elsewhere a plain line every ten seconds.
+    The time left is our own: tqdm counts compilation, evaluations and saves as steps."""
 
     EVERY_SECONDS = 10.0
 
     def __init__(self, begins: str, *, total: float, done: float = 0, live: bool = True):
-        """begins: what tqdm writes before the rest. live: not where another process shows the line."""
-        display, terminal = notebook() if live else None, sys.stderr.isatty()
-        self._bar = tqdm.tqdm(
+        """begins: the first part of the bar's format. live: False if another process shows the bar."""
+        self._bar = tqdm.auto.tqdm(
             total=total,
             initial=done,
-            disable=not (live and (display or terminal)),
-            file=Cell(display) if display else None,
-            mininterval=0.5 if display else 0.1,
-            bar_format=begins + "{postfix} |{bar:20}|",
-            dynamic_ncols=not display,
+            disable=not (live and (in_notebook() or sys.stderr.isatty())),
+            bar_format=begins + "{postfix} |{bar}|",
+            dynamic_ncols=True,
         )
         self._pace, self._spoke = Pace(), time.perf_counter()
 
     def _show(self, text: str, *, done: float, plain: str) -> None:
-        """So much more is done. plain: the plain line, '' for none at this step."""
+        """Show so much more progress. plain: the plain line, "" for none at this step."""
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(done)
         if plain and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
@@ -277,13 +229,13 @@ class Line:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """What is within this (an evaluation, a save) is no part of a step."""
+        """Context manager: an evaluation or a save, which is not part of a step."""
         began = time.perf_counter()
         yield
         self._pace.since += time.perf_counter() - began
 
     def say(self, line: str) -> None:
-        """A line that stays, above the live one."""
+        """Print a line above the bar."""
         if self._bar.disable:
             print(line, flush=True)
         else:
@@ -294,12 +246,12 @@ class Line:
 
 
 def clock(seconds: float | None) -> str:
-    """61 -> '01:01'; '?' where nothing is known yet."""
-    return "?" if seconds is None else tqdm.tqdm.format_interval(round(seconds))
+    """Return 61 as "01:01", and None as "?"."""
+    return "?" if seconds is None else tqdm.auto.tqdm.format_interval(round(seconds))
 
 
 class Progress(Line):
-    """The line of a single run."""
+    """The progress of a single run."""
 
     def __init__(
         self,
@@ -313,10 +265,10 @@ class Progress(Line):
         evaluation: float = 0.0,
         evaluations: Callable[[int], int] = lambda n: 0,
     ):
-        """work(n): how many first steps the first n steps are worth; more than n where batches have grown.
+        """work(n): the first n steps in units of the first one; more than n if batches have grown.
 
-        evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: in
-        FLOP/s, of large matrix products; 0: not known.
+        evaluation: the same for one evaluation. evaluations(n): how many come after step n. peak: FLOP/s of large
+        matrix products; 0: unknown.
         """
         super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
@@ -324,11 +276,11 @@ class Progress(Line):
         self._at, self._text = start, ""
 
     def advance(self, step: int, loss: float | None) -> None:
-        """A step is done; the loss is shown where it was fetched. Nothing is known of the time before two steps."""
+        """Count a step, and show the loss if it was fetched. No time is known before the second step."""
         self._pace.step(self._work(step) - self._work(self._at))
         self._at = step
         ahead = self._work(self._steps) - self._work(step)
-        left = self._pace.left(ahead, self._evaluation * self._evaluations(step))
+        left = self._pace.left(ahead + self._evaluation * self._evaluations(step))
         if loss is not None:
             speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
             if left is not None:
@@ -339,13 +291,9 @@ class Progress(Line):
         line = ", ".join(filter(None, [f"{clock(left)} left", self._text]))  # a narrow terminal cuts the end off
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
-    def evaluated(self, seconds: float) -> None:
-        self._pace.evaluations.add(seconds, self._evaluation)
-
     def tokens_per_second(self) -> float:
-        """Throughput of the steps alone, without compilation, evaluations, saves and, of several, the first step."""
-        steps = self._pace.steps
-        return self._tokens * steps.work / steps.seconds if steps.seconds else 0.0
+        """Return the throughput of the steps, without compilation, evaluations, saves and the first step."""
+        return self._tokens * self._pace.work / self._pace.seconds if self._pace.seconds else 0.0
 
     def close(self) -> None:
         self._bar.set_postfix_str(self._text, refresh=False)

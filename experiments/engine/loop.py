@@ -1,4 +1,4 @@
-"""The one training loop, of a run alone and of the runs of a study, which are rows of the same arrays."""
+"""The one training loop, for a run alone and for the runs of a study, which are rows of the same arrays."""
 
 import contextlib
 import functools
@@ -22,26 +22,36 @@ from experiments.engine import (
     mesh,
     nonfinite,
     signals,
-    step as training_step,
+    train_step,
 )
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
-SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
+SAVE = 1  # the clock requests a save; larger requests are the numbers of signals
 SUSPECT = 2  # steps skipped in a row, for which parameters that are not finite may be the reason
-PATIENCE = 128  # steps skipped in a row, after which nothing more is expected of a run
+PATIENCE = 128  # steps skipped in a row, after which the run ends
 
 
 def train(
-    run: "Training", step: Callable, state: training_step.State, data: Iterator, *, start: int, **rows: Any
-) -> training_step.State:
-    """Take the steps start + 1 ... run.plan.steps, and return the last state.
+    run: "Training",
+    step: Callable[..., tuple[train_step.State, dict]],
+    state: train_step.State,
+    data: Iterator,
+    *,
+    start: int,
+    alive: np.ndarray = np.True_,
+    place: Callable[[Mesh, Any], dict] = mesh.place_batch,
+) -> train_step.State:
+    """Take the steps start + 1 ... run.plan.steps, and return the last state; end early if no run is active.
 
-    What a step measures is logged while the devices take the next one, so that they never wait for the host; but where
-    more follows on a step, before that. It ends early where no run is alive. rows: `alive` and `place` of `steps`.
+    The metrics of a step are logged while the devices take the next one, so that they never wait for the host; if a
+    save, an evaluation or a stop follows on a step, they are logged before that. alive: which runs are active. place:
+    puts a batch on the devices.
     """
-    run.evaluate_before(start, state)
-    late, ahead = None, steps(run.plan, step, state, data, start=start, **rows)
-    for n, state, batch, metrics in ahead:
+    late, alive = None, distributed.put(alive, mesh.replicated(run.plan.mesh))
+    for n in range(start + 1, run.plan.steps + 1):
+        batch = next(data)
+        state, metrics = step(state, place(run.plan.mesh, batch), alive)
+        alive = metrics["alive"]
         if late and not run.log(*late, state):
             break
         late = n, batch, metrics
@@ -51,39 +61,23 @@ def train(
             late = None
             with run.line.pause():
                 run.save_if_due(n, state)
-                run.stop_if_asked()
-                run.evaluate_if_due(n, state)
+                run.stop_if_requested()
+                if run.is_due("evaluate", n):
+                    run.evaluate(n, state)
     return state
 
 
-def steps(
-    plan: training_step.Plan,
-    step: Callable[..., tuple[training_step.State, dict]],
-    state: training_step.State,
-    data: Iterator,
-    *,
-    start: int,
-    alive: np.ndarray = np.True_,
-    place: Callable[[Mesh, Any], dict] = mesh.place_batch,
-) -> Iterator[tuple[int, training_step.State, Any, dict]]:
-    """For each step, which is under way by then: its number, the state behind it, its batch on the host, its metrics.
-
-    alive: which of several runs are. place: puts a batch on the devices.
-    """
-    alive = distributed.put(alive, mesh.replicated(plan.mesh))
-    for n in range(start + 1, plan.steps + 1):
-        batch = next(data)
-        state, metrics = step(state, place(plan.mesh, batch), alive)
-        alive = metrics["alive"]
-        yield n, state, batch, metrics
+def ignore(*_: Any) -> None:
+    """Do nothing."""
 
 
 class Training:
-    """What is done beside the steps: metrics are written, the model is evaluated and saved, signals heeded."""
+    """What happens between the steps: metrics are logged, the model is evaluated and saved, signals end the run. A run
+    alone and the runs of a study differ in the functions that they pass."""
 
     def __init__(
         self,
-        plan: training_step.Plan,
+        plan: train_step.Plan,
         folder: pathlib.Path,
         runs: Sequence[pathlib.Path],
         saves: checkpoint.Checkpoints,
@@ -92,224 +86,241 @@ class Training:
         line: log.Line,
         requests: signals.Requests,
         evaluate: Callable[..., dict],
-        failed: Callable[..., None] | None = None,
-        probe: Callable[[Any], dict] | None = None,
+        probe: Callable[[Any], dict] = lambda params: {},
+        on_failure: Callable[..., None] = ignore,
+        check: Callable[[int, Any], None] = ignore,
+        scores: Callable[[dict], dict[str, float]] | None = None,
     ):
-        """folder: named where it is said what is saved. runs: the folder of each.
+        """folder: for messages about what is saved. runs: the folder of each run.
 
-        evaluate: (params, between) -> means, a number for each run. failed(n, state, batch, metrics): raises, where
-        step n of a run alone was refused. Without it there are several runs, which are evaluated untrained too; one
-        that fails stays as it is. probe: params -> what is logged beside an evaluation.
+        evaluate(params, on_batch) -> means, a number for each run. probe(params) -> more numbers, logged with these.
+        on_failure(n, state, batch, metrics): called if no run is active after step n. check(n, state): raises if this
+        state must not be saved. scores(means) -> the numbers that are printed, and saved with a checkpoint; None: none.
         """
         self.plan, self.line, self._folder, self._saves, self._requests = plan, line, folder, saves, requests
-        self._failed, self._probe, self._means = failed, probe, evaluate
+        self._means, self._probe, self._scores_of = evaluate, probe, scores
+        self._on_failure, self._check = on_failure, check
         self.final: dict[str, np.ndarray] = {}  # of the newest evaluation, a number for each run
         self._final_at = -1
         rows = [[row for row in log.read(run) if row["step"] == start] for run in runs]
-        self._in_log = [any(f"{EVAL}{training_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
-        self._logs = [log.Log(run, start=start, beside=plan.log) for run in runs]
-        # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
+        self._in_log = [any(f"{EVAL}{train_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
+        self._logs = [log.Log(run, start=start, writers=plan.log) for run in runs]
+        # From the manifests of the checkpoints: a row of the log does not tell whether a checkpoint still exists.
         self._best = max((checkpoint.score(one, plan.keep_best) for one in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
-        self._wish, self._wishes = 0, distributed.Late()
+        self._request = 0
 
-    def _due(self, what: str, n: int) -> bool:
-        """Whether this happens after n steps by their number alone."""
+    def is_due(self, what: str, n: int) -> bool:
+        """Return True if this happens after step n by its number."""
         return due(n, every=self.plan.every[what], steps=self.plan.steps)
 
-    def log(self, n: int, batch: Any, metrics: dict, state: training_step.State) -> bool:
-        """Write what step n measured, and show the progress; False where no run is alive behind it.
+    def log(self, n: int, batch: Any, metrics: dict, state: train_step.State) -> bool:
+        """Log the metrics of step n, and show the progress. Return False if no run is active after it.
 
-        state: that before step n where it was refused, as later steps change nothing then. Raises RunError where steps
-        are skipped again and again: their loss will not come back by itself.
+        state: the one before step n if the step was refused, as later steps change nothing then. Raises RunError if
+        steps are skipped again and again: their loss will not come back by itself.
         """
         metrics = jax.block_until_ready(metrics)
         if not np.any(jax.device_get(metrics["alive"])):
-            if self._failed:
-                self._failed(n, state, batch, metrics)
+            self._on_failure(n, state, batch, metrics)
             return False
         if "skipped" in metrics:
-            skipped = int(jax.device_get(metrics["skipped"]))
-            self._in_a_row = self._in_a_row + 1 if skipped > self._skipped else 0
-            self._skipped = skipped
-            if self._in_a_row == SUSPECT and self._failed:
-                nonfinite.check(n, state)
-            if self._in_a_row >= PATIENCE:
-                raise errors.RunError(
-                    f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
-                    " to an earlier checkpoint with a smaller optim.learning_rate"
-                )
+            self._count_skipped(n, int(jax.device_get(metrics["skipped"])), state)
         loss = None
-        if self._due("log", n):
+        if self.is_due("log", n):
             values = jax.device_get({name: x for name, x in metrics.items() if name != "alive"})
-            of_probe = training_step.PROBE  # which belongs to no batch
+            of_probe = train_step.PROBE  # belongs to no batch
             names = [x.removeprefix(of_probe) if x.startswith(of_probe) else f"train/{x}" for x in values]
             self._write(n, dict(zip(names, values.values(), strict=True)))
-            losses = np.atleast_1d(values[training_step.LOSS])
+            losses = np.atleast_1d(values[train_step.LOSS])
             losses = losses[np.isfinite(losses)]
             loss = float(losses.mean()) if losses.size else math.nan
         self.line.advance(n, loss)
         return True
 
+    def _count_skipped(self, n: int, skipped: int, state: train_step.State) -> None:
+        self._in_a_row = self._in_a_row + 1 if skipped > self._skipped else 0
+        self._skipped = skipped
+        if self._in_a_row == SUSPECT:
+            self._check(n, state)
+        if self._in_a_row >= PATIENCE:
+            raise errors.RunError(
+                f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
+                " to an earlier checkpoint with a smaller optim.learning_rate"
+            )
+
     def _write(self, n: int, columns: dict[str, Any], *, but: Sequence[bool] = ()) -> None:
-        """A number for each run into the logs of all; but: not of these."""
+        """Write a number for each run into the logs of all runs except `but`."""
         for r, writer in enumerate(self._logs):
             if not (but and but[r]):
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
 
     def pauses(self, n: int) -> bool:
-        """Whether more follows on step n than its metrics. All processes give the same answer: a signal that comes
-        during a step is heeded behind this one, with several processes behind the next."""
+        """Return True if a save, an evaluation or a stop follows on step n. All processes give the same answer."""
         self._saves.check()
-        self._ask(self._wishes)
-        return self._due("evaluate", n) or self._due("save", n) or self._wish > 0
+        self._agree(clock=self.is_due("log", n))
+        return self.is_due("evaluate", n) or self.is_due("save", n) or self._request > 0
 
-    def _ask(self, wishes: distributed.Late) -> None:
-        """Whether the processes save now, by the clock or for a signal, into `_wish`."""
-        wish = self._requests.signal
-        minutes = (time.monotonic() - self._saved_at) / 60
-        if minutes >= self.plan.save_minutes and distributed.main():
-            wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
-        self._wish = wishes.agree(wish)
+    def _agree(self, *, clock: bool) -> None:
+        """Set `_request`, alike in all processes: a signal, or SAVE if it is time to.
 
-    def save_if_due(self, n: int, state: training_step.State) -> None:
-        """Save where the number of steps, the clock or a signal asks for it: before an evaluation, which takes long."""
-        if self._wish or self._due("save", n):
+        clock: whether several processes agree on the time too, for which the devices wait.
+        """
+        self._request = self._requests.agreed()
+        late = time.monotonic() - self._saved_at >= 60 * self.plan.save_minutes
+        if not self._request and (clock or jax.process_count() == 1) and distributed.agree(late):
+            self._request = SAVE
+
+    def save_if_due(self, n: int, state: train_step.State) -> None:
+        """Save if the number of steps, the clock or a signal requests it: before an evaluation, which takes long."""
+        if self._request or self.is_due("save", n):
             self._save(n, state)
 
-    def _save(self, n: int, state: training_step.State) -> None:
-        if self._failed:  # of several runs, those that failed are kept as they are
-            nonfinite.check(n, state)
-        self._saves.save(n, state, self.alone() if self._final_at == n else None)
+    def _save(self, n: int, state: train_step.State) -> None:
+        self._check(n, state)
+        self._saves.save(n, state, self.scores() if self._final_at == n else None)
         self._saved, self._saved_at = n, time.monotonic()
 
-    def stop_if_asked(self, *, anew: bool = False) -> None:
-        """Raise Interrupted, behind a save, where a signal has come; anew: where one has by now."""
-        if anew:
-            self._wish = distributed.agree(self._requests.signal)
-        if self._wish > SAVE:
+    def stop_if_requested(self, *, now: bool = False) -> None:
+        """Raise Interrupted, after a save, if a signal has come; now: ask the processes again."""
+        if now:
+            self._request = self._requests.agreed()
+        if self._request > SAVE:
             self._saves.wait()
-            distributed.barrier()  # none leaves while another one writes
+            distributed.barrier()  # no process leaves while another one writes
             where = f" after step {self._saved:,}, which is saved in {self._folder}" if self._saved else ""
-            raise errors.Interrupted(f"stopped{where}", 128 + self._wish)
+            raise errors.Interrupted(f"stopped{where}", 128 + self._request)
 
-    def evaluate_if_due(self, n: int, state: training_step.State) -> None:
-        """Evaluate, where it is time to, and save what is the best so far; where that fails, n steps all the same."""
-        if not self._due("evaluate", n):
-            return
-        try:
-            self.evaluate(n, state)
-        except BaseException:
-            if jax.process_count() == 1:  # where one of several fails, the others would not join in
-                self._save(n, state)
-            raise
-        new = checkpoint.score(self.alone(), self.plan.keep_best)
-        if distributed.agree(new > self._best) > 0:
-            self._save(n, state)
-        self._best = max(self._best, new)
-
-    def evaluate_before(self, n: int, state: training_step.State) -> None:
-        """Evaluate where what goes on from n steps was stopped before that or its result; also several new runs."""
-        if not self._due("evaluate", n) if n else self._failed:
-            return
-        lost = not all(self._in_log) or (self._failed and not self._saves.measured.get(n))
+    def catch_up(self, n: int, state: train_step.State) -> None:
+        """Evaluate the state of step n, with which this session begins, if an earlier one stopped before that."""
+        lost = not all(self._in_log) or (self._scores_of and not self._saves.measured.get(n))
         if n == self.plan.steps or distributed.agree(bool(lost)):
             with self.line.pause():
-                self.evaluate(n, state, but=self._in_log)
-        self._best = max(self._best, checkpoint.score(self.alone(), self.plan.keep_best))
+                self.evaluate(n, state, but=self._in_log, saves=False)
 
-    def evaluate_behind(self, state: training_step.State) -> None:
-        """Evaluate where the last step did not come to it, as all runs have stopped."""
+    def finish(self, state: train_step.State) -> None:
+        """Evaluate the last state if the last step was never taken, as all runs have stopped."""
         if self._final_at != self.plan.steps:
             self.evaluate(self.plan.steps, state, saves=False)
 
-    def evaluate(self, n: int, state: training_step.State, *, but: Sequence[bool] = (), saves: bool = True) -> None:
-        """The means over the held-out part: into `final`, the logs, but for these, and the manifest of n steps.
+    def evaluate(self, n: int, state: train_step.State, *, but: Sequence[bool] = (), saves: bool = True) -> None:
+        """Write the means over the held-out part into `final`, the logs except `but`, and the manifest of step n.
 
-        Saves meanwhile where it is time to, and `saves` is so, and raises Interrupted where a signal comes; all
-        processes stop behind the same batch.
+        Raises Interrupted for a signal, in all processes after the same batch. saves: save the state meanwhile if it is
+        time to, if the evaluation fails, and if it is the best so far.
         """
-        wishes, began = distributed.Late(), time.perf_counter()
 
-        def between() -> None:
-            self._ask(wishes)
-            if self._wish and n and saves:
+        def on_batch() -> None:
+            self._agree(clock=True)
+            if self._request and saves:
                 self._save(n, state)
-            self.stop_if_asked()
+            self.stop_if_requested()
 
-        means = self._means(state.params, between)
-        self.line.evaluated(time.perf_counter() - began)
+        try:
+            means = self._means(state.params, on_batch)
+        except BaseException:
+            if saves and jax.process_count() == 1:  # if one of several processes fails, the others would not join in
+                self._save(n, state)
+            raise
         self.final, self._final_at = {f"{EVAL}{name}": value for name, value in means.items()}, n
-        self._write(n, self.final | (jax.device_get(self._probe(state.params)) if self._probe else {}), but=but)
-        if self._failed:
-            self._saves.note(n, self.alone())
-            self.line.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.alone().items()))
+        self._write(n, self.final | jax.device_get(self._probe(state.params)), but=but)
+        if scores := self.scores():
+            self._saves.note(n, scores)
+            self.line.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in scores.items()))
+        new = checkpoint.score(scores, self.plan.keep_best)
+        if saves and distributed.agree(new > self._best) > 0:
+            self._save(n, state)
+        self._best = max(self._best, new)
 
-    def alone(self) -> dict[str, float]:
-        """The newest evaluation of a run alone; of several runs nothing."""
-        return {name: float(value) for name, value in self.final.items()} if self._failed else {}
+    def scores(self) -> dict[str, float]:
+        """Return the newest evaluation of a run alone; {} for the runs of a study."""
+        return self._scores_of(self.final) if self._scores_of else {}
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # all of them, also where one fails
+        with contextlib.ExitStack() as stack:  # all of them, also if one fails
             for writer in self._logs:
                 stack.callback(writer.close)
 
 
 def due(n: Any, *, every: int, steps: int) -> Any:
-    """Whether what happens every so many steps (0: only at the end) does so after step n, which may be an array."""
+    """Return whether something happens after step n (may be an array) that happens every so many steps and at the end;
+    every = 0: only at the end."""
     return (n == steps) | (n % every == 0) if every else n == steps
 
 
 def times(n: int, *, every: int, steps: int) -> int:
-    """How often what is `due` so comes from the end of step n on."""
+    """Return how often it is `due` after step n."""
     return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
 
 
-def evaluation_work(task: training_step.Task, *, batch: int) -> float:
-    """How many steps of so many examples an evaluation is worth: it goes forward only, a third of their FLOPs."""
+def evaluation_work(task: train_step.Task, *, batch: int) -> float:
+    """Return how many steps of so many examples an evaluation is worth: only forward, a third of their FLOPs."""
     examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
     return examples / (3 * batch)
 
 
 def train_and_save(
-    plan: training_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
-) -> tuple[training_step.State, dict[str, float]]:
-    """A run alone, from the newest checkpoint, or from step 0 (initial_state), to the end: its state, final metrics and
-    throughput. RunError where numbers, the disk or a device stop it, Interrupted, behind a save, for a signal."""
-    task, requests, batch = plan.task, signals.Requests(), plan.growth.sizes[0]
-    with contextlib.ExitStack() as stack:  # what is opened is closed however this ends: a save under way is finished
+    plan: train_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
+) -> tuple[train_step.State, dict[str, float]]:
+    """Train a run alone, from its newest checkpoint or from step 0 (initial_state), to the end. Return its state, final
+    metrics and throughput. Raises RunError if numbers, the disk or a device stop it, Interrupted for a signal."""
+    requests = signals.Requests()
+    with contextlib.ExitStack() as stack:  # closed however this ends: a save under way is finished
         saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
         stack.enter_context(contextlib.closing(saves))
-        stack.enter_context(training_step.device_errors())
-        like = training_step.abstract_state(task, plan.optimiser, mesh=plan.mesh)  # never two states at once
-        start, state = saves.resume(like, fall_back=plan.fall_back) or (0, None)
-        if state is None:
-            state = training_step.initial_state(task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
-        elif distributed.main():
-            print(f"resuming {folder} at step {start:,}")
-        peak = compilation.measured_peak(devices=plan.mesh)
-        if distributed.main():
-            print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
-        line = log.Progress(
-            start=start,
-            steps=plan.steps,
-            tokens_per_step=batch * task.tokens_per_example,
-            flops_per_step=flops,
-            work=lambda n: plan.growth.before(n) / batch,
-            evaluation=evaluation_work(task, batch=batch),
-            evaluations=functools.partial(times, every=plan.every["evaluate"], steps=plan.steps),
-            peak=peak,
-        )
+        stack.enter_context(train_step.device_errors())
+        start, state = start_state(plan, saves, folder, params)
+        line = progress(plan, start, flops)
         stack.enter_context(contextlib.closing(line))
-        evaluate = training_step.evaluator(task, plan.mesh)
-        failed = functools.partial(nonfinite.abort, plan, folder, saves)
-        beside = {"line": line, "requests": requests, "evaluate": evaluate, "failed": failed}
-        training = Training(plan, folder, [folder], saves, start=start, **beside)
+        training = Training(
+            plan,
+            folder,
+            [folder],
+            saves,
+            start=start,
+            line=line,
+            requests=requests,
+            evaluate=train_step.evaluator(plan.task, plan.mesh),
+            on_failure=functools.partial(nonfinite.abort, plan, folder, saves),
+            check=nonfinite.check,
+            scores=lambda means: {name: float(value) for name, value in means.items()},
+        )
         stack.enter_context(contextlib.closing(training))
         with requests.collect():
-            state = train(training, step, state, batches.iterate(task.train, start=start), start=start)
-            training.stop_if_asked(anew=True)  # by a signal that came behind the last step
-    skipped = int(jax.device_get(state.step - training_step.updates_made(state.opt_state)))
+            if start and training.is_due("evaluate", start):
+                training.catch_up(start, state)
+            state = train(training, step, state, batches.iterate(plan.task.train, start=start), start=start)
+            training.stop_if_requested(now=True)  # a signal after the last step
+    skipped = int(jax.device_get(state.step - train_step.updates_made(state.opt_state)))
     more = {"tokens_per_second": line.tokens_per_second()} | ({"skipped": skipped} if plan.may_skip or skipped else {})
-    return state, training.alone() | more
+    return state, training.scores() | more
+
+
+def start_state(
+    plan: train_step.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: dict[str, np.ndarray]
+) -> tuple[int, train_step.State]:
+    """Return the step and the state to start from: those of the newest checkpoint, or of step 0."""
+    like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
+    if resumed := saves.resume(like, plan.resume):
+        if distributed.main():
+            print(f"resuming {folder} at step {resumed[0]:,}")
+        return resumed
+    return 0, train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
+
+
+def progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
+    """Return the progress bar of a run alone, after timing the matrix products of its devices."""
+    peak, batch = compilation.measured_peak(devices=plan.mesh), plan.growth.sizes[0]
+    if distributed.main():
+        print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
+    return log.Progress(
+        start=start,
+        steps=plan.steps,
+        tokens_per_step=batch * plan.task.tokens_per_example,
+        flops_per_step=flops,
+        work=lambda n: plan.growth.before(n) / batch,
+        evaluation=evaluation_work(plan.task, batch=batch),
+        evaluations=functools.partial(times, every=plan.every["evaluate"], steps=plan.steps),
+        peak=peak,
+    )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, distributed, errors
+from experiments.engine import distributed, errors
 from tfm import layout as layouts, shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
@@ -58,16 +58,11 @@ def shape(mesh: Mesh) -> str:
     return ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1 or axis == DATA)
 
 
-def describe(mesh: Mesh) -> str:
-    """Versions, backend and mesh in one line: what a person should see before anything else."""
+def describe(mesh: Mesh, chips: Sequence[Any] | None = None) -> str:
+    """Return the versions, the backend and the mesh in one line. chips: those of `make`, if not JAX's devices."""
     software = ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax"))
-    of = compilation.described.get()
-    used = f"{mesh.size} of {len(of.devices if of else jax.devices())} devices"
-    if of:
-        used += f" of {of.name}, which need not be there"
-    elif compilation.simulated and mesh.size > 1 and backend(mesh) == "cpu":
-        used = f"{mesh.size} simulated devices"
-    kinds = [mesh.devices.flat[0].device_kind, *([] if of else [processor()])]
+    used = f"{mesh.size} of {len(jax.devices() if chips is None else chips)} devices"
+    kinds = [mesh.devices.flat[0].device_kind, *([processor()] if chips is None else [])]
     kind = f"{backend(mesh)} ({', '.join(kind for kind in kinds if kind != 'cpu')})"
     return f"Python {platform.python_version()}, {software} on {kind}: {used}, mesh {shape(mesh)}"
 
@@ -77,27 +72,29 @@ def backend(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
 
 
-def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:
-    """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left. Where `seed`
-    is not 1 there is that axis too, before the others. UserError for sizes that do not fit the devices there are."""
-    of = compilation.described.get()
-    devices = of.devices if of else jax.devices()
+def make(
+    *,
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    sequence: int = 1,
+    seed: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """Return a mesh with the axes data, fsdp, tensor and sequence, before them seed if it is not 1. One size may be -1:
+    all remaining devices. devices: None for those of JAX. UserError if the sizes do not fit."""
+    devices = jax.devices() if devices is None else devices
     sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
-    there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
-    for axis, n in sizes.items():
-        if n < 1 and n != -1:
-            raise errors.UserError(f"mesh.{axis} = {n}: choose at least 1, or -1 for what is left of {there}")
+    available = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
+    wrong = [axis for axis, n in sizes.items() if n < 1 and n != -1]
     rest = [axis for axis, n in sizes.items() if n == -1]
-    if len(rest) > 1:
-        raise errors.UserError(f"mesh.{rest[0]} and mesh.{rest[1]} are both -1: only one axis can take what is left")
+    if wrong or len(rest) > 1:
+        what = ", ".join(f"mesh.{axis} = {sizes[axis]}" for axis in wrong or rest)
+        raise errors.UserError(f"{what}: choose at least 1, or for one axis -1, what is left of {available}")
     named = math.prod(n for n in sizes.values() if n != -1)
     named_sizes = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
-    if compilation.simulated and len(devices) < named <= len(jax.devices("cpu")):
-        devices = jax.devices("cpu")[:named]
     if named > len(devices) or (rest and len(devices) % named):
-        late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not compilation.cpus_given()
-        more = "; JAX has started with these in this process, and in a new one may have more" * late
-        raise errors.UserError(f"{named_sizes} does not fit JAX's devices, {there}{more}")
+        raise errors.UserError(f"{named_sizes} does not fit JAX's devices, {available}")
     sizes |= {axis: len(devices) // named for axis in rest}
     used = devices[: math.prod(sizes.values())]
     if len(used) < len(devices) and jax.process_count() > 1:
@@ -105,16 +102,7 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
             f"{named_sizes} takes {len(used)} of {len(devices)} devices: several processes must use all"
         )
     types = (AxisType.Auto,) * len(sizes)  # the default changed between JAX releases
-    if max(sizes.values()) == len(used) and of_two_columns(used):
-        used = sorted(used, key=lambda chip: chip.coords[1::-1])
-        return Mesh(np.array(used).reshape(*sizes.values()), tuple(sizes), axis_types=types)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=used)
-
-
-def of_two_columns(devices: Sequence[Any]) -> bool:
-    """Whether these are TPU chips of which every second one, and back over the others, is a ring (layout.gathered) of
-    neighbours, in the order of their rows; in JAX's (0.12) it is not."""
-    return devices[0].platform == "tpu" and all(x < 2 and not z for x, _, z in (chip.coords for chip in devices))
 
 
 def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:

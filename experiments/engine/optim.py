@@ -1,4 +1,4 @@
-"""The optimiser: AdamW or Muon on optax, with the decay, the clipping and the schedules a config can name."""
+"""Optimisers: AdamW, Muon and the user's, with the decay, the clipping and the schedules that a config can name."""
 
 import fnmatch
 import functools
@@ -15,29 +15,30 @@ import optax.contrib
 from experiments.engine import by_name, config, errors
 from tfm import shapes
 
-BETAS = ("beta1", "beta2")  # the two of the setting betas
+BETAS = ("beta1", "beta2")  # the two values of the setting betas
 SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  # of an optimiser
-ALSO = {"b1": "beta1", "b2": "beta2"}  # what optax calls two of them
-FINAL = 0.1  # of the peak, where a schedule that falls says nothing else
+ALIASES = {"b1": "beta1", "b2": "beta2"}  # optax's names of two of them
+FINAL = 0.1  # fraction of the peak at the end, by default
+BELOW_ONE = math.nextafter(1, 0)
 EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 
 
 def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.Schedule:
-    """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
+    """Return the learning rate as a function of the step: linear warm-up from 0 to `peak`, then by name.
 
-    'constant'; 'linear' and 'cosine' fall to a tenth of the peak at `steps`, and 'linear:0' to 0; 'wsd' (warm-up,
-    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is one's own:
-    (step, steps) -> the fraction of the peak at this step, an integer array, of those `steps` behind the warm-up.
+    "constant"; "linear" and "cosine" fall to a tenth of the peak at `steps`, and "linear:0" to 0; "wsd" (warm-up,
+    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. "my_file:fall" is the user's:
+    (step, steps) -> the fraction of the peak; both count from the end of the warm-up, step is an integer array.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
     kind, colon, last = name.partition(":")
     try:
         fraction = float(last) if colon else FINAL
-    except ValueError:  # one's own
+    except ValueError:  # the user's
         kind, fraction = name, FINAL
     if not 0 <= fraction < math.inf or (colon and kind == "constant"):
-        raise errors.UserError(f"optim.schedule = {name}: behind cosine, linear or wsd a fraction from 0 may stand")
+        raise errors.UserError(f"optim.schedule = {name}: write the final fraction, at least 0, as linear:0.1")
     rest, final = steps - warmup_steps, peak * fraction
     fall = min(max(1, round(steps / 5)), rest)
     chosen = by_name.choose(
@@ -59,52 +60,47 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
 
 
 def _own_schedule(name: str, fraction: Callable, peak: Any, steps: int) -> optax.Schedule:
-    """peak * fraction(step, steps). UserError where that is not one number."""
-    with by_name.told(called := f"optim.schedule = {name}"):
-        shape = getattr(
-            jax.eval_shape(lambda n: fraction(n, steps), jax.ShapeDtypeStruct((), jnp.int32)), "shape", None
-        )
-    if shape != ():
-        raise errors.UserError(f"{called}: (step, steps) -> a number is expected, and it gives {shape or 'none'}")
-    return lambda n: peak * fraction(jnp.maximum(n, 0), steps)  # below 0 in the warm-up, where nobody asks
+    """Return peak * fraction(step, steps). UserError if this is not a number."""
+    with by_name.told(f"optim.schedule = {name}, (step, steps) -> the fraction of the peak"):
+        jax.eval_shape(lambda n: jnp.reshape(fraction(n, steps), ()), jax.ShapeDtypeStruct((), jnp.int32))
+    return lambda n: peak * fraction(jnp.maximum(n, 0), steps)  # in the warm-up n is below 0, and the value unused
 
 
 def takes(rule: Callable) -> dict[str, str]:
-    """The settings that an optimiser's factory has arguments for, {argument: setting}, beside the rate, its first."""
+    """Return the settings that an optimiser's factory has arguments for, {argument: setting}, after the rate."""
     names = list(inspect.signature(rule).parameters)[1:]
-    return {name: ALSO.get(name, name) for name in names if ALSO.get(name, name) in SETTINGS}
+    return {name: ALIASES.get(name, name) for name in names if ALIASES.get(name, name) in SETTINGS}
 
 
 def own(
     name: str, rule: Callable, rate: optax.Schedule, values: Mapping[str, Any], *, clip: float
 ) -> optax.GradientTransformation:
-    """What the factory of one's own makes of the rate and of the settings that it `takes`, behind the clipping by
-    global norm where it does not do that itself. Of an argument `mask`, for decay, it gets `matrices`.
+    """Return what the user's factory makes of the rate and of the settings that it `takes`, after the clipping by
+    global norm if it does not do that itself. For an argument `mask`, of the weight decay, it gets `matrices`.
 
-    UserError where it makes none. Steps are counted beside it: not every rule of optax does.
+    Steps are counted in addition: not every rule of optax does. UserError if it makes no optimiser.
     """
     more = {"mask": matrices} if "mask" in inspect.signature(rule).parameters else {}
     with by_name.told(called := f"optim.name = {name}"):
         made = rule(rate, **values, **more)
     if not (hasattr(made, "init") and hasattr(made, "update")):
         raise errors.UserError(
-            f"{called}: (learning rate of a step, settings of optim) -> an optax"
-            f".GradientTransformation is expected, and it gives {type(made).__name__}"
+            f"{called} must make an optax.GradientTransformation, and it makes {type(made).__name__}"
         )
     made = optax.chain(made, optax.scale_by_schedule(lambda _: 1.0))
     return made if "clip" in values else _clipped(made, clip)
 
 
 def check(name: str, rule: optax.GradientTransformation, params: Any) -> None:
-    """UserError where an optimiser of one's own raises, or its updates are not alike these (abstract) parameters."""
+    """Raise UserError if the user's optimiser raises, or its updates differ in shape from the (abstract) parameters."""
     with by_name.told(called := f"optim.name = {name}"):
         updates, _ = jax.eval_shape(rule.update, params, jax.eval_shape(rule.init, params), params)
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, params):
-        raise errors.UserError(f"{called}: its updates have not the names and shapes of the parameters")
+        raise errors.UserError(f"{called}: its updates must have the names and shapes of the parameters")
 
 
 def matrices(params: Any) -> Any:
-    """Which leaves weight decay acts on: matrices, not biases, gains and shifts (read off the names)."""
+    """Return which leaves weight decay acts on: matrices, not biases, gains and shifts (by their names)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: shapes.is_matrix(path), params)
 
 
@@ -133,9 +129,9 @@ def muon(
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate.
 
     A step U V^T, where U S V^T is Nesterov's momentum, moves all directions of a map equally far. Embeddings, output
-    matrices, gains and biases stay with AdamW, whose are beta1, beta2 and eps. Decay as in `adamw`, in units of each
-    one's own rate. rows: NorMuon (`even_rows`). ball: the hyperball variant (Wen et al. 2026): step and matrix have the
-    norm R with which the matrix began, W <- R (W - rate R u / |u|) / |...|, and its decay would change nothing.
+    matrices, gains and biases stay with AdamW (beta1, beta2, eps). Decay as in `adamw`, times the rate of each part.
+    rows: NorMuon (`even_rows`). ball: the hyperball variant (Wen et al. 2026): step and matrix have the norm R with
+    which the matrix began, W <- R (W - rate R u / |u|) / |...|, and decay would change nothing.
     """
     of_matrices = optax.chain(
         optax.trace(momentum, nesterov=True),
@@ -155,10 +151,9 @@ def muon(
 
 
 def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
-    """Updates become sqrt(max(1, outputs / inputs)) U V^T, matrix by matrix, near to it by steps of Newton-Schulz.
+    """Make each matrix of the updates sqrt(max(1, outputs / inputs)) U V^T, approximated by Newton-Schulz steps.
 
-    The momentum before it is by hand, as optax's own (`optax.contrib.muon`) corrects the bias of the first steps, and
-    Jordan's does not: nothing is remembered here.
+    The momentum comes before it, by hand: optax.contrib.muon corrects the bias of the first steps, Jordan's does not.
     """
 
     rows_and_columns = optax.contrib.MuonDimensionNumbers  # it calls rows `reduction_axis`, as it writes x W for W x
@@ -180,8 +175,8 @@ def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
 
 
 def even_rows(decay: float) -> optax.GradientTransformation:
-    """Updates o become o_rc / sqrt(v_r), with the norm that o had: v_r is the moving average, with this decay, of the
-    mean square of a row, of one output (Li et al. 2025, NorMuon, whose norm is 0.2 sqrt(rows columns))."""
+    """Make updates o_rc / sqrt(v_r), with the norm of o: v_r is the moving average, with this decay, of the mean square
+    of a row, of one output (Li et al. 2025, NorMuon, whose norm is 0.2 sqrt(rows columns))."""
 
     def moved(path: Any, v: jax.Array, step: jax.Array) -> jax.Array:
         return decay * v + (1 - decay) * jnp.mean(jnp.square(step), shapes.sides(path)[1], keepdims=True)
@@ -194,7 +189,7 @@ def even_rows(decay: float) -> optax.GradientTransformation:
 
 
 def _as_long(steps: Any, like: Any) -> Any:
-    """Each matrix with the Frobenius norm of the other; one of zeros stays."""
+    """Scale each matrix to the Frobenius norm of the other; a matrix of zeros stays."""
 
     def norm(path: Any, x: jax.Array) -> jax.Array:
         return jnp.sqrt(jnp.sum(jnp.square(x), sum(shapes.sides(path), ()), keepdims=True))
@@ -206,21 +201,22 @@ def _as_long(steps: Any, like: Any) -> Any:
 
 
 def _on_the_ball(steps: Any, params: Any) -> Any:
-    """The steps after which each matrix has the norm that it has."""
+    """Return the steps that keep the norm of each matrix."""
     ends = _as_long(jax.tree.map(jnp.add, params, steps), params)
     return jax.tree.map(jnp.subtract, ends, params)
 
 
 class Averaged(NamedTuple):
-    """The state of an optimiser, and by how much what it trains lies ahead of the average of it."""
+    """The state of an optimiser, and how far its trained parameters are ahead of their average."""
 
     inner: Any
     ahead: Any
 
 
 def averaged(optimiser: optax.GradientTransformation, decay: float) -> optax.GradientTransformationExtraArgs:
-    """The optimiser, whose parameters are the exponential moving average a <- d a + (1 - d) w of those that it trains,
-    w (`trained_at`), from the same beginning. What is evaluated, saved and opened is the average."""
+    """Wrap an optimiser so that the parameters are the exponential moving average a <- d a + (1 - d) w of those that it
+    trains, w (`trained_at`). Evaluations and checkpoints get the average. The state holds w - a: frozen leaves then
+    stay bit for bit, as d a + (1 - d) a (optax.incremental_update) does not."""
     inner = optax.with_extra_args_support(optimiser)
 
     def init(params: Any) -> Averaged:
@@ -228,23 +224,23 @@ def averaged(optimiser: optax.GradientTransformation, decay: float) -> optax.Gra
 
     def update(grads: Any, state: Averaged, params: Any, **more: Any) -> tuple[Any, Averaged]:
         updates, new = inner.update(grads, state.inner, trained_at(params, state), **more)
-        ahead = jax.tree.map(jnp.add, state.ahead, updates)  # of a, that w which comes
+        ahead = jax.tree.map(jnp.add, state.ahead, updates)  # the next w - the old a
         return jax.tree.map(lambda x: (1 - decay) * x, ahead), Averaged(new, jax.tree.map(lambda x: decay * x, ahead))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def trained_at(params: Any, opt_state: Any) -> Any:
-    """The parameters of which the next gradient is: these, or those of which they are the average."""
+    """Return the parameters at which the next gradient is taken: these, or those that they are the average of."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Averaged))
     ahead = next((node.ahead for node in nodes if isinstance(node, Averaged)), None)
     return params if ahead is None else jax.tree.map(jnp.add, params, ahead)
 
 
 def trained(params: Any, frozen: Sequence[str]) -> Any:
-    """Which leaves are trained: True where no pattern of `frozen` means them. A pattern is the path of a parameter or
-    of the part it lies in, where * stands for anything: 'embed/E_WD', 'blocks', '*/b?_*'. The last one that means a
-    leaf counts, and what it means is trained after all where it begins with '!': ['*', '!head']."""
+    """Return which leaves are trained: True if no pattern of `frozen` matches. A pattern is the path of a parameter or
+    of a part that contains it, with * for anything: "embed/E_WD", "blocks", "*/b?_*". The last matching pattern counts;
+    with a "!" at its beginning it means trained: ["*", "!head"]."""
 
     def is_trained(path: Any, _: Any) -> bool:
         name = "/".join(shapes.names(path))
@@ -269,24 +265,9 @@ def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ())
             raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
         earlier = [*before, *frozen[:i]]
         if trained(params, [*earlier, pattern]) == trained(params, earlier):
-            state = "trained" if pattern.startswith("!") else "frozen"
-            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing: all that it names is {state} already')
+            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing. Leave it out')
     if not any(jax.tree.leaves(trained(params, [*before, *frozen]))):
         raise errors.UserError("optim.frozen leaves nothing to train")
-
-
-def held(loss_and_metrics: Callable, frozen: Sequence[str], *, running: str) -> Callable:
-    """The same function, through which no gradient reaches what is frozen, nor a statistic that it would follow: one
-    whose name is its path behind `running`."""
-
-    def of_the_others(params: Any, *batch: Any, **options: Any) -> dict:
-        which = trained(params, frozen)
-        params = jax.tree.map(lambda x, own: x if own else jax.lax.stop_gradient(x), params, which)
-        fixed = {running + path for path, own in shapes.flat(which).items() if not own}
-        measured = loss_and_metrics(params, *batch, **options)
-        return {name: pair for name, pair in measured.items() if name not in fixed}
-
-    return of_the_others
 
 
 def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
@@ -298,7 +279,7 @@ NAMED |= {"hyperball": functools.partial(muon, ball=True)}
 
 
 def warmup_steps(settings: config.Settings) -> int:
-    """Return optim.warmup_steps; a tenth of train.steps if these are no more than its default, which nobody changed."""
+    """Return optim.warmup_steps; a tenth of train.steps if these are at most its default, which nobody changed."""
     key, steps, n = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
     return max(steps, 0) // 10 if steps <= n == settings.defaults()[key] and not settings.given(key) else n
 
@@ -306,9 +287,9 @@ def warmup_steps(settings: config.Settings) -> int:
 def optimiser(
     settings: config.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The learning rate of every step, and the optimiser with it, of what is not frozen (step.Task).
+    """Return the learning rate of every step, and the optimiser of the parameters that are not frozen (Task.frozen).
 
-    numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
+    numbers: learning_rate and weight_decay of one of several runs, in place of those of the config.
     """
     o = settings.optim
     if o.name not in NAMED and callable(getattr(optax, o.name, None)):
@@ -317,16 +298,14 @@ def optimiser(
     arguments = takes(rule)
     names = ("learning_rate", "warmup_steps", "clip", "ema", *arguments.values())
     values = {name: getattr(o, name) for name in names if name not in BETAS}
-    config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
-    for name in ("momentum", "ema"):
-        if values.get(name, 0) >= 1:
-            raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
+    for name, value in values.items():
+        config.at_least(0, {f"optim.{name}": value}, BELOW_ONE if name in ("momentum", "ema") else math.inf)
     betas = o.betas if {*names} & {*BETAS} else [0.0, 0.0]  # else a change of them is unused
     if len(betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in betas):
         raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {betas} is not")
     values |= {**dict(zip(BETAS, betas, strict=True)), **numbers}
-    how = {"steps": settings.train.steps, "warmup_steps": warmup_steps(settings)}
-    rate = schedule(o.schedule, peak=values["learning_rate"], **how)
+    warmup = warmup_steps(settings)
+    rate = schedule(o.schedule, peak=values["learning_rate"], steps=settings.train.steps, warmup_steps=warmup)
     given = {argument: values[name] for argument, name in arguments.items()}
     made = own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)
     made = optax.masked(made, functools.partial(trained, frozen=frozen)) if frozen else made

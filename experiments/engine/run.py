@@ -1,4 +1,4 @@
-"""A whole run of a config: plan it, show what is built, train it, evaluate, save, and write down the result."""
+"""A whole run of a config: plan it, print the parameter table, train, evaluate, save, and write the result."""
 
 import contextlib
 import dataclasses
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from experiments.engine import (
     batches,
+    by_name,
     checkpoint,
     compilation,
     config,
@@ -26,58 +27,61 @@ from experiments.engine import (
     loop,
     mesh,
     optim,
-    step,
+    spikes,
+    train_step,
     workdir,
 )
 from tfm import layout as layouts, shapes
 
-WORDS = "tokenizer.json"  # which ids would mean others, were they to change
-DATA = "data.json"  # what else must be known to use a model, as the names of its classes
-SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
-# (params, folder, metrics) -> files written, and more final numbers by name: these first, if drawing may fail
+WORDS = "tokenizer.json"  # a run cannot go on with another tokenizer
+DATA = "data.json"  # what else is needed to use a model, as the names of its classes
+SHARED_SECONDS = 60  # until all processes see a new file; NFS remembers for 30 s that there is none
+# (params, folder, metrics) -> files written, and more final numbers by name: these first, as drawing may fail
 Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
 
 class Work(NamedTuple):
-    """What an experiment makes of a config, in prepare(settings, devices)."""
+    """What an experiment makes of a config, in prepare(settings, mesh)."""
 
-    task: step.Task
-    figures: Figures | None = None  # the loss by step alone
+    task: train_step.Task
+    figures: Figures | None = None  # None: the loss by step
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
-    files: Mapping[str, bytes] = {}  # by name, without which the model cannot be used: its words, its classes
-    params: Mapping[str, np.ndarray] = {}  # initial parameters, by path, in place of random ones
-    lines: Sequence[str] = ()  # about the data, for a person
-    data_sha256: str | None = None  # the same for the same data; None: they are made, or nobody tells
+    files: Mapping[str, bytes] = {}  # by name, needed to use the model: its tokenizer, its classes
+    params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones
+    lines: Sequence[str] = ()  # about the data, printed before training
+    data_sha256: str | None = None  # of the data; None: generated, or unknown
 
     @property
     def data(self) -> dict[str, Any]:
         """What identifies the data: their digest, and the names of their classes in order."""
-        described = json.loads(self.files.get(DATA, b"{}"))
-        return {"sha256": self.data_sha256, "classes": described.get("classes")}
+        return {"sha256": self.data_sha256, "classes": json.loads(self.files.get(DATA, b"{}")).get("classes")}
 
 
 class Result(NamedTuple):
-    """What there is when a config has been run; params, apply and batch only where one model was trained."""
+    """The result of a config's run; params, apply and batch only if one model was trained."""
 
-    folder: pathlib.Path | None  # None where nothing was written
-    summary: dict[str, Any]  # what summary.json holds; report.json of a study; of a tool what it has told
-    params: Any = None  # the final ones (numpy); None where a finished run has lost its checkpoints
+    folder: pathlib.Path | None  # None if nothing was written
+    summary: dict[str, Any]  # the content of summary.json; report.json of a study; the output of a tool
+    params: Any = None  # the final ones (numpy); None if a finished run has lost its checkpoints
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
     batch: dict[str, np.ndarray] | None = None  # held-out examples by the names of their arrays
     figures: list[pathlib.Path] = []
 
-    def __repr__(self) -> str:  # what a notebook shows where a cell ends with it: not thousands of lines of numbers
+    def __repr__(self) -> str:  # for notebooks: not thousands of lines of numbers
         return f"Result(folder={str(self.folder)!r}; {', '.join(self._fields[1:])})"
 
 
-def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -> Mesh:
-    """The mesh of a run; said to the person, who may think to have another. device: compilation.start's. seeds: devices
-    that share several runs."""
+def devices(
+    settings: config.Settings, device: str = "any", *, seeds: int = 1, chips: Sequence[Any] | None = None
+) -> Mesh:
+    """Make the mesh of a run, and print it. device: as of compilation.start. seeds: devices that share several runs.
+    chips: the devices to use, in place of JAX's."""
     config.check_seed(settings.seed)
-    compilation.start(device)
+    if chips is None:
+        compilation.start(device)
     m = settings.mesh
-    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
-    print(mesh.describe(devices), flush=True)
+    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds, devices=chips)
+    print(mesh.describe(devices, chips), flush=True)
     slow = settings.to_dict().get("model", {}).get("compute_dtype") == "bfloat16"
     if slow and mesh.backend(devices) == "cpu":
         print("  model.compute_dtype = bfloat16 is slower than float32 on a CPU: it is for GPUs and TPUs", flush=True)
@@ -85,30 +89,21 @@ def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -
 
 
 def run(
-    settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, fall_back: bool = False
+    settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
 ) -> Result:
-    """Train as the config says, and write the results into `folder`. fall_back: step.Plan's."""
+    """Train as the config says, and write the results into `folder`. resume: as of train_step.Plan."""
     began = time.perf_counter()
     plan, state = prepared(settings, work, devices)
-    plan = dataclasses.replace(plan, fall_back=fall_back)
+    plan = dataclasses.replace(plan, resume=resume)
     writes, resumed = distributed.main(), begun(folder)
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if enter(settings, folder, devices, work.data, fall_back=fall_back):
+        if enter(settings, folder, devices, work.data, resume=resume):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             summary = disk.read_json(folder / "summary.json", says="its result")
         else:
-            sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1]) if writes else {}
-            for name, content in work.files.items() if writes else ():
-                if resumed and name == WORDS and (folder / name).is_file() and (folder / name).read_bytes() != content:
-                    wrong = "names other words than this config makes now, of its text and by the library that is here"
-                    raise errors.UserError(f"{folder / name} {wrong}, and the run cannot go on with these")
-                disk.write(folder / name, content)
-            flops, compiled, seconds = describe(plan, state), plan.step, 0.0
-            if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not compiled
-                with step.device_errors():
-                    compiled, seconds = compile_step(plan, state)
-                compilation.check_step(compiled.largest(), devices)
+            sources = keep_files(settings, folder, work, resumed) if writes else {}
+            flops, (compiled, seconds) = describe(plan, state), compile_step(plan, state)
             state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
             params = distributed.fetch(state.params)
             numbers |= {"compile_seconds": seconds, "sources": sources}
@@ -119,31 +114,43 @@ def run(
         return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
 
 
+def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
+    """Write the user's sources and the files of the model. Return the sources' SHA-256. UserError if a run would go on
+    with another tokenizer."""
+    sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
+    for name, content in work.files.items():
+        file = folder / name
+        if resumed and name == WORDS and file.is_file() and file.read_bytes() != content:
+            raise errors.UserError(f"{file} is not the tokenizer of this config: the run cannot go on with another one")
+        disk.write(file, content)
+    return sources
+
+
 def begun(folder: pathlib.Path | None) -> bool:
-    """Whether there is a checkpoint in the folder of a run, to go on from."""
+    """Return True if the folder of a run has a checkpoint to go on from."""
     return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
 
 
 def prepared(
     settings: config.Settings, work: Work, devices: Mesh, *, described: bool = False
-) -> tuple[step.Plan, step.State]:
-    """The plan of a run, and the shapes, types and places of its state. UserError where it would not fit into memory.
+) -> tuple[train_step.Plan, train_step.State]:
+    """Return the plan of a run, and shapes, types and places of its state. UserError if it would not fit into memory.
 
-    described: nothing will be made on these devices, and what fits into no device is refused.
+    described: for a dry run, refuse only what fits into no device.
     """
     whole = plan(settings, work.task, devices)
     settings.refuse_unused()
-    state = step.abstract_state(work.task, whole.optimiser, mesh=devices)
+    state = train_step.abstract_state(work.task, whole.optimiser, mesh=devices)
     compilation.check_state(state, devices, described=described)
     return whole, state
 
 
 @contextlib.contextmanager
 def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
-    """Within this, a file, or this workdir, that can no longer be written or read (a full disk) is a RunError."""
+    """Context manager: an error of the file system, as a full disk, is a RunError."""
     try:
         yield
-    except BrokenPipeError:  # of the reader of what is printed
+    except BrokenPipeError:  # stdout has no reader
         raise
     except OSError as error:
         what = f"{error.filename or folder}: {disk.reason(error)}; once that is mended, the same command goes on"
@@ -156,27 +163,33 @@ def enter(
     devices: Mesh,
     data: Mapping[str, Any] | None = None,
     *,
-    fall_back: bool = False,
+    resume: int | None = None,
 ) -> bool:
-    """Whether the folder, which is made or come back to, holds the finished run. Several processes enter together.
+    """Create or reopen the folder of a run. Return True if the run is finished. Every process must call this.
 
-    Raises UserError as `workdir.enter` does, and where processes have different configs, or not the same disk.
+    Raises UserError as `workdir.enter` does, and if processes have different configs, or no shared disk.
     """
     values = settings.to_dict()
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.main() and workdir.enter(folder, values, hardware, data=data, fall_back=fall_back)
-    finished, until = bool(distributed.agree(finished)), time.monotonic() + SHARED_SECONDS
+    finished = distributed.in_main(lambda: workdir.enter(folder, values, hardware, data=data, resume=resume))
+    until = time.monotonic() + SHARED_SECONDS
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
             raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")
         time.sleep(0.5)
-    return finished
+    return bool(finished)
 
 
 def write_result(
-    settings: config.Settings, plan: step.Plan, work: Work, params: Any, folder: pathlib.Path, final: dict, began: float
+    settings: config.Settings,
+    plan: train_step.Plan,
+    work: Work,
+    params: Any,
+    folder: pathlib.Path,
+    final: dict,
+    began: float,
 ) -> dict[str, Any]:
     """Write the summary of a trained model with these final metrics, draw its figures, print and return the summary."""
     first = {
@@ -211,8 +224,8 @@ def write_result(
 def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -> None:
     """Raise RunError for a run whose result does not count: it ended with a loss that is no number, or more than half
     of its steps were skipped (train.nan)."""
-    loss, skipped = summary.get(f"{loop.EVAL}{step.LOSS}", 0.0), summary.get("skipped") or 0
-    faults = [f"{loop.EVAL}{step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
+    loss, skipped = summary.get(f"{loop.EVAL}{train_step.LOSS}", 0.0), summary.get("skipped") or 0
+    faults = [f"{loop.EVAL}{train_step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
     faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
     if faults:
         raise errors.RunError(
@@ -221,22 +234,22 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
 
 
 def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
-    """Return the files that `work.figures` writes, and its numbers. An error is printed: it ends no trained run."""
+    """Return the files that `work.figures` writes, and its numbers. An error is printed, and does not end the run."""
     files, numbers = [], {}
     try:
         disk.tidy(disk.folder(folder, "figures"))
         for one in work.figures(params, folder, log.read(folder)):
             numbers.update(one) if isinstance(one, dict) else files.append(one)
-    except errors.RunError:  # of more than a drawing
+    except errors.RunError:
         raise
-    except (Exception, SystemExit) as error:  # of anything that draws, also of the user's
+    except (Exception, SystemExit) as error:  # from a plotting library, or the user's code
         reason = errors.line(error) or "no reason is given"
         print(f"warning: not all figures in {folder} are drawn: {type(error).__name__}: {reason}", flush=True)
     return files, numbers
 
 
 def result(summary: dict[str, Any], files: list[str]) -> str:
-    """The block at the end of a run."""
+    """Return the block that is printed at the end of a run."""
     lines, guess = [""], summary.get("guess", {})
     for name, value in summary.items():
         if name.startswith(("eval/", "baseline/")):
@@ -250,14 +263,14 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
         measured = ", ".join(f"{name} {x:.4f}" for name, x in (one or {}).items() if name != "step")
         lines.append(f"  {which + ' checkpoint':<22} " + (f"step {one['step']:,}, {measured}" if one else "none"))
     lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
-    if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
+    if summary["tokens_per_second"]:  # 0 if a run was resumed after its last step
         lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
     return "\n".join([*lines, *(f"  {file}" for file in files)])
 
 
 def table(params: Any, trained: Sequence[bool] = ()) -> str:
-    """One line per parameter: name, letters with their sizes, count; and the total. trained: which of them are, where
-    not all: the others are marked as frozen."""
+    """Return one line per parameter: name, letters with their sizes, count; and the total. trained: False for those
+    marked as frozen."""
     rows, n_trained, leaves = [], 0, jax.tree_util.tree_leaves_with_path(params)
     for (path, leaf), own in zip(leaves, trained or [True] * len(leaves), strict=True):
         sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
@@ -271,7 +284,7 @@ def table(params: Any, trained: Sequence[bool] = ()) -> str:
 
 
 def si(value: float, unit: str) -> str:
-    """1.23e9, 'FLOP' -> '1.23 GFLOP'."""
+    """Return 1.23e9, "FLOP" as "1.23 GFLOP"."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(value) < 1000 or prefix == "P":
             break
@@ -279,106 +292,109 @@ def si(value: float, unit: str) -> str:
     return f"{value:.3g} {prefix}{unit}"
 
 
-def describe(plan: step.Plan, state: step.State) -> int:
-    """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
+def describe(plan: train_step.Plan, state: train_step.State) -> int:
+    """Print the parameter table and the FLOPs of a step. Return these: three times the forward pass."""
     shapes.check(state.params)
     forward = forward_flops(plan, state)
-    batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
+    batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
     print(table(state.params, jax.tree.leaves(optim.trained(state.params, plan.task.frozen))))
+    for line in plan.task.lines:
+        print(f"  {line}")
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
-        token = f"; {si(forward / (batch * each), 'FLOP')} per token forward"
+        token = f"; {si(forward / (batch * tokens), 'FLOP')} per token forward"
         begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
         flops = si(3 * forward * size / batch, "FLOP")
-        print(f"  {flops} per step{begin} of {size} examples, {size * each:,} tokens{end}", flush=True)
+        print(f"  {flops} per step{begin} of {size} examples, {size * tokens:,} tokens{end}", flush=True)
     return 3 * forward
 
 
-def forward_flops(plan: step.Plan, state: step.State, **how: Any) -> int:
-    """`compilation.flops` of the first batch, as these devices compute it, but by one alone."""
-    alone = layouts.ONE._replace(platform=plan.task.layout.platform)
-
-    def loss(params: Any, batch: dict) -> step.Ratios:
-        return plan.task.loss_and_metrics(params, batch, None, alone)
-
-    return compilation.flops(loss, state.params, plan.task.train[0], **how)
+def forward_flops(plan: train_step.Plan, state: train_step.State, *, kernels: bool = False) -> int:
+    """Return `compilation.flops` of the loss of the first batch, on one device."""
+    loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
+    return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
 
 
-def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:
-    """The training step, compiled for every batch size, and the seconds it took."""
-    began, alive, compiled = time.perf_counter(), step.abstract_alive(plan.mesh), compilation.Compiled()
-    with compilation.remarks():
+def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callable, float]:
+    """Return the training step, compiled for every batch size, and the seconds it took. With JAX_DEBUG_NANS or
+    JAX_DISABLE_JIT, which look into uncompiled functions, the step is not compiled yet."""
+    if jax.config.jax_debug_nans or jax.config.jax_disable_jit:
+        return plan.step, 0.0
+    began, alive, compiled = time.perf_counter(), train_step.abstract_alive(plan.mesh), compilation.Compiled()
+    with train_step.device_errors():
         for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
             if size not in compiled:
                 batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
                 compiled[size] = plan.step.lower(state, batch, alive).compile()
+    compilation.check_step(compiled.largest(), plan.mesh)
     return compiled, time.perf_counter() - began
 
 
-def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan:
-    """Optimiser and step from the config. Raises UserError for what does not fit together."""
-    t = settings.train
-    try:
-        shapes.check(task.train[0])
-    except shapes.ShapeError as error:
-        raise errors.UserError(f"in a batch, {error}") from error
-    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
-    every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
-    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
-    if t.nan not in step.NAN:
-        raise errors.UserError(f'unknown train.nan "{t.nan}"; the right ones are: {", ".join(step.NAN)}')
-    checkpoint.check_best(t.keep_best)
-    if t.accumulation > 1 and settings.model.norm.startswith("batch"):
-        raise errors.UserError("train.accumulation > 1 gives each part its own statistics: not with model.norm = batch")
-    growth = batches.growing(t.batch_size, t.growth)
-    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
-        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    if growth.firsts[-1] >= t.steps:
-        raise errors.UserError(
-            f"{batches.GROWTH} = {t.growth} has a batch size from {growth.firsts[-1]} steps on, and train.steps = "
-            f"{t.steps} ends before: leave that pair out, or train for longer"
-        )
-    params, frozen = jax.eval_shape(task.init, jax.random.key(0)), [*task.frozen, *settings.optim.frozen]
+def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
+    """Make optimiser and step from the config. Raises UserError for what does not fit together."""
+    t, growth = settings.train, batches.growing(settings.train.batch_size, settings.train.growth)
+    check_train(settings, task, growth, devices)
+    params = jax.eval_shape(task.init, jax.random.key(0))
     mesh.check_layout(devices, task.layout, params, task.train[0])
-    if frozen:
-        optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
-        loss = optim.held(task.loss_and_metrics, frozen, running=step.RUNNING)
-        task = task._replace(loss_and_metrics=loss, frozen=frozen)
-    if t.keep_best and t.keep_best not in measured(task):
-        raise errors.UserError(f"train.keep_best = {t.keep_best}, but what is measured is {', '.join(measured(task))}")
-    log.check(settings.log)
+    optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
+    task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
+    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *measured(task)]))
     probes = log.SYMMETRY in settings.log
-    if probes and task.probe is None:
-        raise errors.UserError(
-            f"log has {log.SYMMETRY}, but there is nothing to look at: the scores here are no x^T M x, or have no "
-            "`factors` that tell it (tfm/attention/score.py)"
-        )
-    if settings.optim.name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
-        zeros = "optim.lora" if settings.optim.lora else "model.output_std = 0"
-        raise errors.UserError(f"optim.name = hyperball keeps the norms of matrices, and with {zeros} some are 0")
-    rate, rule = optim.optimiser(settings, frozen)
+    rate, rule = optim.optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check(settings.optim.name, rule, params)
-    rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
-    due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if probes else None
-    options = {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
-    return step.Plan(
+    rule = spikes.remembering(rule) if t.nan == "skip_spikes" else rule
+    step = train_step.update(
+        task=task,
+        optimiser=rule,
+        rate=rate,
+        mesh=devices,
+        accumulation=t.accumulation,
+        nan=t.nan,
+        probe_due=functools.partial(loop.due, every=t.log_every, steps=t.steps) if probes else None,
+    )
+    return train_step.Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
-        step=step.update(task, rule, rate, devices, **options),
+        step=step,
         accumulation=t.accumulation,
-        growth=growth.reached(t.steps),
+        growth=growth,
         steps=t.steps,
         seed=settings.seed,
         log=settings.log,
-        every=every,
+        every={"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every},
         keep_best=t.keep_best,
         may_skip=t.nan != "abort",
     )
 
 
-def measured(task: step.Task) -> list[str]:
-    """The names of what an evaluation of the task measures."""
+def check_train(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
+    """Raise UserError for settings of training that do not fit together, and for a batch of an invalid form."""
+    t, name = settings.train, settings.optim.name
+    with by_name.told("in a batch"):
+        shapes.check(task.train[0])
+    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
+    config.at_least(0, {f"train.{name}": getattr(t, name) for name in ("log_every", "evaluate_every", "save_every")})
+    by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
+    checkpoint.check_best(t.keep_best)
+    log.check(settings.log)
+    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
+        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+    wrong = ""
+    if t.accumulation > 1 and settings.model.norm.startswith("batch"):
+        wrong = "train.accumulation > 1 gives each part its own statistics: not with model.norm = batch"
+    elif growth.firsts[-1] >= t.steps:
+        wrong = f"{batches.GROWTH} begins a batch size at step {growth.firsts[-1]}, and train.steps = {t.steps}"
+    elif log.SYMMETRY in settings.log and task.probe is None:
+        wrong = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
+    elif name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
+        wrong = "optim.name = hyperball keeps the norms of matrices: with optim.lora or model.output_std = 0 some are 0"
+    if wrong:
+        raise errors.UserError(wrong)
+
+
+def measured(task: train_step.Task) -> list[str]:
+    """Return the names of what an evaluation of the task measures."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    metrics = jax.eval_shape(task.loss_and_metrics, params, task.evaluation[0], None)
-    return sorted(f"{loop.EVAL}{name}" for name in metrics if not name.startswith(step.RUNNING))
+    measures, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
+    return sorted(f"{loop.EVAL}{name}" for name in measures)

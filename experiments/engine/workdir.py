@@ -1,17 +1,14 @@
-"""The folder of a run: what ran is written there as JSON, and the same folder again means resume."""
+"""The folder of a run: its config and sources, one process at a time, and what a resume may change."""
 
 import contextlib
 import errno
 import fcntl
 import functools
 import hashlib
-import itertools
-import json
 import os
 import pathlib
 import shlex
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -19,42 +16,39 @@ from typing import Any
 
 from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh
 
-# What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
+# What may change on resume: where it runs, how long, what is logged, and what happens if something goes wrong.
 # A name that ends with a dot stands for all settings below it.
 MAY_CHANGE = tuple(
     "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
     "train.nan".split()
 )
-REMEMBERS = "skip_spikes"  # the value of train.nan whose checkpoints hold a history: none changes to it or from it
+REMEMBERS = "skip_spikes"  # a value of train.nan with a history in its checkpoints: nothing changes to it or from it
 LOCK = "lock"
-SOURCES, DIFF = "source", "checkout.diff"  # the folder of the user's own code, and what it has of edits to ours
-LARGEST_SOURCE = 2**20  # bytes of a file of it
+SOURCES, DIFF = "source", "checkout.diff"  # the folder of the user's own code, and the edits of ours in it
 COMPUTES = ("jax", "jaxlib")
-PATIENCE, PAUSE = 120.0, 0.1  # seconds for which a study waits for its folder's lock, and between two attempts
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
+PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
 
 
 def commit() -> str:
-    """The git commit of the code that runs, '' where it is not a checkout. Where tracked files were edited it goes on
-    with -dirty. and 16 digits of the SHA-256 of `git diff HEAD`, or with -unknown where git does not tell."""
+    """Return the git commit of the code that runs, '' outside of a checkout; of an edited one it ends with -dirty. and
+    16 digits of the SHA-256 of `git diff HEAD`."""
     return checkout()[0]
 
 
 @functools.cache
 def checkout() -> tuple[str, bytes]:
-    """The commit, and `git diff HEAD`."""
+    """Return the commit, and `git diff HEAD`."""
 
     def git(*command: str) -> bytes:
         options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
         return subprocess.run(("git", "--no-optional-locks", *command), **options).stdout
 
-    digest = ""
     try:
-        digest = git("rev-parse", "HEAD").decode().strip()
+        head = git("rev-parse", "HEAD").decode().strip()
         changes = git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
     except (OSError, subprocess.SubprocessError):
-        return digest and f"{digest}-unknown", b""
-    return f"{digest}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else digest, changes
+        return "", b""
+    return f"{head}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else head, changes
 
 
 class InUse(errors.UserError):
@@ -63,65 +57,49 @@ class InUse(errors.UserError):
 
 @contextlib.contextmanager
 def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Inside, no other run can be in this folder, which is made where it is not there. InUse where another one (it is
-    named) holds it for longer than so many seconds, UserError where it cannot be written. The lock ends with us."""
+    """Lock the folder, which is created if it is missing, against other runs during the block.
+
+    Raises InUse if another process holds it for more than `wait` seconds, and UserError if it cannot be written. Not
+    the filelock package: on a drive without locks its lock outlives a killed process.
+    """
     until = time.monotonic() + wait
-    try:
-        new = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
+    with disk.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         while True:
-            folder.mkdir(parents=True, exist_ok=True)
             try:
-                lock, alone = _locked(folder)
+                handle = _lock(folder / LOCK)
                 break
             except InUse:
                 if time.monotonic() >= until:
                     raise
             time.sleep(PAUSE)
-    except OSError as error:
-        raise _refusal(folder, error) from error
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the folder may have vanished
-            if alone and _is_at(lock, folder / LOCK):  # not where it was moved, and another run has this path now
-                os.unlink(folder / LOCK)  # before another one can have it
-        with contextlib.suppress(OSError):  # a mounted drive may be gone
-            os.close(lock)
-            for one in new:  # which goes again, where nothing was put into it
-                one.rmdir()
+        with contextlib.suppress(OSError):  # the folder may be gone
+            (folder / LOCK).unlink()
+        os.close(handle)
 
 
-def _is_at(file: int, path: pathlib.Path) -> bool:
-    return os.path.samestat(os.fstat(file), os.stat(path))
-
-
-def _locked(folder: pathlib.Path) -> tuple[int, bool]:
-    """The open lock file of the folder, and whether this process has it alone: not on a drive without locks."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-            stack.callback(os.close, lock)
-            status, alone = os.fstat(lock), True
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise OSError(errno.ENXIO, "it is no file, or one that has another name too", str(folder / LOCK))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_at(lock, folder / LOCK):
-                    continue  # the one who had it removed the file in between
-            except FileNotFoundError:
-                continue
-            except BlockingIOError:
-                holder = os.read(lock, 1000).decode(errors="replace").strip() or "another process"
-                raise InUse(f"{folder} is in use by a run that is under way ({holder})") from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                print(f"{folder} cannot be locked: see to it that no other run uses it", flush=True)
-                alone = False
-            os.ftruncate(lock, 0)
-            os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            stack.pop_all()
-            return lock, alone
+def _lock(file: pathlib.Path) -> int:
+    """Return a handle that holds the lock until it is closed. Raises InUse if another process has the lock."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(handle, 1000).decode(errors="replace").strip()
+        os.close(handle)
+        raise InUse(f"{file.parent} is in use by another run ({owner})") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        print(f"{file.parent}: this drive has no locks. Make sure that no other run uses it.", flush=True)
+    if not (file.exists() and os.path.samestat(os.fstat(handle), file.stat())):  # its last owner has deleted it
+        os.close(handle)
+        return _lock(file)
+    os.ftruncate(handle, 0)
+    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return handle
 
 
 def enter(
@@ -130,46 +108,55 @@ def enter(
     devices: str | None = None,
     *,
     data: Mapping[str, Any] | None = None,
-    fall_back: bool = False,
+    resume: int | None = None,
 ) -> bool:
-    """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
+    """Create the folder, or reopen it. Return True if its run is finished, with all steps of the config.
 
-    devices: how many of which kind; if they are given, what differs from what was trained here before is printed.
-    data: what identifies the run's data (run.Work.data). fall_back: checkpoint.whole's. Raises UserError if the folder
-    cannot be written, or holds a run of another config (naming the keys), of other classes or with more steps.
+    devices: number and kind; if given, what differs from the training before is printed. data: what identifies the
+    run's data (run.Work.data). resume: the step of the checkpoint to go on from. Raises UserError if the folder cannot
+    be written, or holds a run of another config (naming the keys), of other classes or with more steps.
     """
-    saved, steps, before = folder / "config.json", config["train"]["steps"], {}
-    try:
+    saved, saves, before = folder / "config.json", folder / "checkpoints", {}
+    with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
         if saved.exists():
-            before = json.loads(disk.read_text(saved))
-            old, now = configs.flat(before["config"]), configs.flat(config)
-            differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
-            changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
-            if changed:
-                values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
-                right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
-                what = f"{folder} holds a run with another config"
-                raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {right}")
+            before = disk.read_json(saved, says="its settings")
+            with disk.reading(saved):
+                _check_config(folder, before["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{newest(folder, '--workdir')}")
-        over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
+        if resume is not None:
+            _check_step(saves, resume)
+            (folder / "summary.json").unlink(missing_ok=True)  # what it tells will be another
+        over = finished(folder, config["train"]["steps"])
         facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
         facts["data"] = data or before.get("data")
-        if over or before and checkpoint.newest(folder / "checkpoints") is not None:
+        if over or before and checkpoint.newest(saves) is not None:
             check_data(folder, before.get("data"), facts["data"])
             for line in changes(before, facts) if devices and not over else []:
                 print(line, flush=True)
         if not over:
             disk.write_json(saved, facts)
-    except OSError as error:
-        raise _refusal(folder, error) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.UserError(
-            f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
-        ) from error
     return over
+
+
+def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise UserError if a resume changes settings that it may not change."""
+    old, now = configs.flat(before), configs.flat(config)
+    differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
+    changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
+    if changed:
+        values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
+        allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
+        what = f"{folder} holds a run with another config"
+        raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {allowed}")
+
+
+def _check_step(saves: pathlib.Path, step: int) -> None:
+    if step not in (steps := manifest.steps(saves)):
+        there = ", ".join(map(str, sorted(steps))) or "none"
+        raise errors.UserError(f"--resume={step}: {saves} has no checkpoint of this step, but of {there}")
 
 
 def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
@@ -188,28 +175,20 @@ def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapp
 
 
 def newest(folder: pathlib.Path, flag: str) -> str:
-    """What to say where a folder is no run: the newest of the runs in it, behind its flag; else to choose another."""
-    found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-    newest = shlex.quote(str(found[-1].parent)) if found else ""
-    return f": the newest run in it is {flag}={newest}" if found else f": choose another {flag}"
-
-
-def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
-    """What to say of a folder that cannot be used, or of what is in it and in the way."""
-    reason = disk.LINK if error.errno == errno.ELOOP else disk.reason(error)
-    file = pathlib.Path(error.filename or folder)
-    if file == folder or not os.path.lexists(file):
-        return errors.UserError(f"the workdir {folder} cannot be written: {reason}")
-    return errors.UserError(f"{file} cannot be used: {reason}; mend that, or choose another --workdir")
+    """Return advice about a folder that is not a run: the newest run in it as the value of the flag, or another one."""
+    runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    if not runs:
+        return f": choose another {flag}"
+    return f": the newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}"
 
 
 def finished(folder: pathlib.Path, steps: int) -> bool:
-    """Whether the run has its result after so many steps. UserError where it has taken more already."""
+    """Return True if the run has its result after so many steps. Raises UserError if it has taken more already."""
     try:
-        result = json.loads(disk.read_text(folder / "summary.json"))["steps"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-        result = None  # there is none, or one that is of no use and will be made again
-    newest = max(result if isinstance(result, int) else 0, *manifest.steps(folder / "checkpoints"), 0)
+        result = int(disk.read_json(folder / "summary.json", says="its result").get("steps", 0))
+    except (errors.UserError, ValueError, TypeError):
+        result = 0  # it is missing or damaged, and will be written again
+    newest = max(result, checkpoint.newest(folder / "checkpoints") or 0)
     if newest > steps:
         raise errors.UserError(
             f"{folder} holds a run that has taken {newest:,} steps: train.steps = {steps:,} must not be less"
@@ -218,43 +197,31 @@ def finished(folder: pathlib.Path, steps: int) -> bool:
 
 
 def may_change(key: str) -> bool:
-    """Whether a run may be resumed with another value of this setting."""
+    """Return True if a run may be resumed with another value of this setting."""
     return any(key == one or one[-1] == "." and key.startswith(one) for one in MAY_CHANGE)
 
 
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:
-    """Copies of these files in the run's folder, under the name beside each, and of the checkout's diff where there is
-    one; returns the SHA-256 of each. What is there stays: where a run goes on with another file, that one is
-    my_file.2.py, and it is said. OSError where the folder cannot be written."""
-    place, kept = folder / SOURCES, {}
-    contents = [(file, name, _content(file)) for file, name in files.items()]
-    contents += [("git diff HEAD", DIFF, diff if len(diff) <= LARGEST_SOURCE else None)] if diff else []
-    for file, name, content in contents:
-        if content is None:
-            fault = f"it cannot be read, or is larger than {LARGEST_SOURCE:,} bytes"
-            print(f"{file} is not kept in {place}: {fault}", flush=True)
-            continue
-        disk.folder(folder, SOURCES)
-        stem, end = os.path.splitext(name)
-        copies = (place / one for one in itertools.chain([name], (f"{stem}.{n}{end}" for n in itertools.count(2))))
-        copy = next(one for one in copies if not one.is_file() or _content(one) == content)
-        if not copy.is_file():
-            disk.write(copy, content)
-            if copy.name != name:
-                print(f"{file} is not what this began with, {place / name}: it is kept as {copy}", flush=True)
-        kept[copy.name] = hashlib.sha256(content).hexdigest()
-    return kept
+    """Copy these files into the run's folder under their names, and the checkout's diff if there is one.
 
-
-def _content(file: pathlib.Path) -> bytes | None:
-    try:
-        return disk.read(file, LARGEST_SOURCE)
-    except (OSError, ValueError):
-        return None
+    Return the SHA-256 of each copy by its name. If a run goes on with another file, the first copy stays, and the other
+    one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
+    """
+    contents = {name: file.read_bytes() for file, name in files.items() if file.is_file()}
+    contents |= {DIFF: diff} if diff else {}
+    digests = {}
+    for name, content in contents.items():
+        digest, copy = hashlib.sha256(content).hexdigest(), disk.folder(folder, SOURCES) / name
+        if copy.exists() and copy.read_bytes() != content:
+            first, copy = copy, copy.with_name(f"{copy.stem}.{digest[:8]}{copy.suffix}")
+            print(f"{name} differs from {first}, with which the run began: it is kept as {copy}", flush=True)
+        disk.write(copy, content)
+        digests[copy.name] = digest
+    return digests
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lines about a run that goes on, as config.json told of it before and tells of it now."""
+    """Return the lines to print about a run that goes on; before, now: its config.json."""
     lines, (old, new) = [], (one["config"]["train"]["steps"] for one in (before, now))
     optim = now["config"]["optim"]
     falls, grows = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]  # a warm-up that is derived

@@ -1,4 +1,4 @@
-"""What attention as a convolution looks like: kernels, and weights of each head."""
+"""Figures of attention as a convolution: kernels, and weights of each head."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ def kernels_and_weights(
     constructed_HNS: np.ndarray,
     difference: float,
 ) -> pathlib.Path:
-    """The true kernel of every feature beside what was learned, per offset; below, the A of every head, twice.
+    """Draw the true and the learned kernel of every feature, per offset; below, the A of every head, twice.
 
     `difference` is the largest one between the constructed attention and numpy's convolution. At most 8 heads.
     """
@@ -57,7 +57,7 @@ def kernels_and_weights(
 def _panels(
     part: figure.SubFigure, images: dict[str, np.ndarray], axes: tuple[str, str], look: dict[str, Any], label: str = ""
 ) -> np.ndarray:
-    """A matrix beside the other, each with its name; axes: what rows and columns are."""
+    """Draw the matrices next to one another, each with its name. axes: the names of rows and columns."""
     panels = part.subplots(1, len(images), squeeze=False)[0]
     for panel, (name, image) in zip(panels, images.items(), strict=True):
         drawn = panel.imshow(image, **look)

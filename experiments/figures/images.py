@@ -1,4 +1,4 @@
-"""Images: what they were taken for, hidden parts that were predicted, and where the tokens of one attend."""
+"""Figures of images: their predicted classes, their predicted hidden patches, and where the tokens of one attend."""
 
 import os
 import pathlib
@@ -24,9 +24,9 @@ def predictions(
     classes: Sequence[str],
     title: str,
 ) -> pathlib.Path:
-    """The first 40 images (raw pixels, Z is 1 or 3) with predicted class and its probability; wrong ones in red.
+    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class and probability; wrong ones in red.
 
-    `label_B` and `predicted_B` index `classes`; a wrong image also says its true class.
+    `label_B` and `predicted_B` index `classes`; the title of a wrong image has its true class too.
     """
     B = min(len(image_BYXZ), MOST_PREDICTIONS)
     columns, rows = min(B, 8), -(-B // 8)
@@ -55,7 +55,7 @@ def hidden_patches(
     size: int,
     title: str,
 ) -> pathlib.Path:
-    """The first 8 images in three rows: input, prediction in the place of the hidden patches, truth.
+    """Draw the first 8 images in three rows: input, prediction in the place of the hidden patches, truth.
 
     Both arrays hold pixels on the scale of the images, Z is 1 or 3; `hidden_BN` says which of the patches of size x
     size pixels, in reading order, are hidden. Predictions end at the darkest and the brightest pixel of the images.
@@ -68,7 +68,7 @@ def hidden_patches(
 
 
 def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) -> pathlib.Path:
-    """A row of coloured images, (B, Y, X, 3), for each name."""
+    """Draw a row of coloured images, (B, Y, X, 3), for each name."""
     B, Y, X = next(iter(images.values())).shape[:3]
     width = max(1.15 * B + 0.5, 5.4)
     words = textwrap.fill(title, int(11 * width))
@@ -86,19 +86,19 @@ def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) 
 
 
 def seen(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:
-    """The coloured images, image_BYX3, with the hidden patches grey."""
+    """Return the coloured images, image_BYX3, with the hidden patches grey."""
     return np.where(_of_pixels(hidden_BN, image_BYXZ, size=size), HIDDEN, coloured(image_BYXZ))
 
 
 def _of_pixels(hidden_BN: np.ndarray, image_BYXZ: np.ndarray, *, size: int) -> np.ndarray:
-    """What is said of patches, said of each of their pixels."""
+    """Return a value for each pixel from a value for each patch."""
     B, Y, X, _ = image_BYXZ.shape
     return hidden_BN.reshape(B, Y // size, X // size, 1).repeat(size, axis=1).repeat(size, axis=2)
 
 
 def coloured(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.ndarray:
-    """Red, green and blue from 0, the darkest pixel of `scale` or of the images, to 1, its brightest; one channel, or
-    more than three, becomes grey."""
+    """Scale pixels to red, green and blue from 0, the darkest of `scale` or of the images, to 1, the brightest; one
+    channel, or more than three, becomes grey."""
     scale = image_BYXZ if scale is None else scale
     low, high = float(scale.min()), float(scale.max())
     scaled_BYXZ = np.clip((image_BYXZ.astype(np.float64) - low) / max(high - low, 1e-12), 0, 1)
@@ -109,14 +109,11 @@ def coloured(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.n
 def attention_maps(
     path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: int
 ) -> pathlib.Path:
-    """One image beside where each head looks: the class token's weights, or their mean over the queries without one.
+    """Draw an image next to the attention of each head: the class token's, or the mean over the queries without one.
 
-    `grid` is patches down and across; class_token: how many tokens stand before them, of which it is the first. At most
-    12 layers and 8 heads, said in the title.
-    ValueError where the keys are not the patches of the grid (and the class token).
+    grid: patches down and across. class_token: how many tokens stand before them, of which it is the first. At most 12
+    layers and 8 heads are drawn; the title says so.
     """
-    if A_MHNS.shape[-1] != grid[0] * grid[1] + class_token:
-        raise ValueError(f"attention over {A_MHNS.shape[-1]} keys does not fit {grid[0]} x {grid[1]} patches")
     A_MHS = A_MHNS[:, :, 0, class_token:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]
     drawing = figure.Figure(layout="constrained")

@@ -1,6 +1,6 @@
-"""What a run shows: loss curves, predictions, confusion, attention. Each function takes arrays and writes one PNG.
+"""Figures of a run: loss curves, confusion, attention. Each function takes arrays and writes one PNG.
 
-Colours are safe for the colour-blind, and nothing is said by colour alone. No global matplotlib state stays changed.
+Colours are safe for the colour-blind, and nothing is shown by colour alone. No global matplotlib state is changed.
 """
 
 import contextlib
@@ -8,7 +8,6 @@ import functools
 import os
 import pathlib
 import textwrap
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +29,7 @@ LITERAL = {"parse_math": False}  # for texts of the user's: a $ is a dollar and 
 
 
 def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
-    """Write the figure as a PNG, SVG or PDF, by the end of its name, whole or not at all, the same bytes for the same
-    figure; its folder is made where it is missing."""
+    """Write the figure as a PNG, SVG or PDF, by the end of its name: the same bytes for the same figure."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     backend_agg.FigureCanvasAgg(drawing)
@@ -45,35 +43,30 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
 
 
 def visible(text: str, most: int = 14) -> str:
-    """The text with white space as symbols, unprintable or undrawable letters as their code, and without its middle
-    where it has more letters: names may differ at either end."""
+    """Return the text with white space as symbols, letters that no font has as their code, and at most so many letters,
+    without its middle: names may differ at either end."""
     drawn = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
     return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _font(c) else f"<{ord(c):x}>") for c in drawn)
 
 
 @functools.cache
 def _font(letter: str) -> str:
-    """Return the name of an installed font that has the letter, if possible FONT; without one print so, return ''."""
-    usual = font_manager.findfont(FONT)
-    others = sorted(
-        {(entry.name, entry.fname) for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
-    )
-    for name, file in [(FONT, usual), *others]:
+    """Return the name of an installed font that has the letter, if possible FONT; "" if none has it."""
+    names = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
+    for name, file in [(FONT, font_manager.findfont(FONT)), *sorted(names.items())]:
         with contextlib.suppress(OSError, RuntimeError):  # it is removed or damaged
             if not name.startswith(PLACEHOLDERS) and font_manager.get_font(file).get_char_index(ord(letter)):
                 return name
-    if letter.isprintable() and unicodedata.category(letter) != "Co":
-        print(f"figures: no installed font has {letter!a} ({unicodedata.name(letter, '')}): it is drawn as its code")
     return ""
 
 
 def name(text: str, most: int = 14) -> str:
-    """The same of a name, whose blanks stay."""
+    """Return `visible` of a name, whose blanks stay."""
     return visible(text, most).replace("␣", " ")
 
 
 def bar(drawing: figure.Figure, shades: cm.ScalarMappable, axes: list, label: str) -> None:
-    """A colour bar right of the axes, at most 5 inches high and 0.2 wide however large the figure is."""
+    """Draw a colour bar right of the axes, at most 5 inches high and 0.2 wide however large the figure is."""
     width, height = drawing.get_size_inches()
     tall = min(0.8 * height, 5)
     how = {"shrink": tall / height, "aspect": tall / 0.2, "fraction": 0.4 / width, "panchor": False}
@@ -81,7 +74,7 @@ def bar(drawing: figure.Figure, shades: cm.ScalarMappable, axes: list, label: st
 
 
 def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
-    """Mean over a centred window of `width` (odd) values, narrower towards both ends so that it stays centred."""
+    """Return means over centred windows of `width` (odd) values, narrower towards both ends."""
     sum_I = np.concatenate([[0.0], np.cumsum(value_I)])
     i = np.arange(len(value_I))
     half = np.minimum(np.minimum(i, i[::-1]), width // 2)
@@ -89,9 +82,9 @@ def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
 
 
 def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
-    """Training loss (raw and smoothed) and evaluation loss by step, from the rows of metrics.jsonl.
+    """Draw training loss (raw and smoothed) and evaluation loss by step, from the rows of metrics.jsonl.
 
-    Logarithmic where values span over a decade. Values that are not finite are left out and counted in the title.
+    The scale is logarithmic if the values span a decade. Values that are not finite are counted in the title.
     """
     drawing = figure.Figure(figsize=(7, 4.2), layout="constrained")
     axes = drawing.add_subplot()
@@ -121,7 +114,7 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
 
 
 def logarithmic(axes: Any, value: np.ndarray) -> None:
-    """A logarithmic y axis for these values, with few ticks, which say 0.5 and not 5 x 10^-1."""
+    """Make the y axis logarithmic, with few ticks, written as 0.5 and not as 5 x 10^-1."""
     axes.set_yscale("log")
     few = value.max() < 1e4 * value.min()
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,)))
@@ -130,7 +123,7 @@ def logarithmic(axes: Any, value: np.ndarray) -> None:
 
 
 def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequence[str]) -> pathlib.Path:
-    """Counts, true class (row) by predicted class (column), coloured by share of the row; accuracy in the title."""
+    """Draw counts, true class (row) by predicted class (column), coloured by share of the row."""
     count_CC = np.asarray(count_CC)
     C, total = len(count_CC), int(count_CC.sum())
     share_CC = count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
@@ -155,7 +148,7 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
 def confusion_of(
     path: str | os.PathLike, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
 ) -> list[pathlib.Path]:
-    """Draw the confusion of these predictions; of more than MOST_CLASSES print that it is not drawn."""
+    """Draw the confusion of these predictions, or print that there are more than MOST_CLASSES."""
     if len(classes) > MOST_CLASSES:
         print(f"{path} is not drawn: {len(classes):,} classes are more than {MOST_CLASSES:,}", flush=True)
         return []
@@ -165,17 +158,16 @@ def confusion_of(
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most `most` indices below `count`, evenly spread from the first to the last."""
+    """Return at most `most` indices below `count`, evenly spread from the first to the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
 def heads(
     drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: float, before: str | None = None
 ) -> tuple[dict, str]:
-    """Labelled axes by (layer, head), a panel being height x width inches.
+    """Return labelled axes by (layer, head), of height x width inches, and a line on the layers and heads left out.
 
-    Also the words that say which layers and heads were left out. before: a name for a column before the heads, which
-    are then the heads -1; or '', for a column that stays empty.
+    before: the name of a column before the heads, which has the key -1; "" for a column that stays empty.
     """
     M, H = A_MHNS.shape[:2]
     layer_I, head_J = spread(M, MOST_LAYERS), [-1] * (before is not None) + spread(H, MOST_HEADS)
@@ -205,13 +197,10 @@ def attention_matrices(
     title: str = "attention, query (row) by key (column)",
     mean: bool = False,
 ) -> pathlib.Path:
-    """Attention weights over short texts for each layer and head, and, with `mean`, for the mean of all heads.
+    """Draw attention weights over short texts for each layer and head, and, with `mean`, for the mean of all heads.
 
-    Cut to the last 32 queries and keys, 12 layers and 8 heads, said in the title. ValueError where the numbers of
-    tokens are not those of the weights.
+    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title says so.
     """
-    if A_MHNS.shape[-2:] != (len(queries), len(keys)):
-        raise ValueError(f"{len(queries)} queries and {len(keys)} keys do not fit weights of {A_MHNS.shape[-2:]}")
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
     N, S = A_MHNS.shape[-2:]

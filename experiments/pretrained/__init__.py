@@ -1,1 +1,1 @@
-"""Trained models, our own and published ones: opened, written for others, and as a warm start of another training."""
+"""Trained models, our own and published ones: open them, write them for others, begin training with them."""

@@ -14,7 +14,7 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from experiments.engine import by_name, config, disk, errors, optim, run
-from experiments.pretrained import families, safetensors, tensors
+from experiments.pretrained import safetensors, tensors
 from tfm import layout as layouts, lora, shapes
 
 FILE = "adapters.safetensors"
@@ -22,19 +22,17 @@ FORM = "rank, rank:where or rank:where:alpha, as 8, 8:score,value or 8:Uq_HKD,Uv
 
 
 def read(text: str) -> tuple[int, tuple[str, ...], float]:
-    """(rank, where, alpha) of optim.lora: without `where` all matrices of the blocks are meant, without alpha it is the
-    rank. UserError for another form."""
+    """Return (rank, where, alpha) of optim.lora: without `where`, of all matrices of the blocks; without alpha, of the
+    rank."""
     match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
     if not match:
         raise errors.UserError(f"optim.lora = {text!r} is not of the form {FORM}")
     rank, where, alpha = match.groups()
-    if alpha and not float(alpha):
-        raise errors.UserError(f"optim.lora = {text!r} changes no weight with alpha = {alpha}: choose more than 0")
     return int(rank), tuple(part.strip() for part in (where or shapes.STACKED).split(",")), float(alpha or rank)
 
 
 def merged(params: dict, text: str) -> dict:
-    """The effective weights of a run with this optim.lora, as numpy arrays; those of another one as they are."""
+    """Return the effective weights of a run with this optim.lora, as numpy arrays; those of another run as they are."""
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merged, alpha=read(text)[2]))(params))
@@ -58,7 +56,7 @@ def prepared(settings: config.Settings, experiment: ModuleType, devices: Mesh) -
 
 
 def adapted(settings: config.Settings, work: run.Work) -> run.Work:
-    """The work with adapters, as optim.lora says. UserError where it means no matrix of the model."""
+    """Return the work with adapters, as optim.lora says. Raises UserError if it means no matrix of the model."""
     text, task = settings.optim.lora, work.task
     if not text:
         return work
@@ -78,8 +76,10 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
         chosen = lambda path: path in matrices and not {*where}.isdisjoint(matrices[path])  # noqa: E731
         return lora.init(key, task.init(key, **numbers), rank=rank, chosen=chosen)
 
-    def loss_and_metrics(params: dict, batch: dict, key_B: Any, over: layouts.Layout = layouts.ONE) -> Mapping:
-        return task.loss_and_metrics(effective(params, layout=over), batch, key_B, over)
+    def loss(
+        params: dict, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[Mapping, dict]:
+        return task.loss(effective(params, layout=layout), batch, key_B=key_B, layout=layout)
 
     def through(function: Callable | None) -> Callable | None:
         return function and (lambda params, *rest: function(effective(params), *rest))
@@ -95,15 +95,14 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
         yield from work.figures(merged(params, text), folder, rows)
 
     seen = {"probe": through(task.probe), "maps": through(task.maps)}
-    own = task._replace(init=init, loss_and_metrics=loss_and_metrics, frozen=frozen, **seen)
+    own = task._replace(init=init, loss=loss, frozen=frozen, **seen)
     return work._replace(task=own, figures=figures, apply=through(work.apply))
 
 
-def as_peft(
-    folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], family: families.Family, kind: str
-) -> str:
-    """Write the adapters of a run (its folder, its config) beside its model as peft has them, for the published model
-    that it began with; returns why not where this family has several of the matrices in one tensor."""
+def as_peft(folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], rules: list[tensors.Line]) -> str:
+    """Write the adapters of a run (its folder, its config) as peft has them, for the published model that it began
+    with. rules: those by which that model is written. Return why not, if it has several of the matrices in one tensor.
+    """
     kept, (rank, _, alpha) = safetensors.read(folder / FILE), read(settings["optim"]["lora"])
     nodes: dict[str, dict[str, str]] = {}
     for name in kept:
@@ -111,25 +110,23 @@ def as_peft(
             path, _, side = name.removeprefix(f"{lora.NODE}/").rpartition("/")
             nodes.setdefault(path, {})[side[0]] = name
     lines, targets, whole = [], [], []
-    for line in (tensors.own_keys(line, settings["model"]) for line in family.lines):
-        theirs = line.theirs if line.theirs.startswith(family.unprefixed) else family.prefix + line.theirs
+    for line in rules:
         if len(line.ours) == 1 and (sides := nodes.pop(line.ours[0], {})):
-            place = theirs.removesuffix(".weight")
+            place = line.theirs.removesuffix(".weight")
             targets.append(place)
             for side, name in sides.items():
-                word = next(one for one in line.axes.split() if {*one} == {*name.rpartition("_")[2]} - {"L"})
-                axes = f"L {word}" if side == "A" else f"{word} L"
+                axis = next(one for one in line.axes.split() if {*one} == {*name.rpartition("_")[2]} - {"L"})
+                axes = f"L {axis}" if side == "A" else f"{axis} L"
                 lines.append(tensors.Line(f"{place}.lora_{side}.weight", axes, (name,)))
-        elif line.group in ("", kind) and {*line.ours} <= kept.keys():
+        elif {*line.ours} <= kept.keys():
             whole.append(line.theirs.split(".")[0])
-            lines.append(line._replace(theirs=theirs))
+            lines.append(line)
     if nodes:
-        return f"{family.name} has no tensor of its own for {', '.join(nodes)}"
-    sizes = shapes.check(traverse_util.unflatten_dict(kept, sep="/")) | {"unread": 0}
-    arrays = tensors.write(lines, kept, sizes={**settings["model"], **sizes})
+        return f"its family has no tensor of its own for {', '.join(nodes)}"
+    sizes = shapes.check(traverse_util.unflatten_dict(kept, sep="/"))
+    arrays = tensors.write(lines, kept, settings["model"] | sizes)
     safetensors.write(out / "adapter_model.safetensors", {f"base_model.model.{k}": x for k, x in arrays.items()})
     said = {"peft_type": "LORA", "base_model_name_or_path": settings["init_from"], "r": rank, "lora_alpha": alpha}
-    layers = range(sizes["M"])
-    said["target_modules"] = [name for place in targets for name in dict.fromkeys(place.format(m=m) for m in layers)]
+    said["target_modules"] = [name for place in targets for name in tensors.names(place, sizes["M"])]
     disk.write_json(out / "adapter_config.json", said | {"modules_to_save": sorted({*whole}) or None, "bias": "none"})
     return ""

@@ -1,151 +1,171 @@
 """BERT (Devlin et al. 2019): post-norm, segments, a norm after the embedding, and heads of words, classes and spans.
 
-What its relatives (bert_relatives.py) have too is here a function of the names by which they call it.
+What its relatives (bert_relatives.py) have too is here a function of `Names`, by which they call their tensors.
 """
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from experiments.build import model as models
 from experiments.pretrained import families, tensors
-from experiments.pretrained.families import Field
 
-
-def embeddings(D: str = "D", *, segments: bool = True) -> tuple[tensors.Line, ...]:
-    """Words, positions, segments and their norm; D: the letter of their features."""
-    tables = (("word", f"W {D}", f"embed/E_W{D}", ""), ("position", f"N {D}", f"position/P_N{D}", "unread"))
-    tables += (("token_type", f"J {D}", f"embed/S_J{D}", ""),) if segments else ()
-    return (
-        *(tensors.Line(f"embeddings.{a}_embeddings.weight", axes, (ours,), "", skip) for a, axes, ours, skip in tables),
-        *tensors.pair("embeddings.LayerNorm", f"{D}; {D}", f"embed/norm/gain_{D}", f"shift_{D}"),
-    )
-
-
-def words(dense: str, norm: str, decoder: str, bias: str, D: str = "D") -> tuple[tensors.Line, ...]:
-    """The head that fills words in. bias: that of the words where the matrix is the embedding; '': the decoder's."""
-    own = "untied/bias" if bias else "masked"
-    return (
-        *tensors.pair(dense, f"{D} D; {D}", f"head/transform/W_{D}D", f"b_{D}", "masked"),
-        *tensors.pair(norm, f"{D}; {D}", f"head/transform/norm/gain_{D}", f"shift_{D}", "masked"),
-        *((tensors.Line(bias, "W", ("head/b_W",), "masked/bias"),) if bias else ()),
-        tensors.Line(f"{decoder}.weight", f"W {D}", (f"head/G_W{D}",), "untied"),
-        tensors.Line(f"{decoder}.bias", "W", ("head/b_W",), own),
-    )
-
-
-def known(decoder: str, bias: str) -> tuple[tensors.Known, ...]:
-    """Copies and buffers that a file may hold."""
-    numbers = tensors.constant(
-        "embeddings.position_ids", "the numbers from 0", lambda facts: np.arange(facts["N"] + facts["unread"])[None]
-    )
-    weight = tensors.copy(f"{decoder}.weight", "embeddings.word_embeddings.weight", unless="untied")
-    if not bias:
-        return numbers, weight
-    return (
-        numbers,
-        weight,
-        tensors.copy(f"{decoder}.bias", bias, unless="untied/bias"),
-        tensors.Known(bias, "not used, since its decoder.bias is", lambda *_: True, unless="masked/bias"),
-    )
-
-
-def of_sequences(pooler: str, classifier: str) -> tuple[tensors.Line, ...]:
-    """The heads of a text's class, through one more layer."""
-    return (
-        *tensors.pair(pooler, "D D; D", "head/pooler/W_DD", "b_D", "classes"),
-        *tensors.pair(classifier, "C D; C", "head/G_CD", "b_C", "classes"),
-    )
-
-
-# The class of each word; and where an answer begins and ends (C = 2).
-OF_WORDS = (
-    *tensors.pair("classifier", "C D; C", "head/G_CD", "b_C", "tokens"),
-    *tensors.pair("qa_outputs", "C D; C", "head/G_CD", "b_C", "spans"),
-)
-
-
-def complete(config: families.Config, facts: families.Facts) -> families.Facts:
-    """Names of the classes, and sizes by letter."""
-    names, said = families.labels(config), config.get("architectures") or ["?"]
-    classes = {"C": len(names), "class_names": names, "architecture": str(said[0]) if isinstance(said, list) else "?"}
-    classes["problem_type"] = config.get("problem_type")  # whether a text has one class, several, or is a number
-    return {"J": facts["segments"], "unread": 0, "T": 2} | classes  # T: the next sentence follows or not
-
-
-def groups(beginnings: Mapping[str, str], decoder: str, facts: families.Facts, names: set[str]) -> set[str]:
-    """The heads that the file holds, by how the names of their tensors begin: without one, the model ends with its last
-    block. The pooler of a text's classes is a part of that head."""
-    found = {group for group, beginning in beginnings.items() if any(name.startswith(beginning) for name in names)}
-    if {"classes", "tokens"} <= found:  # by one name: only that of texts needs a pooler, but others may have one, too
-        whole = "pooler" not in beginnings or "pooler" in found
-        found.remove("tokens" if whole and "ForTokenClassification" not in facts["architecture"] else "classes")
-    if "classes" in found and beginnings["classes"] == "classifier.":
-        found.discard("pooler")
-    if "masked" not in found:
-        return found
-    if facts["tied_output"]:
-        return found | {"masked/bias"}
-    return found | {"untied", "untied/bias" if f"{decoder}.bias" in names else "masked/bias"}
-
-
+KINDS = ("masked", "classes", "tokens", "spans")
 CLASSES = {"masked": "ForMaskedLM", "classes": "ForSequenceClassification", "tokens": "ForTokenClassification"}
-CLASSES |= {"spans": "ForQuestionAnswering"}
+CLASSES |= {"spans": "ForQuestionAnswering", "": "Model"}
+NEXT_SENTENCE = ("cls.seq_relationship.", "sop_classifier.")
+LAYER = "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm"
+LAYER += " intermediate.dense output.dense output.LayerNorm"
+SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
+SIZES |= {"W": "vocab_size", "N": "max_position_embeddings", "segments": "type_vocab_size"}
+FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+PLAIN = families.PLAIN | {"block": "post_norm", "outer_norm": "first"}
 
 
-def architecture(name: str, facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """Their class with these heads, and the names of its classes."""
-    kind, labels = next((kind for kind in CLASSES if kind in groups), ""), {}
-    if kind in ("classes", "tokens"):
-        labels = families.named(facts) | {"problem_type": facts.get("problem_type")}
-    if "next_sentence" in groups:
-        rows = {"num_labels": facts["T"]} if facts["T"] != 2 else {}  # of an ALBERT
-        return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]} | rows
-    return {"architectures": [name + CLASSES.get(kind, "Model")]} | labels
+class Names(NamedTuple):
+    """What a relative of BERT calls its tensors; '' for those that it does not have."""
+
+    layer: str  # the prefix of a layer
+    in_layer: str  # as families.layers has them
+    transform: str  # of the head of words: the layer before the output, its norm, the output matrix, and its bias
+    norm: str
+    decoder: str
+    bias: str
+    pooler: str  # of the head of a text's classes: the layer before it, and the output
+    classifier: str
 
 
-FIELDS = (
-    *families.sizes(12, 768, 12, 3072),
-    Field("vocab_size", "W", 30522),
-    Field("max_position_embeddings", "N", 512),
-    Field("type_vocab_size", "segments", 2),
-    Field("hidden_act", "mlp", families.ACTIVATIONS),
-    Field("layer_norm_eps", "norm", 1e-12),
-    Field("tie_word_embeddings", "tied_output", families.YES),
-    Field("position_embedding_type", "", families.only("absolute")),
-    Field("is_decoder", "", families.only(False)),
-    Field("add_cross_attention", "", families.only(False)),
+NAMES = Names(
+    layer="encoder.layer.{m}.",
+    in_layer=LAYER,
+    transform="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    decoder="cls.predictions.decoder",
+    bias="cls.predictions.bias",
+    pooler="pooler.dense",
+    classifier="classifier",
 )
-MODEL = families.SETTINGS | {"block": ("post_norm",), "outer_norm": ("first",)}
-MODEL |= {"segments": families.ANY}
-BEGINNINGS = {"masked": "cls.predictions.", "classes": "classifier.", "tokens": "classifier.", "spans": "qa_outputs."}
-BEGINNINGS |= {"pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
-NAMES = "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm"
-NAMES += " intermediate.dense output.dense output.LayerNorm"
-DECODER = ("cls.predictions.decoder", "cls.predictions.bias")
-POOLER = tensors.pair("pooler.dense", "D D; D", "extras/pooler/W_DD", "b_D", "pooler")
-FAMILY = families.Family(
-    "bert",
-    kind="masked",
-    prefix="bert.",
-    lines=(
-        *embeddings(),
-        *families.layers("encoder.layer.{m}.", NAMES),
-        *words("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", *DECODER),
-        *of_sequences("pooler.dense", "classifier"),
-        *OF_WORDS,
-        *POOLER,
-        *tensors.pair("cls.seq_relationship", "T D; T", "extras/next_sentence/G_TD", "b_T", "next_sentence"),
-    ),
-    known=known(*DECODER),
-    model=MODEL,
-    fields=FIELDS,
-    extra=functools.partial(architecture, "Bert"),
-    groups=functools.partial(groups, BEGINNINGS, DECODER[0]),
-    complete=complete,
-    ids=("pad_token_id",),
-    unprefixed=("cls.", "classifier.", "qa_outputs."),
-    spellings=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # the first files
-    heads={"masked": None, "classes": "tanh", "tokens": "", "spans": ""},
-)
+
+
+def read(config: families.HfConfig) -> families.Settings:
+    """Return the settings that config.json says."""
+    families.expect(config, FIXED)
+    settings = PLAIN | families.sizes(config, SIZES, (12, 768, 12, 3072, 30522, 512, 2))
+    settings["norm"] = families.norm(config, "layer_norm_eps", 1e-12)
+    settings["mlp"] = families.choose(config, "hidden_act", families.ACTIVATIONS)
+    return families.heads(settings | tied_and_class(config))
+
+
+def tied_and_class(config: families.HfConfig) -> families.Settings:
+    """Return what config.json says of the heads."""
+    settings = {"tied_output": families.flag(config, "tie_word_embeddings", True)}
+    return settings | {"architecture": str((config.get("architectures") or "?")[0])}
+
+
+def write(settings: families.Settings, *, name: str = "Bert") -> dict[str, Any]:
+    """Return config.json: the inverse of `read`. name: that of their classes."""
+    return FIXED | {
+        **architecture(name, settings),
+        **{field: settings[letter] or None for letter, field in SIZES.items()},
+        "layer_norm_eps": families.norm_eps(settings),
+        "hidden_act": families.theirs(families.ACTIVATIONS, settings["mlp"]),
+        "tie_word_embeddings": settings["tied_output"],
+    }
+
+
+def architecture(name: str, settings: families.Settings) -> dict[str, Any]:
+    """Return the name of their class with these heads, and the names of its classes."""
+    kind = settings["head"]
+    if any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):
+        return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]}
+    labels = families.named(settings) | {"problem_type": settings.get("problem_type")}
+    return {"architectures": [name + CLASSES[kind]]} | (labels if kind in ("classes", "tokens") else {})
+
+
+def head(settings: families.Settings, arrays: tensors.Arrays, *, names: Names = NAMES) -> families.Settings:
+    """Return which head the file holds, by the names of its tensors, with its number of classes. A text's classes need
+    a pooler; without that head, the pooler is no part of our models."""
+    texts = f"{names.pooler}.weight" in arrays and "ForTokenClassification" not in settings["architecture"]
+    last = {"masked": names.transform, **({"classes": names.classifier} if texts else {})}
+    last |= {"tokens": "classifier", "spans": "qa_outputs"}
+    for kind, name in last.items():
+        if (weight := arrays.get(f"{name}.weight")) is not None:
+            return {"head": kind} | ({} if kind == "masked" else {"C": len(weight)})
+    return {"head": ""}
+
+
+def lines(settings: families.Settings, *, names: Names = NAMES) -> list[tensors.Line]:
+    """Return the rules of all tensors. E: ALBERT's features of words, positions and segments."""
+    D = "E" if settings["E"] else "D"
+    tables = [("word", f"W {D}", f"embed/E_W{D}"), ("position", f"N {D}", f"position/P_N{D}")]
+    tables += [("token_type", f"J {D}", f"embed/S_J{D}")] if settings["segments"] else []
+    rules = [tensors.Line(f"embeddings.{table}_embeddings.weight", axes, (ours,)) for table, axes, ours in tables]
+    rules += tensors.pair("embeddings.LayerNorm", f"{D}; {D}", f"embed/norm/gain_{D}", f"shift_{D}")
+    rules += families.layers(names.layer, names.in_layer)
+    if settings["head"] == "masked":
+        rules += tensors.pair(names.transform, f"{D} D; {D}", f"head/transform/W_{D}D", f"b_{D}")
+        rules += tensors.pair(names.norm, f"{D}; {D}", f"head/transform/norm/gain_{D}", f"shift_{D}")
+        rules += [tensors.Line(names.bias, "W", ("head/b_W",))]
+        untied = tensors.Line(f"{names.decoder}.weight", f"W {D}", (f"head/G_W{D}",))
+        rules += [] if settings["tied_output"] else [untied]
+    elif settings["head"] == "classes":
+        rules += tensors.pair(names.pooler, "D D; D", "head/pooler/W_DD", "b_D")
+        rules += tensors.pair(names.classifier, "C D; C", "head/G_CD", "b_C")
+    elif settings["head"]:
+        classifier = "classifier" if settings["head"] == "tokens" else "qa_outputs"
+        rules += tensors.pair(classifier, "C D; C", "head/G_CD", "b_C")
+    return rules
+
+
+def output(kind: str, settings: families.Settings, *, classes: str = "tanh", masked: str = "") -> str:
+    """Return text.head. classes, masked: the activation of the layer before the output; '' for that of the MLPs."""
+    if kind == "masked":
+        return models.word_head(settings["tied_output"], masked or settings["mlp"])
+    return classes if kind == "classes" else "linear"
+
+
+def copies(settings: families.Settings, *, names: Names = NAMES) -> dict[str, str]:
+    """Return the tensors that a tied output has twice."""
+    if not settings["tied_output"]:
+        return {}
+    bias = {f"{names.decoder}.bias": names.bias} if names.bias != f"{names.decoder}.bias" else {}
+    return {f"{names.decoder}.weight": "embeddings.word_embeddings.weight"} | bias
+
+
+def clean(arrays: tensors.Arrays, settings: families.Settings, *, names: Names = NAMES) -> tensors.Arrays:
+    """Return the tensors with today's names of norms, and with one bias of an untied output: the decoder's."""
+    spell = {"gamma": "weight", "beta": "bias"}
+    arrays = {re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda m: spell[m[0]], name): x for name, x in arrays.items()}
+    if not settings["tied_output"] and f"{names.decoder}.bias" in arrays:
+        arrays[names.bias] = arrays.pop(f"{names.decoder}.bias")
+    return arrays
+
+
+def restore(arrays: tensors.Arrays, settings: families.Settings, *, names: Names = NAMES) -> tensors.Arrays:
+    """Return the tensors as they are written: the bias of an untied output under both names."""
+    if settings["tied_output"] or names.bias not in arrays:
+        return arrays
+    return {**arrays, f"{names.decoder}.bias": arrays[names.bias]}
+
+
+def family(names: Names) -> families.Family:
+    """Return the family that has BERT's settings and these names."""
+    return families.Family(
+        kinds=KINDS,
+        prefix="bert.",
+        unprefixed=("cls.", "classifier.", "qa_outputs."),
+        ids=("pad_token_id",),
+        read=read,
+        write=write,
+        lines=functools.partial(lines, names=names),
+        head=functools.partial(head, names=names),
+        output=output,
+        copies=functools.partial(copies, names=names),
+        buffers=("embeddings.position_ids",),
+        aside=("pooler.", *NEXT_SENTENCE),
+        clean=functools.partial(clean, names=names),
+        restore=functools.partial(restore, names=names),
+    )
+
+
+FAMILY = family(NAMES)

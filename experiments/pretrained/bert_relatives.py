@@ -4,134 +4,151 @@ ALBERT (Lan et al. 2020), whose layers share parameters and whose words have few
 import functools
 from typing import Any
 
+import numpy as np
+
 from experiments.engine import errors
 from experiments.pretrained import bert, families, tensors
-from experiments.pretrained.families import Field
+
+POSITIONS = "embeddings.position_embeddings.weight"
 
 
-def roberta_complete(config: families.Config, facts: families.Facts) -> families.Facts:
-    """Positions begin behind the id that pads."""
-    pad = config.get("pad_token_id", 1)
-    if type(pad) is not int or pad < -1:
-        raise errors.UserError(f"config.json: pad_token_id must be the id of a token, and is {pad!r}")
-    N = facts["N"] - pad - 1
-    if N < 1:
-        raise errors.UserError(
-            f"config.json: max_position_embeddings = {facts['N']} leave none behind pad_token_id = {pad}"
-        )
-    return bert.complete(config, facts) | {"unread": pad + 1, "N": N}
+def roberta_read(config: families.HfConfig) -> families.Settings:
+    """Return the settings of a RoBERTa, whose positions begin after the id that pads."""
+    settings, unread = bert.read(config), int(config.get("pad_token_id", 1)) + 1
+    if settings["N"] <= unread:
+        raise families.refuse("max_position_embeddings", settings["N"], f"more than {unread}, after pad_token_id")
+    return settings | {"unread": unread, "N": settings["N"] - unread}
 
 
-def roberta_extra(name: str, facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """Their number of positions, with those that no token has; the id that pads is, in a run, that of its words."""
-    pad = facts.get("ids", {}).get("pad_token_id", facts.get("unread", 0) - 1)
+def roberta_write(settings: families.Settings, *, name: str) -> dict[str, Any]:
+    """Return config.json, with the number of positions that includes those that no token has; the id that pads is, in
+    a run, that of its tokenizer."""
+    pad = settings.get("ids", {}).get("pad_token_id", settings.get("unread", 0) - 1)
     if pad is None or pad < 0:
-        raise errors.UserError("this model cannot be written as roberta: its words have none that pads")
-    numbers = {"pad_token_id": pad, "max_position_embeddings": facts["N"] + pad + 1}
-    return bert.architecture(name, facts, groups) | numbers
+        raise errors.UserError("this model cannot be written as roberta: its tokenizer has no token that pads")
+    more = {"pad_token_id": pad, "max_position_embeddings": settings["N"] + pad + 1}
+    return bert.write(settings, name=name) | more
 
 
-DECODER = ("lm_head.decoder", "lm_head.bias")
-BEGINNINGS = {"masked": "lm_head.", "classes": "classifier.out_proj.", "tokens": "classifier.weight"}
-BEGINNINGS |= {"spans": "qa_outputs.", "pooler": "pooler."}
-ROBERTA = bert.FAMILY._replace(
-    name="roberta",
+def roberta_clean(arrays: tensors.Arrays, settings: families.Settings) -> tensors.Arrays:
+    """Return the tensors without the positions that no token has."""
+    arrays = bert.clean(arrays, settings, names=ROBERTA_NAMES)
+    return {name: array[settings["unread"] :] if name == POSITIONS else array for name, array in arrays.items()}
+
+
+def roberta_restore(arrays: tensors.Arrays, settings: families.Settings) -> tensors.Arrays:
+    """Return the tensors with zeros for the positions that no token has."""
+    zeros = np.zeros((settings["unread"], settings["D"]), np.float32)
+    arrays = bert.restore(arrays, settings, names=ROBERTA_NAMES)
+    return {**arrays, POSITIONS: np.concatenate([zeros, arrays[POSITIONS]])}
+
+
+ROBERTA_NAMES = bert.NAMES._replace(
+    transform="lm_head.dense",
+    norm="lm_head.layer_norm",
+    decoder="lm_head.decoder",
+    bias="lm_head.bias",
+    pooler="classifier.dense",
+    classifier="classifier.out_proj",
+)
+ROBERTA = bert.family(ROBERTA_NAMES)._replace(
     prefix="roberta.",
-    lines=(
-        *bert.embeddings(),
-        *families.layers("encoder.layer.{m}.", bert.NAMES),
-        *bert.words("lm_head.dense", "lm_head.layer_norm", *DECODER),
-        *bert.of_sequences("classifier.dense", "classifier.out_proj"),
-        *bert.OF_WORDS,
-        *bert.POOLER,
-    ),
-    known=bert.known(*DECODER),
-    extra=functools.partial(roberta_extra, "Roberta"),
-    groups=functools.partial(bert.groups, BEGINNINGS, DECODER[0]),
-    complete=roberta_complete,
     unprefixed=("lm_head.", "classifier.", "qa_outputs."),
-    heads=bert.FAMILY.heads | {"masked": "gelu"},
+    read=roberta_read,
+    write=functools.partial(roberta_write, name="Roberta"),
+    output=functools.partial(bert.output, masked="gelu"),
+    clean=roberta_clean,
+    restore=roberta_restore,
 )
-XLM_ROBERTA = ROBERTA._replace(name="xlm-roberta", extra=functools.partial(roberta_extra, "XLMRoberta"))
+XLM_ROBERTA = ROBERTA._replace(write=functools.partial(roberta_write, name="XLMRoberta"))
 
-DISTILLED = {"masked": "vocab_", "classes": "pre_classifier.", "tokens": "classifier.", "spans": "qa_outputs."}
-SAME = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
-DISTILBERT = bert.FAMILY._replace(
-    name="distilbert",
+DISTILBERT_SIZES = {"M": "n_layers", "D": "dim", "H": "n_heads", "F": "hidden_dim"}
+DISTILBERT_SIZES |= {"W": "vocab_size", "N": "max_position_embeddings"}
+
+
+def distilbert_read(config: families.HfConfig) -> families.Settings:
+    """Return the settings of a DistilBERT, which has no segments."""
+    settings = bert.PLAIN | families.sizes(config, DISTILBERT_SIZES, (6, 768, 12, 3072, 30522, 512))
+    settings |= {"norm": "token:1e-12", "mlp": families.choose(config, "activation", families.ACTIVATIONS)}
+    return families.heads(settings | bert.tied_and_class(config))
+
+
+def distilbert_write(settings: families.Settings) -> dict[str, Any]:
+    """Return config.json: the inverse of `distilbert_read`."""
+    return bert.architecture("DistilBert", settings) | {
+        **{field: settings[letter] for letter, field in DISTILBERT_SIZES.items()},
+        "activation": families.theirs(families.ACTIVATIONS, settings["mlp"]),
+        "tie_word_embeddings": settings["tied_output"],
+        "sinusoidal_pos_embds": False,
+    }
+
+
+DISTILBERT = bert.family(
+    bert.Names(
+        layer="transformer.layer.{m}.",
+        in_layer="attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2"
+        " output_layer_norm",
+        transform="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector",
+        bias="vocab_projector.bias",
+        pooler="pre_classifier",
+        classifier="classifier",
+    )
+)._replace(
     prefix="distilbert.",
-    lines=(
-        *bert.embeddings(segments=False),
-        *families.layers(
-            "transformer.layer.{m}.",
-            "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2"
-            " output_layer_norm",
-        ),
-        *bert.words("vocab_transform", "vocab_layer_norm", "vocab_projector", ""),
-        *bert.of_sequences("pre_classifier", "classifier"),
-        *bert.OF_WORDS,
-    ),
-    known=bert.known("vocab_projector", ""),
-    model=bert.MODEL | {"segments": (0,), "norm": ("token:1e-12",)},
-    fields=(
-        *map(Field, ("n_layers", "dim", "n_heads", "hidden_dim"), "MDHF", (6, 768, 12, 3072)),
-        *(field for field in bert.FIELDS if field.theirs in SAME),
-        Field("activation", "mlp", families.ACTIVATIONS),
-        Field("sinusoidal_pos_embds", "", families.only(False, True)),  # the table is in the file, whatever it holds
-    ),
-    extra=functools.partial(bert.architecture, "DistilBert"),
-    groups=functools.partial(bert.groups, DISTILLED, "vocab_projector"),
     unprefixed=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
-    heads=bert.FAMILY.heads | {"classes": "relu"},
+    read=distilbert_read,
+    write=distilbert_write,
+    output=functools.partial(bert.output, classes="relu"),
 )
 
-
-def albert_complete(config: families.Config, facts: families.Facts) -> families.Facts:
-    """How many layers have the parameters of one."""
-    groups = families.value(config, Field("num_hidden_groups", "", 1))
-    if facts["M"] % groups:
-        wrong = f"num_hidden_layers = {facts['M']} is not divisible by num_hidden_groups = {groups}"
-        raise errors.UserError(f"config.json: {wrong}")
-    found = bert.complete(config, facts)
-    return found | {"share": facts["M"] // groups, "T": found["C"]}  # rows for the next sentence, as for classes
+ALBERT_ACTIVATIONS = {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS
+ALBERT_SIZES = bert.SIZES | {"E": "embedding_size"}
 
 
-def albert_extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """As `albert_complete` reads it."""
-    return bert.architecture("Albert", facts, groups) | {"num_hidden_groups": facts["M"] // facts["share"]}
+def albert_read(config: families.HfConfig) -> families.Settings:
+    """Return the settings of an ALBERT: E features of words, and several layers with the parameters of one."""
+    families.expect(config, {"inner_group_num": 1})
+    settings = bert.PLAIN | families.sizes(config, ALBERT_SIZES, (12, 4096, 64, 16384, 30522, 512, 2, 128))
+    settings["norm"] = families.norm(config, "layer_norm_eps", 1e-12)
+    settings["mlp"] = families.choose(config, "hidden_act", ALBERT_ACTIVATIONS)
+    groups = families.size(config, "num_hidden_groups", 1)
+    if settings["M"] % groups:
+        raise families.refuse("num_hidden_groups", groups, f"a divisor of num_hidden_layers = {settings['M']}")
+    return families.heads(settings | bert.tied_and_class(config) | {"share": settings["M"] // groups})
 
 
-OF_ALBERT = ("predictions.decoder", "predictions.bias")
-ALBERT = bert.FAMILY._replace(
-    name="albert",
+def albert_write(settings: families.Settings) -> dict[str, Any]:
+    """Return config.json: the inverse of `albert_read`."""
+    order = settings["aside"].get("sop_classifier.classifier.bias")  # whether sentences stand in their order
+    rows = {} if order is None else {"num_labels": len(order)}
+    config = bert.write(settings, name="Albert") | rows | {"embedding_size": settings["E"] or None}
+    config |= {"hidden_act": families.theirs(ALBERT_ACTIVATIONS, settings["mlp"]), "inner_group_num": 1}
+    return config | {"num_hidden_groups": settings["M"] // settings["share"]}
+
+
+def albert_lines(settings: families.Settings) -> list[tensors.Line]:
+    """Return the rules of all tensors, with the map from E to D features."""
+    up = tensors.pair("encoder.embedding_hidden_mapping_in", "D E; D", "embed/up/W_DE", "b_D")
+    return [*bert.lines(settings, names=ALBERT_NAMES), *up]
+
+
+ALBERT_NAMES = bert.Names(
+    layer="encoder.albert_layer_groups.{m}.albert_layers.0.",
+    in_layer="attention.query attention.key attention.value attention.dense attention.LayerNorm ffn ffn_output"
+    " full_layer_layer_norm",
+    transform="predictions.dense",
+    norm="predictions.LayerNorm",
+    decoder="predictions.decoder",
+    bias="predictions.bias",
+    pooler="pooler",
+    classifier="classifier",
+)
+ALBERT = bert.family(ALBERT_NAMES)._replace(
     prefix="albert.",
-    lines=(
-        *bert.embeddings("E"),
-        *tensors.pair("encoder.embedding_hidden_mapping_in", "D E; D", "embed/up/W_DE", "b_D"),
-        *families.layers(
-            "encoder.albert_layer_groups.{m}.albert_layers.0.",
-            "attention.query attention.key attention.value attention.dense attention.LayerNorm ffn ffn_output"
-            " full_layer_layer_norm",
-        ),
-        *bert.words("predictions.dense", "predictions.LayerNorm", *OF_ALBERT, "E"),
-        *bert.of_sequences("pooler", "classifier"),
-        *bert.OF_WORDS,
-        *tensors.pair("pooler", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
-        *tensors.pair("sop_classifier.classifier", "T D; T", "extras/next_sentence/G_TD", "b_T", "next_sentence"),
-    ),
-    known=bert.known(*OF_ALBERT),
-    model=bert.MODEL | {"E": families.ANY, "share": families.ANY},
-    fields=(
-        *families.sizes(12, 4096, 64, 16384),
-        *(field for field in bert.FIELDS if field.theirs in (*SAME, "layer_norm_eps", "type_vocab_size")),
-        Field("hidden_act", "mlp", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
-        Field("embedding_size", "E", 128),
-        Field("inner_group_num", "", families.only(1)),
-    ),
-    extra=albert_extra,
-    groups=functools.partial(
-        bert.groups, bert.BEGINNINGS | {"masked": "predictions.", "next_sentence": "sop_"}, OF_ALBERT[0]
-    ),
-    complete=albert_complete,
     unprefixed=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+    read=albert_read,
+    write=albert_write,
+    lines=albert_lines,
 )
-FAMILIES = (ROBERTA, XLM_ROBERTA, DISTILBERT, ALBERT)

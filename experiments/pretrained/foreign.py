@@ -20,7 +20,7 @@ BIAS = "head/b_W"  # of the output
 def import_tree(
     mapping: Mapping[str, tuple[str, ...]], arrays: Any, config: ml_collections.ConfigDict, folder: str | os.PathLike
 ) -> pathlib.Path:
-    """The folder, with a run whose parameters are these arrays.
+    """Write a run with these parameters into the folder, and return it.
 
         config = base.get_config("language")
         config.model.update(M=2, D=32, H=4, K=16)
@@ -29,27 +29,59 @@ def import_tree(
     arrays: theirs by name, or a tree, whose names are then joined by slashes; whatever NumPy can read. mapping: their
     name -> (axes, our path, ...), in the letters of our names (tensors.py). Layers are numbered, {m} in the name, or
     the first axis, M. An array that has our path for its name needs no entry. config: of a run that could be trained;
-    its text or its images say what words and classes are. UserError, with nothing written: a folder that is not empty,
-    a path that the model of the config does not have, arrays that are missing, left over, or of another shape.
+    its text or its images say what tokens and classes are. Raises UserError, with nothing written, for a folder that is
+    not empty, and for arrays that are missing, left over, or of another shape than the config's.
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
     disk.check_new(folder, "folder")
     work = by_name.experiment(settings.experiment).prepare(settings, runs.devices(settings))
     expected = jax.eval_shape(work.task.init, jax.random.key(0))
+    theirs = traverse_util.flatten_dict(dict(arrays), sep="/")
+    ours = {*theirs, *(path for _, *paths in mapping.values() for path in paths)}
+    if BIAS in ours and settings.experiment == "translation":  # our models have none, and those of others do
+        b_W = jax.ShapeDtypeStruct((shapes.check(expected)["W"],), np.float32)
+        expected = expected | {"head": expected["head"] | {"b_W": b_W}}
     what = f"{folder} cannot be a run of this config"
-    named = {
-        *traverse_util.flatten_dict(dict(arrays), sep="/"),
-        *(path for _, *ours in mapping.values() for path in ours),
-    }
-    if BIAS in named and settings.experiment == "translation":  # ours has none, and others do
-        W = shapes.check(expected)["W"]
-        expected = expected | {"head": expected["head"] | {"b_W": jax.ShapeDtypeStruct((W,), np.float32)}}
-    flat = translated(mapping, arrays, shapes.flat(expected), sizes(settings, expected), what)
+    flat = _translated(mapping, theirs, _sizes(settings.to_dict(), expected), what)
     tensors.complain(what, tensors.differences(flat, shapes.flat(expected)))
     open_model.finite(folder, flat)
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: flat["/".join(shapes.names(path))], expected)
+    _save(folder, settings, params, work.files)
+    return folder
+
+
+def _sizes(config: dict[str, Any], expected: Any) -> dict[str, int]:
+    """Return the sizes by letter that the config or the tree says."""
+    sizes = {letter: n for letter, n in config["model"].items() if len(letter) == 1} | shapes.check(expected)
+    patch = config["image"]["patch"] if "P" in sizes and "image" in config else 0
+    return {"G": sizes["H"], **sizes} | ({"Y": patch, "X": patch, "Z": sizes["P"] // patch**2} if patch else {})
+
+
+def _translated(
+    mapping: Mapping[str, tuple[str, ...]], theirs: Mapping[str, Any], sizes: Mapping[str, int], what: str
+) -> dict[str, np.ndarray]:
+    """Return our arrays by path. what: begins an error."""
+    lines, numbered = [], {}
+    for name, (axes, *paths) in mapping.items():
+        if axes.split()[0] == "M":
+            numbered |= {f"{name}/{m}": array for m, array in enumerate(theirs.get(name, ()))}
+            name, axes = name + "/{m}", axes.partition("M")[2]
+        lines.append(tensors.Line(name, axes, tuple(paths)))
+    mapped = {name: array for name, array in theirs.items() if name not in mapping} | numbered
+    names = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
+    try:
+        own = {name: np.asarray(array, np.float32) for name, array in mapped.items()}
+        own |= {name: np.asarray(theirs[name], np.float32) for name in names & theirs.keys()}
+        translated = tensors.read(lines, {name: own[name] for name in names & own.keys()}, sizes, what)
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.UserError(f"{what}: its sizes are {dict(sizes)}, and axes do not fit them ({error})") from error
+    return {name: array for name, array in own.items() if name not in names} | translated
+
+
+def _save(folder: pathlib.Path, settings: configs.Settings, params: Any, files: Mapping[str, bytes]) -> None:
+    """Write what a finished run of no steps has."""
     workdir.enter(folder, settings.to_dict())
-    for name, content in work.files.items():
+    for name, content in files.items():
         disk.write(folder / name, content)
     saves = checkpoint.Checkpoints(folder / "checkpoints", keep=1)
     saves.save(0, {"params": params})
@@ -57,41 +89,3 @@ def import_tree(
     summary = {"experiment": settings.experiment, "steps": 0, "params": shapes.total(params)}
     summary |= {"params_sha256": checkpoint.digest(params), "versions": mesh.versions(), "commit": workdir.commit()}
     disk.write_json(folder / "summary.json", summary)
-    return folder
-
-
-def sizes(settings: configs.Settings, expected: Any) -> dict[str, int]:
-    """By letter, those that the config or the tree tells."""
-    config = settings.to_dict()
-    found = {letter: n for letter, n in config["model"].items() if len(letter) == 1} | shapes.check(expected)
-    if "P" in found and "image" in config:
-        patch = config["image"]["patch"]
-        found |= {"Y": patch, "X": patch, "Z": found["P"] // patch**2}
-    return {"G": found["H"], **found}
-
-
-def translated(
-    mapping: Mapping[str, tuple[str, ...]], arrays: Any, expected: Mapping, facts: Mapping, what: str
-) -> dict[str, np.ndarray]:
-    """Our arrays by path, of theirs. what: begins an error."""
-    theirs = traverse_util.flatten_dict(dict(arrays), sep="/")
-    for name, array in theirs.items():
-        try:
-            theirs[name] = np.asarray(array, np.float32)
-        except (TypeError, ValueError) as error:
-            raise errors.UserError(f"{what}: {name} is no array of numbers ({error})") from error
-    flat = {path: theirs.pop(path) for path in expected.keys() & theirs.keys() - mapping.keys()}
-    lines = []
-    for name, (axes, *ours) in mapping.items():
-        if axes.split()[:1] == ["M"]:
-            numbered = {f"{name}/{m}": one for m, one in enumerate(theirs.pop(name, ()))}
-            theirs, name, axes = theirs | numbered, name + "/{m}", axes.partition("M")[2]
-        line = tensors.own_keys(tensors.Line(name, axes, tuple(ours)), facts)
-        for path in (path for path in line.ours if path not in expected):
-            raise errors.UserError(f"{what}: its model has no {path}{by_name.nearest(path, expected)}")
-        lines.append(line)
-    try:
-        read, _ = tensors.read(lines, (), theirs, facts, what)
-    except (KeyError, ValueError) as error:
-        raise errors.UserError(f"{what}: its sizes are {dict(facts)}, and axes do not fit them ({error})") from error
-    return flat | read

@@ -1,37 +1,42 @@
 """Published models: the tensors and the config.json of a folder as our parameters and settings, and back.
 
 What is read is checked twice: config.json decides the family and what the model must be, and every tensor of the file
-must be one of its parameters (or a buffer that is known, and holds what it must hold).
+must be one of its parameters, or a buffer that is known.
 """
 
 import pathlib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from flax import traverse_util
 
-from experiments.engine import disk, errors
+from experiments.build import variants
+from experiments.engine import by_name, disk, errors
 from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
 
-ENCODERS = (bert.FAMILY, *bert_relatives.FAMILIES)
 FAMILIES = {
-    one.name: one
-    for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, vit.DEIT, llama.FAMILY, *llama.RELATIVES)
+    "gpt2": gpt2.FAMILY,
+    "bert": bert.FAMILY,
+    "roberta": bert_relatives.ROBERTA,
+    "xlm-roberta": bert_relatives.XLM_ROBERTA,
+    "distilbert": bert_relatives.DISTILBERT,
+    "albert": bert_relatives.ALBERT,
+    "vit": vit.FAMILY,
+    "deit": vit.DEIT,
+    **llama.FAMILIES,
 }
-CLASSIFIERS = ("classifier.weight", "cls_classifier.weight", "classifier.out_proj.weight")  # a row for each class
-NEXT_SENTENCE = ("seq_relationship.weight", "sop_classifier.classifier.weight")
-GENERATION = "generation_config.json"  # beside config.json: where a text ends
-ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
+GENERATION = "generation_config.json"  # next to config.json: where a text ends
+CLASSES = ("classes", "tokens", "spans", "image")  # kinds whose head answers with classes
 
 
 class Imported(NamedTuple):
     """What a folder holds. family: one of FAMILIES. params: our tree, float32.
 
-    model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
-    `_token_ids`, `kind` as open_model.DOES, ...), with the arrays of heads that are ASIDE, and `headless`, true where
-    the model ends before its logits. table: what became of each tensor, for a person.
+    model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `kind` as
+    open_model.DOES, `ids` that begin, end and pad a text, ...), with their tensors that our models do not have
+    (`aside`), and `headless`, true if the model ends before its logits. table: what became of each tensor.
     """
 
     family: str
@@ -42,49 +47,63 @@ class Imported(NamedTuple):
 
 
 def read(path: str | pathlib.Path) -> Imported:
-    """The model in a folder (config.json and its safetensors), or in a safetensors file with config.json beside it.
-    UserError for a family or a setting that is not supported, and as `tensors.read`."""
-    path = pathlib.Path(path)
+    """Return the model in a folder (config.json and its safetensors), or in a safetensors file next to a config.json.
+    Raises UserError for a family or a setting that is not supported, and as `tensors.read`."""
     file = safetensors.file_of(path).parent / "config.json"
-    config = disk.read_json(file, says="what the model beside it is")
-    if "model_type" not in config:
-        raise errors.UserError(f"{file} has no model_type, which must be one of {', '.join(FAMILIES)}")
-    family = _family(config["model_type"])  # before a large file is read
-    ids = _token_ids(config, file.parent, family.ids)
-    read = interpret(config, safetensors.read(path), path)
-    return read._replace(extras=read.extras | ({"ids": ids} if ids else {}))
+    hf_config = disk.read_json(file, says="what the model next to it is")
+    family = choose(hf_config.get("model_type"))  # before a large file is read
+    model = interpret(hf_config, safetensors.read(path), path)
+    # transformers takes nothing from config.json if the other file is there, and runs on if that names no end.
+    generation = file.with_name(GENERATION)
+    more = disk.read_json(generation, says="what ends a text") if generation.is_file() else {}
+    said = hf_config | {name: value for name, value in more.items() if value is not None}
+    ids = {name: said[name] for name in family.ids if said.get(name) is not None}
+    return model._replace(extras=model.extras | ({"ids": ids} if ids else {}))
 
 
-def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
-    """The model that config.json describes and the tensors hold. UserError as `read`, which names `path`."""
-    family = _family(config.get("model_type"))
-    rows = [
-        len(arrays[name]) for name in arrays if name.removeprefix(family.prefix) in CLASSIFIERS and arrays[name].ndim
-    ]
-    config = families.labelled(config, rows[0], path) if rows else config
-    facts, plain = families.describe(family, config), {}
-    for name in (name for name in arrays if name.endswith(NEXT_SENTENCE) and arrays[name].ndim):
-        facts["T"] = len(arrays[name])
-    for name, array in arrays.items():  # without the prefix, and spelled as in the lines
-        short = name.removeprefix(family.prefix)
-        for pattern, spelling in family.spellings:
-            short = re.sub(pattern, spelling, short)
-        if short in plain:
-            raise errors.UserError(f"the file has the tensor {short} twice, once of them as {name}")
-        plain[short] = array
-    groups = family.groups(facts, set(plain))
-    lines = [tensors.own_keys(line, facts) for line in family.lines if line.group in groups | {""}]
-    known = [one for one in family.known if one.unless not in groups]
-    what = f"{path} is not the {family.name} that its config.json describes"
-    flat, table = tensors.read(lines, known, plain, facts | {"M": facts["M"] // facts["share"]}, what)
-    flat = family.ours(flat, facts)
-    params = {"position": {}, "head": {}} | traverse_util.unflatten_dict(flat, sep="/")
+def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
+    """Return the model that config.json describes and the tensors hold. Raises UserError as `read`."""
+    name = hf_config.get("model_type")
+    family, what = choose(name), f"{path} is not the {name} that its config.json describes"
+    with disk.reading(path, TypeError, AttributeError):
+        settings = family.read(hf_config)
+        arrays = family.clean({key.removeprefix(family.prefix): x for key, x in arrays.items()}, settings)
+        settings |= family.head(settings, arrays)
+        kind = settings["head"] or family.kinds[0]
+        if kind in CLASSES:
+            names = families.labels(hf_config, settings.get("C"), path)
+            settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
+    too_many = settings["M"] > len(arrays) * settings["share"]
+    tensors.complain(what, [f"{settings['M']} layers need more than {len(arrays)} tensors"] if too_many else [])
+    lines, sizes = family.lines(settings), _sizes(settings)
+    unread = _unread(family, settings, arrays, what)
+    wanted = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
+    aside = {key for key in arrays if key.startswith(family.aside)} - wanted
+    own = {key: x for key, x in arrays.items() if key not in unread.keys() | aside}
+    flat = tensors.read(lines, own, sizes, what)
+    params = {"position": {}, "head": {}, **traverse_util.unflatten_dict(flat, sep="/")}
     params["blocks"]["relative_position"] = {}
-    extras = {name: fact for name, fact in facts.items() if name not in family.model} | params.pop("extras", {})
-    extras["kind"] = next((head for head in family.heads if head in groups), family.kind)
-    extras["output"] = families.output(family, extras["kind"], facts)
-    extras["headless"] = family.kind != "causal" and not params["head"]
-    return Imported(family.name, params, {name: facts[name] for name in family.model}, extras, table)
+    extras = {key: value for key, value in settings.items() if key not in families.MODEL}
+    extras |= {"kind": kind, "output": family.output(kind, settings), "headless": not settings["head"]}
+    extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in sorted(aside)}
+    model = {key: settings[key] for key in families.MODEL}
+    unread |= dict.fromkeys(sorted(aside), "no part of our models, and kept aside")
+    return Imported(name, params, model, extras, tensors.table(lines, unread))
+
+
+def _sizes(settings: families.Settings) -> families.Settings:
+    """Return the sizes by letter, with those of the layers and segments that have parameters."""
+    return settings | {"M": settings["M"] // settings["share"], "J": settings["segments"]}
+
+
+def _unread(family: families.Family, settings: families.Settings, arrays: tensors.Arrays, what: str) -> dict[str, str]:
+    """Return the tensors that hold no parameters, and what they are. Raises UserError for a copy that differs from its
+    original."""
+    copies = {name: first for name, first in family.copies(settings).items() if name in arrays and first in arrays}
+    wrong = [name for name, first in copies.items() if not np.array_equal(arrays[name], arrays[first])]
+    tensors.complain(what, [f"{name} is not a copy of {copies[name]}" for name in wrong])
+    buffers = {name for buffer in family.buffers for name in tensors.names(buffer, settings["M"])} & arrays.keys()
+    return {name: f"a copy of {first}" for name, first in copies.items()} | dict.fromkeys(sorted(buffers), "a buffer")
 
 
 def write(
@@ -95,69 +114,96 @@ def write(
     model: Mapping[str, Any],
     extras: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The names of the files written, which the transformers library opens with from_pretrained.
+    """Write files that the transformers library opens with from_pretrained, and return their names.
 
-    params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: heads kept there are
-    written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`.
-    UserError, with the reason, where the model is none of the family.
+    params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: the tensors kept `aside`
+    are written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`.
+    Raises UserError, with the reason, if the model is none of the family.
     """
-    spec, extras, what = _family(family), dict(extras or {}), f"this model cannot be written as {family}"
-    tree = dict(params) | {"extras": {name: extras[name] for name in ASIDE if name in extras}}
-    tensors.complain(what, families.faults(spec, model))
-    flat = shapes.flat(tree)
-    every = [tensors.own_keys(line, model) for line in spec.lines]
-    groups = {line.group for line in every if any(path in flat for path in line.ours)} | {""}
-    groups -= {*spec.heads} - {extras.get("kind", spec.kind)}  # some have the same arrays
-    lines = [line for line in every if line.group in groups and line.group.split("/")[0] in groups]
+    own, extras, what = choose(family), dict(extras or {}), f"this model cannot be written as {family}"
+    config, settings = _described(family, params, model, extras, what)
+    flat, lines = shapes.flat(params), own.lines(settings)
     wanted = [path for line in lines for path in line.ours]
     faults = [f"{path} is missing" for path in wanted if path not in flat]
     tensors.complain(what, faults + [f"{path} is left over" for path in flat if path not in wanted])
-    try:
-        sizes = shapes.check(tree)
-    except shapes.ShapeError as error:
-        raise errors.UserError(f"{what}: {error}") from error
-    sizes["M"] *= model["share"]
-    facts = extras | {**model, "G": sizes["H"]} | sizes
-    facts |= {"tied_output": "untied" not in groups, "query_bias": "query_bias" in groups}
-    config = families.config(spec, facts, groups)
-    again = families.describe(spec, config)  # as they will read it: a size or a setting that they cannot say shows here
-    free = [name for name in spec.model if spec.model[name] == families.ANY or name == "relative_position"]
-    said = [(f"model.{name}", name, model[name]) for name in free]
-    said += [(name, name, n) for name, n in sizes.items() if name in again]
-    tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])
-    sets = again | {"M": again["M"] // again["share"]}
-    arrays = tensors.write(lines, spec.theirs(flat, again), sizes=sets)
-    spec.groups(again, set(arrays))  # may refuse
-    arrays = {name if name.startswith(spec.unprefixed) else spec.prefix + name: array for name, array in arrays.items()}
-    ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}
-    saved = {"config.json": ids | config} | ({GENERATION: ids} if spec.kind == "causal" else {})
+    arrays = own.restore(tensors.write(lines, flat, _sizes(settings)), settings) | settings["aside"]
+    ids = {name: extras.get("ids", {}).get(name) for name in own.ids}
+    files = {"config.json": {"model_type": family, "dtype": "float32"} | ids | config}
+    files |= {GENERATION: ids} if "causal" in own.kinds else {}
     folder = pathlib.Path(folder)
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        safetensors.write(folder / safetensors.FILE, arrays)
-        for name, content in saved.items():
+        safetensors.write(folder / safetensors.FILE, {prefixed(own, name): array for name, array in arrays.items()})
+        for name, content in files.items():
             disk.write_json(folder / name, content)
-    return [safetensors.FILE, *saved]
+    return [safetensors.FILE, *files]
 
 
-def _family(name: Any) -> families.Family:
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise errors.UserError(f"there is no family of models {name!r} here: those known are {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+def _described(
+    family: str, params: Mapping, model: Mapping[str, Any], extras: Mapping[str, Any], what: str
+) -> tuple[dict[str, Any], families.Settings]:
+    """Return config.json of a model, and the settings as they are read from it. Raises UserError for what it cannot
+    say."""
+    own = FAMILIES[family]
+    try:
+        sizes = shapes.check(params)
+        sizes["M"] *= model["share"]
+        settings = {**extras, **model, "G": sizes["H"], **sizes, **_heads(own, shapes.flat(params), extras)}
+        config = own.write(settings)
+    except shapes.ShapeError as error:
+        raise errors.UserError(f"{what}: {error}") from error
+    except KeyError as error:
+        raise errors.UserError(f"{what} without {error}") from error
+    again = own.read({"model_type": family, **config})
+    output = own.output(extras.get("kind", own.kinds[0]), settings)
+    tensors.complain(what, unlike(model, extras, sizes, again | {"output": output, "answer": output}))
+    return config, settings | again
 
 
-def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:
-    """What config.json and generation_config.json say of the ids that begin, end and pad a text. UserError for no id.
-    (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.) Ids
-    that the model has no row for are allowed, as transformers writes them for small models; -1 pads nothing."""
-    ids, file = {}, folder / GENERATION
-    generation = disk.read_json(file, says="what ends a text") if file.is_file() else {}
-    for name, saved in (("config.json", config), (GENERATION, generation)):
-        for field in [field for field in fields if saved.get(field) is not None]:
-            ids[field] = value = saved[field]
-            end, least = field == "eos_token_id", -1 if field == "pad_token_id" else 0
-            each = value if end and isinstance(value, list) else [value]
-            if not each or not all(type(id) is int and id >= least for id in each):
-                right = "the id of a token, a whole number from 0" + (", or a list of such" if end else "")
-                raise errors.UserError(f"{name}: {field} must be {right}, and is {value!r}")
-    return ids
+def rules(family: str, params: Mapping, model: Mapping[str, Any], extras: Mapping[str, Any]) -> list[tensors.Line]:
+    """Return the rules by which `write` writes the model, with whole names."""
+    own = FAMILIES[family]
+    _, settings = _described(family, params, model, extras, f"this model cannot be written as {family}")
+    return [line._replace(theirs=prefixed(own, line.theirs)) for line in own.lines(settings)]
+
+
+def prefixed(family: families.Family, name: str) -> str:
+    """Return the whole name of a tensor."""
+    return name if name.startswith(family.unprefixed) else family.prefix + name
+
+
+def _heads(family: families.Family, flat: Mapping[str, Any], extras: Mapping[str, Any]) -> families.Settings:
+    """Return the settings that the paths of our parameters show."""
+    kind = extras.get("kind", family.kinds[0])
+    return {
+        "head": kind if kind == "causal" or any(path.startswith("head/") for path in flat) else "",
+        "tied_output": not {"head/G_WD", "head/G_WE"} & flat.keys(),
+        "query_bias": "blocks/score/bq_HK" in flat,
+        "aside": extras.get("aside", {}),
+    }
+
+
+def unlike(
+    model: Mapping[str, Any], extras: Mapping[str, Any], sizes: Mapping[str, int], again: families.Settings
+) -> list[str]:
+    """List the settings of a model that its config.json does not say. again: those that it says."""
+    said = {f"model.{name}": (model.get(name), again[name]) for name in families.MODEL}
+    said |= {f"model.{name}": (model[name], "known here") for name in model.keys() - {*families.MODEL, *families.FREE}}
+    said |= {name: (n, again[name]) for name, n in sizes.items() if name in again and name not in families.MODEL}
+    name = "answer" if "answer" in extras else "output"
+    field = "image.head" if name == "answer" else f"text.head (with model.mlp = {model.get('mlp')})"
+    said[field] = (extras.get(name, again[name]), again[name])
+    return [f"{name} is {a!r} and not {b!r}" for name, (a, b) in said.items() if _plain(name, a) != _plain(name, b)]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of a setting as it compares: with its number, and without how a score begins."""
+    if name == "model.norm" and value:
+        variant, number = variants.split("norm", value)
+        return variant, float(number)
+    return "asymmetric" if name == "model.score" and value in families.SAME_SCORES else value
+
+
+def choose(name: Any) -> families.Family:
+    """Return the family with this model_type."""
+    return FAMILIES[by_name.choose("model_type", str(name), {name: name for name in FAMILIES})]

@@ -1,10 +1,8 @@
-"""Trained models, our own and published ones, each opened from its path as the same few facts."""
+"""Open a trained model, our own or a published one, from its path."""
 
 import contextlib
 import dataclasses
 import functools
-import importlib
-import json
 import os
 import pathlib
 import types
@@ -14,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import image_file, pretrained_tokenizer, tokenizer
-from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, workdir
+from experiments.engine import by_name, checkpoint, disk, errors, manifest, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
@@ -39,7 +37,7 @@ HEADS |= {"classes": head.first_word, "tokens": head.each_word, "spans": head.ea
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """A model and what its user must know; called with a batch of ids or raw images, it answers with logits.
+    """A model and what its user must know. Called with a batch of ids or raw images, it returns logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
     `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, output; Y, X,
@@ -57,8 +55,8 @@ class Trained:
     trust: Sequence[str] = ()
 
     def __call__(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
-        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for images
-        (..BC). valid: valid_BN, which ids are no padding. Raises UserError if it does neither.
+        """Return logits: next-token or masked-token logits of w_BN (..BNW), class logits of images (..BC). valid:
+        valid_BN, which ids are no padding. Raises UserError if the model has none of them.
 
         Images are raw: uint8, or numbers of the model's own data (`image_file.prepared`), which makes and normalises
         them as those that the model was trained on.
@@ -68,17 +66,17 @@ class Trained:
         return self.logits(inputs, valid)
 
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
-        """The same, of images that are normalised already, as the batches of a run."""
+        """Return logits of ids, or of images that are normalised already, as the batches of a run."""
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         N = self.facts.get("N")
-        if self.table and ":dynamic:" in self.model["relative_position"] and N < getattr(inputs, "shape", (0, 0))[1]:
+        if self.table and ":dynamic:" in self.model["relative_position"] and N < np.shape(inputs)[1]:
             what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
             raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
         return self._apply(self.params, inputs, valid)
 
     @functools.cached_property
     def like(self) -> dict[str, Any]:
-        """How an image is made like those that the model was trained on (image_file.expected)."""
+        """Return how an image becomes like those that the model was trained on (image_file.expected)."""
         return image_file.expected(self.path, self.extras, Z=self.facts["Z"], C=self.facts["C"])
 
     @functools.cached_property
@@ -102,17 +100,17 @@ class Trained:
 
     @property
     def fields(self) -> Any:
-        """The section `model` of the config that the model was made with. UserError for a program not in `trust`."""
+        """Return the section `model` of the config that the model was made with. Raises UserError for a program that is
+        not in `trust`."""
         for name, value in {**self.model, "head": self.facts.get("answer")}.items():
             if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in self.trust:
                 what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
                 raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
-        how = {name: families.FREE[name] for name in ("attention", "remat")}  # change no model, and had other names
-        return types.SimpleNamespace(**{**families.FREE, "G": self.model.get("H"), **self.model, **how})
+        return types.SimpleNamespace(**{**families.FREE, **self.model})
 
     def network(self, **size: Any) -> models.Model:
-        """The model as functions, where the parameters are those that it has. size: Y and X of images. UserError that
-        lists the parameters which are missing, left over, of another shape, or no numbers."""
+        """Return the model as functions. size: Y and X of images. Raises UserError that lists the parameters which are
+        missing, left over, of another shape, or not finite."""
         if self.kind in HEADS:
             size["answer"] = HEADS[self.kind]
         make = {"image": models.vision, "translation": models.encoder_decoder}.get(self.kind, models.language)
@@ -122,33 +120,24 @@ class Trained:
 
 
 def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
-    """The model at the path: a run's folder, one of its checkpoints (RUN/checkpoints/40), a folder with a published
-    model, or its file. Of a run with train.keep_best it is the best checkpoint, else the newest.
+    """Return the model at the path: a run's folder, one of its checkpoints (RUN/checkpoints/40), a folder with a
+    published model, or its file. Of a run with train.keep_best it is the best checkpoint, else the newest.
 
         model = open_model.open("runs/x")
         logits_BNW = model(np.array([open_model.words(model).encode("Once upon a time")]))
 
-    A published model is config.json beside model.safetensors, or a .bin of llama2.c (also the only one in a folder); a
-    config.json stands for its folder. UserError where there is none.
+    A published model is config.json next to model.safetensors, or a .bin of llama2.c; the path may also be that of its
+    config.json. Raises UserError if there is none.
     """
-    where, step = pathlib.Path(os.path.expanduser(path)), None
-    if not str(path) or not where.exists():
+    where = pathlib.Path(os.path.expanduser(path))
+    if not str(path) or not os.path.exists(where):  # also False for a name that is too long
         wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
         raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
-    where = where.parent if where.name == "config.json" and where.is_file() else where
-    file = _llama2c_file(where)
-    if file is not None:
-        return _llama2c(file)
-    if where.is_dir() and not (where / "config.json").exists():
-        if list(where.glob("*/config.json")):
-            raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
-        for up in (where, *where.parents[:2]):  # of RUN/checkpoints/30/state
-            if up.name == "checkpoints" and (up.parent / "config.json").exists():
-                number = where.relative_to(up).parts[:1]
-                where, step = up.parent, int(number[0]) if number and number[0].isdecimal() else None
-                if number and step is None:
-                    raise errors.UserError(f"{path} is no checkpoint: {up} has those of steps {_steps(where)}")
-                break
+    where, step = _run_and_step(where.parent if where.name == "config.json" else where)
+    if where.suffix == ".bin":
+        return _llama2c(where)
+    if list(where.glob("*/config.json")) and not (where / "config.json").exists():
+        raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
     if (where / "adapter_config.json").is_file() and not (where / "config.json").exists():
         base = saved(where / "adapter_config.json").get("base_model_name_or_path")
         raise errors.UserError(
@@ -156,117 +145,82 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
             "save that with save_pretrained, and give its folder"
         )
     config = saved(where / "config.json").get("config")
-    if not isinstance(config, dict) or "experiment" not in config:
+    if config is None:
         return _published(where, hub.read(where))
     return _run(where, config, (trust,) if isinstance(trust, str) else tuple(trust), step)
 
 
-def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
-    """The .bin of llama2.c: this file, or the only one in a folder that holds nothing else a model could be."""
-    if not path.is_dir():
-        return path if path.suffix == ".bin" else None
-    candidates = []
-    for file in [] if (path / "config.json").exists() else sorted(path.glob("*.bin")):
-        with contextlib.suppress(errors.UserError):  # a file of pickles, or of words
-            llama2c.read(file)
-            candidates.append(file)
-    if len(candidates) > 1:
-        raise errors.UserError(f"{path} holds {len(candidates)} models: give one, as {candidates[0]}")
-    return candidates[0] if candidates else None
+def _run_and_step(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+    """Return (RUN, 40) of RUN/checkpoints/40, and of any other path (path, None)."""
+    if path.parent.name != "checkpoints" or not path.name.isdecimal():
+        return path, None
+    return path.parent.parent, int(path.name)
 
 
 def saved(file: pathlib.Path) -> dict[str, Any]:
-    """The object in a file of a run; {} where there is none, as before a run's end or in a published model's folder."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(disk.read_text(file))
-        return content if isinstance(content, dict) else {}
+    """Return the object in a file of a run; {} if there is none, as before a run's end or in a published model."""
+    with contextlib.suppress(errors.UserError):
+        return disk.read_json(file, says="")
     return {}
 
 
-def _check_settings(file: pathlib.Path, config: dict[str, Any]) -> None:
-    """Raise UserError if a setting of a run is missing, of another type than it has, or too large a number."""
-    base, name = importlib.import_module("configs.base"), config["experiment"]
-    ours = isinstance(name, str) and name.isidentifier() and (by_name.ROOT / "experiments" / f"{name}.py").is_file()
-    right, found = (
-        configs.flat((base.get_config(name) if ours else base.common()).to_dict()),
-        dict(configs.leaves(config)),
-    )
-    try:
-        configs.check_type("experiment", name, str)
-        for key, usual in right.items():
-            if key not in found:
-                raise errors.UserError(f'it has no "{key}"')
-            if not (type(usual) is float and type(found[key]) is int):
-                configs.check_type(key, found[key], type(usual))
-        configs.check_numbers(config)
-    except errors.UserError as error:
-        raise errors.UserError(f"{file} is damaged: {error}") from error
-
-
-def _steps(folder: pathlib.Path) -> str:
-    return ", ".join(map(str, sorted(manifest.steps(folder / "checkpoints")))) or "none"
-
-
 def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], step: int | None) -> Trained:
-    """The model of a run after so many steps; None: the best checkpoint if one is kept, else the newest."""
-    last = checkpoint.newest(folder / "checkpoints")
+    """Return the model of a run after so many steps; None: the best checkpoint if one is kept, else the newest."""
+    checkpoints = folder / "checkpoints"
+    last = checkpoint.newest(checkpoints)
     if last is None:
         raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
-    summary = saved(folder / "summary.json")
-    steps, asked = summary.get("steps"), step is not None
-    metric = config["train"].get("keep_best") if isinstance(config.get("train"), dict) else ""
-    step = step if asked else (checkpoint.best(folder / "checkpoints", metric) or {"step": last})["step"]
-    if step not in manifest.steps(folder / "checkpoints"):
-        raise errors.UserError(f"{folder} has no checkpoint of step {step}, but of steps {_steps(folder)}")
-    params = checkpoint.parameters(folder / "checkpoints", step)
-    if step != last and not asked:
-        others = f"the newest is {folder / 'checkpoints' / str(last)}"
-        print(f"{folder}: step {step:,} is opened, the best by {metric}; {others}", flush=True)
-    elif isinstance(steps, int) and steps > step and not asked:
-        print(f"{folder} was trained for {steps:,} steps, and its newest checkpoint is of step {step:,}", flush=True)
-    digest = summary.get("params_sha256") if steps == step else None
-    if digest is not None and digest != checkpoint.digest(params):
-        wrong = f"the parameters of step {step} are not those of params_sha256 in its summary.json"
-        raise errors.UserError(f"{folder} is damaged: {wrong}")
-    _check_settings(folder / "config.json", config)
-    try:
-        extras: dict[str, Any] = {}
-        params = adapters.merged(params, config["optim"].get("lora", ""))
-        kind, facts = RUNS.get(config["experiment"], config["experiment"]), {}
-        if kind == "language":
-            kind, facts = config["text"]["objective"], {"N": config["text"]["N"], "output": config["text"]["head"]}
-            by_name.choose("text.objective", kind, dict.fromkeys(("causal", "prefix", "masked")))
-        elif kind == "classes":
-            facts = {"N": config["text"]["N"], "output": config["text"]["head"], "C": params["head"]["G_CD"].shape[0]}
-            extras["class_names"] = disk.read_json(folder / "data.json", says="the names of its classes")["classes"]
-        elif kind == "translation":
-            facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in params["head"]}
-            facts["output_bias"] = "b_W" in params["head"]
-        elif kind in ("image", "masked_image"):
-            patch = config["image"]["patch"]
-            facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
-        if kind == "image":
-            facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
-        if kind in (*HEADS, "translation"):
-            facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
+    metric = config["train"]["keep_best"]
+    if step is None:
+        step = (checkpoint.best(checkpoints, metric) or {"step": last})["step"]
+        if step != last:
+            others = f"the newest is {checkpoints / str(last)}"
+            print(f"{folder}: step {step:,} is opened, the best by {metric}; {others}", flush=True)
+    if step not in manifest.steps(checkpoints):
+        there = ", ".join(map(str, sorted(manifest.steps(checkpoints))))
+        raise errors.UserError(f"{folder} has no checkpoint of step {step}, but of steps {there}")
+    params = checkpoint.parameters(checkpoints, step)
+    with disk.reading(folder / "config.json"):
+        params = adapters.merged(params, config["optim"]["lora"])
+        kind, facts = _kind_and_facts(config, params)
+        names = saved(folder / "data.json").get("classes")
+        extras = {"class_names": names} if "C" in facts and names else {}
         return Trained(folder, kind, params, config["model"], facts, extras, "", trust)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise errors.UserError(f"{folder / 'config.json'} is damaged: no {error}") from error
+
+
+def _kind_and_facts(config: dict[str, Any], params: dict) -> tuple[str, dict[str, Any]]:
+    """Return what the model of a run does, and the arguments of models.language or models.vision."""
+    kind, head = RUNS.get(config["experiment"], config["experiment"]), params.get("head", {})
+    facts: dict[str, Any] = {}
+    if kind == "language":
+        kind, facts = config["text"]["objective"], {"N": config["text"]["N"], "output": config["text"]["head"]}
+    elif kind == "classes":
+        facts = {"N": config["text"]["N"], "output": config["text"]["head"], "C": head["G_CD"].shape[0]}
+    elif kind == "translation":
+        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head, "output_bias": "b_W" in head}
+    elif kind in ("image", "masked_image"):
+        patch = config["image"]["patch"]
+        facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
+    if kind == "image":
+        facts |= {"C": head["G_CD"].shape[0], "answer": config["image"]["head"]}
+    if kind in (*HEADS, "translation"):
+        facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
+    return kind, facts
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
-    kind, extras, params = read.extras["kind"], read.extras, read.params
-    names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "output")
-    names += ("C",) * (kind in ("classes", "tokens", "spans"))
-    facts = {name: extras[name] for name in names} | (
-        {"answer": hub.FAMILIES[read.family].answer} if kind == "image" else {}
-    )
-    if not extras.get("query_bias", True):  # zeros for queries, keys and values: ours has all biases or none
+    """Return a published model. One without biases of queries, keys and values gets zeros: ours has all or none."""
+    extras, params = read.extras, read.params
+    if extras["kind"] == "image":
+        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"answer": extras["output"]}
+    else:
+        facts = {name: extras[name] for name in ("W", "N", "output", "C") if name in extras}
+    if not extras.get("query_bias", True):
         blocks = params["blocks"]
         zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
         score = blocks["score"] | {"bq_HK": zeros_MHK, "bk_HK": zeros_MHK}
         params = params | {"blocks": blocks | {"score": score, "value": blocks["value"] | {"bv_HK": zeros_MHK}}}
-    return Trained(path, kind, params, read.model, facts, extras, read.table)
+    return Trained(path, extras["kind"], params, read.model, facts, extras, read.table)
 
 
 def _llama2c(path: pathlib.Path) -> Trained:
@@ -280,7 +234,7 @@ def _llama2c(path: pathlib.Path) -> Trained:
 
 
 def expect(model: Trained, *kinds: str, whole: bool = True) -> None:
-    """UserError unless the model is of one of these kinds, and has a head (whole)."""
+    """Raise UserError unless the model is of one of these kinds, and has a head (whole)."""
     wanted = " or ".join(DOES[kind] for kind in kinds)
     if model.kind not in kinds:
         does = DOES[model.kind] if model.kind in DOES else f"is of the experiment {model.kind}"
@@ -290,7 +244,7 @@ def expect(model: Trained, *kinds: str, whole: bool = True) -> None:
 
 
 def check(path: pathlib.Path, params: Any, expected: Any, what: str = "model") -> None:
-    """UserError that lists what keeps parameters from being those expected, a tree of shapes, or from being numbers."""
+    """Raise UserError that lists how parameters differ from those expected, a tree of shapes, or are not numbers."""
     arrays = shapes.flat(params)
     wrong = f"{path} does not hold the {what} that its config.json describes"
     tensors.complain(wrong, tensors.differences(arrays, shapes.flat(expected)))
@@ -298,44 +252,41 @@ def check(path: pathlib.Path, params: Any, expected: Any, what: str = "model") -
 
 
 def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """UserError for parameters, by their paths, that are not all finite numbers; `path` is where they come from."""
+    """Raise UserError for parameters, by their paths, that are not finite; `path` is where they come from."""
     wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-    if wrong:
-        hold = f"holds values that are not finite numbers{f', and so do {len(wrong) - 1} more' if wrong[1:] else ''}"
-        raise errors.UserError(f"{path} is damaged: {wrong[0]} {hold}")
+    tensors.complain(f"{path} holds values that are not finite numbers", wrong)
 
 
 def words(model: Trained) -> tokenizer.Tokenizer:
-    """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
+    """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
     W, files = model.facts["W"], tokenizers(model)
     tokens = pretrained_tokenizer.read(files[0] if files and files[0].name == f"tok{W}.bin" else folder_of(model))
     if tokens.size > W:
-        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} words, and the model {W}")
+        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} tokens, and the model {W}")
     return tokens
 
 
 def ends(model: Trained, words: tokenizer.Tokenizer) -> list[int]:
-    """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
-    A beginning ends the text before it, as where the texts that a model learned from stood one after another."""
+    """Return the ids that end a text: those that a published model's files name, else the tokenizer's end and start.
+    A start ends the text before it, since a model may have learned from texts that stood one after another."""
     said = model.extras.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (said if isinstance(said, list) else [said]) if id < model.facts["W"]]
     return list(dict.fromkeys(ids or [id for id in (words.eos, words.bos) if id is not None]))
 
 
 def class_names(model: Trained) -> list[str] | None:
-    """The names of the classes of its head, in order; None if it has no such head or nobody named them."""
-    names = model.extras.get("class_names") if "class_names" in model.extras else None
-    names = saved(model.path / "data.json").get("classes") if names is None and "C" in model.facts else names
-    return None if not isinstance(names, list) or names == [f"LABEL_{i}" for i in range(len(names))] else names
+    """Return the names of the classes of its head, in order; None if it has no such head or nobody named them."""
+    names = model.extras.get("class_names")
+    return None if not names or names == [f"LABEL_{i}" for i in range(len(names))] else names
 
 
 def folder_of(model: Trained) -> pathlib.Path:
-    """Where the model's other files are."""
+    """Return the folder of the model's other files."""
     return model.path if model.path.is_dir() else model.path.parent
 
 
 def tokenizers(model: Trained) -> list[pathlib.Path]:
-    """The files there that may hold the model's words; of several, that of its own number of words comes first."""
+    """Return the files that may hold the model's tokenizer; that of its own number of tokens comes first."""
     own = f"tok{model.facts.get('W')}.bin" if model.path.is_file() else ""
     files = (file for pattern in pretrained_tokenizer.FILES for file in sorted(folder_of(model).glob(pattern)))
     there = [file for file in files if file.is_file()]

@@ -1,18 +1,24 @@
 """Figures over several conditions, each with a caption: performance profiles, and the loss against compute."""
 
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 from matplotlib import axes, figure, ticker
 
-from experiments.figures import plots
-from experiments.studies import overall, scaling, styles
+from experiments.studies import figures, overall, scaling, study as studies, styles
 
-Styles = Mapping[str, styles.Style]  # arm -> how it looks
+Numbers = overall.Overall | scaling.Family
 
 
-def drawn(numbers: overall.Overall | scaling.Family, style: Styles) -> tuple[figure.Figure, str] | None:
-    """The figure of these numbers; None where nothing is to be seen."""
+def draw(folder: pathlib.Path, study: studies.Study, across: Iterable[tuple[str, Numbers]]) -> list[figures.Figure]:
+    """Write a figure for each kind with its numbers."""
+    made = [(kind, draw_numbers(numbers, styles.of(study))) for kind, numbers in across]
+    return [figures.write(folder, *(drawing[0], kind, "", drawing[1])) for kind, drawing in made if drawing]
+
+
+def draw_numbers(numbers: Numbers, style: figures.Styles) -> tuple[figure.Figure, str] | None:
+    """Return the figure of these numbers and its caption; None if no arm has a profile."""
     arms = numbers.laws if isinstance(numbers, scaling.Family) else [arm for arm in numbers.arms if arm.profile]
     if not arms:
         return None
@@ -25,8 +31,8 @@ def drawn(numbers: overall.Overall | scaling.Family, style: Styles) -> tuple[fig
     return drawing, caption
 
 
-def profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
-    """The share of an arm's runs that gained at least x, in all conditions, with its bootstrap band."""
+def profile(panel: axes.Axes, measures: overall.Overall, style: figures.Styles) -> str:
+    """Draw the share of an arm's runs that gained at least x, in all conditions, with its bootstrap band."""
     every = 100 * np.concatenate([np.array(arm.profile)[:, 0] for arm in measures.arms])
     ends, middle = [every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)], np.median(np.abs(every))
     for arm in measures.arms:
@@ -42,7 +48,7 @@ def profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
         panel.set_xscale("symlog", linthresh=middle)
         panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     text = f"better than {styles.label(measures.reference)} of the same seed by at least, % of its gain by training"
-    panel.set_xlabel(text, fontsize=9, **plots.LITERAL)
+    panel.set_xlabel(text, fontsize=9)
     panel.set_ylabel("share of runs", fontsize=9)
     return (
         f"Performance profiles over {len(measures.scale)} conditions: the share of an arm's runs that are better than "
@@ -51,8 +57,8 @@ def profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
     ) + f" Beyond {middle:.2g} either way x is logarithmic." * far
 
 
-def compute(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
-    """The loss of each seed, their means and the law of each arm, both axes logarithmic."""
+def compute(panel: axes.Axes, family: scaling.Family, style: figures.Styles) -> str:
+    """Draw the loss of each seed, their means and the law of each arm, both axes logarithmic."""
     for law in family.laws:
         look = style[law.name].look
         x_J = np.geomspace(min(law.flops), max(law.flops), 100)
@@ -68,7 +74,7 @@ def compute(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
         axis.set_major_formatter(ticker.FormatStrFormatter(form))
         axis.set_minor_formatter(ticker.FormatStrFormatter(form))
     panel.set_xlabel("FLOPs of a training run", fontsize=9)
-    panel.set_ylabel(styles.label(family.metric), fontsize=9, **plots.LITERAL)
+    panel.set_ylabel(styles.label(family.metric), fontsize=9)
     return (
         f"How {family.metric} at the end of training falls with the FLOPs of a run, in {len(family.conditions)} sizes. "
         f"Open marks are seeds, full ones their means, lines the fitted laws. The dotted line is C0, where the table "

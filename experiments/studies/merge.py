@@ -1,113 +1,117 @@
-"""Folders of one study, from several machines, brought together in a new one."""
+"""Merge folders of one study, from several machines, into a new one."""
 
 import copy
 import fnmatch
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from experiments.data import vocabulary_files
 from experiments.engine import config, disk, errors, manifest, workdir
-from experiments.studies import plan, report, runs, study, tuning
+from experiments.studies import plan, results, runs, study, tuning
 
-OWN = {"study.arms", "study.conditions", "study.seeds", "log"}  # what may differ, and mesh.*
-# What a study writes for a run, with its model's vocabulary and checkpoints if study.keep_weights is set.
+OWN = {"study.arms", "study.conditions", "study.seeds", "log"}  # settings that may differ, as may mesh.*
+# The files of a run of a study, with its model's vocabulary and checkpoints if study.keep_weights is set.
 FILES = ("config.json", "summary.json", "data.json", "metrics.jsonl", "maps.npz", "*token*.json", "tok*.bin")
-FILES += (*vocabulary_files.FILES, "checkpoints")
-MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
+FILES += vocabulary_files.FILES
+MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: they are equal if a run is the same
 
 
 def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
-    """The finished runs of all these folders, their sources and a config of all arms, conditions and seeds, in `new`.
+    """Write into `new` the finished runs of all these folders, their sources and a config of all arms and seeds.
 
-    UserError, and nothing is written: where the folders differ in another setting, in an arm or condition of the same
-    name, in the reference, in their code, in the data of an arm; where a run is in two of them and is not
-    the same; where there is one folder only, or one that is no study's, or no run is finished, or `new` is there.
+    Raises UserError, and writes nothing, if the folders differ in another setting, in an arm or condition of the same
+    name, in the reference, the code or an arm's data; or if a run is in two of them and is not the same.
     """
     if len(folders) < 2:
         raise errors.UserError("a merge needs at least two folders: --merge=A --merge=B")
     disk.check_new(new, "--workdir")
-    every = {folder: report.saved(folder) for folder in folders}
+    every = {folder: results.saved(folder) for folder in folders}
     studies = {folder: study.read(settings) for folder, settings in every.items()}
-    of_all = copy.deepcopy(every[folders[0]].to_dict())
-    first = config.flat(of_all)
-    for folder, settings in every.items():
-        own = config.flat(settings.to_dict())
-        differ = {key for key in first | own if first.get(key) != own.get(key) and not key.startswith("mesh.")}
-        _agree(not differ - OWN, folders[0], folder, f"in {', '.join(sorted(differ - OWN))}")
-        _agree(studies[folder].reference == studies[folders[0]].reference, folders[0], folder, "in the reference")
-    for what in ("conditions", "arms"):
-        of_all["study"][what] = _together(what, {folder: getattr(one, what) for folder, one in studies.items()})
-    of_all["study"]["seeds"] = list(dict.fromkeys(seed for one in studies.values() for seed in one.seeds))
-    places = _places({folder: runs.load(folder, one) for folder, one in studies.items()})
+    merged = _merge_settings(every, studies)
+    places = _find_runs({folder: runs.load(folder, one) for folder, one in studies.items()})
     if not places:
         raise errors.UserError(f"no run is finished in {' or '.join(map(str, studies))}")
     trials = {folder / tuning.FOLDER: tuning.trials(one) for folder, one in studies.items()}
-    tried = _places({place: runs.load(place, one) for place, one in trials.items()})
-    kept = places | {f"{tuning.FOLDER}/{name}": place.parent for name, place in tried.items()}
+    tuned = _find_runs({place: runs.load(place, one) for place, one in trials.items()})
+    places |= {f"{tuning.FOLDER}/{name}": place.parent for name, place in tuned.items()}
     draft = new.with_name(new.name + disk.DRAFT)  # which becomes the new one if all goes well
     disk.remove(draft)
     try:
-        workdir.enter(draft, of_all)
+        workdir.enter(draft, merged)
         plan.merge(folders, draft)
-        for folder in folders:
-            sources = folder / workdir.SOURCES
+        for sources in (folder / workdir.SOURCES for folder in folders):
             files = sorted(sources.iterdir()) if sources.is_dir() else []
             workdir.keep_sources(draft, {file: file.name for file in files})
-        for name, folder in kept.items():
+        for name, folder in places.items():
             _copy(folder / name, draft / name)
         draft.replace(new)
     finally:
         disk.remove(draft)
 
 
-def _copy(run: pathlib.Path, new: pathlib.Path) -> None:
-    """Copy what a run writes, and print how many other files are left out."""
-    new.mkdir(parents=True)
-    entries = [one for one in run.iterdir() if one.name != workdir.LOCK]
-    written = [one for one in entries if any(fnmatch.fnmatchcase(one.name, name) for name in FILES)]
-    for step in manifest.steps(run / "checkpoints") if not (run / "checkpoints").is_symlink() else ():
-        shutil.copytree(run / "checkpoints" / str(step), new / "checkpoints" / str(step), symlinks=True)
-    for file in (one for one in written if one.is_file() and not one.is_symlink()):
-        shutil.copy2(file, new)
-    if len(written) < len(entries):
-        print(f"{len(entries) - len(written)} files of {run} that no run writes are not copied", flush=True)
+def _merge_settings(
+    every: Mapping[pathlib.Path, config.Settings], studies: Mapping[pathlib.Path, study.Study]
+) -> dict[str, Any]:
+    """Return the settings of all folders together."""
+    same = Same()
+    for folder, settings in every.items():
+        for key, value in config.flat(settings.to_dict()).items():
+            if key not in OWN and not key.startswith("mesh."):
+                same.add(key, value, folder)
+        same.add("the reference", studies[folder].reference, folder)
+        for kind, named in (("arms", studies[folder].arms), ("conditions", studies[folder].conditions)):
+            for one in named:
+                same.add(f'"{one.name}" of study.{kind}', one, folder)
+    first, *_ = every
+    merged, reference = copy.deepcopy(every[first].to_dict()), studies[first].arms[-1]
+    arms = {arm.name: list(arm) for one in studies.values() for arm in one.arms if arm.name != reference.name}
+    conditions = {condition.name: list(condition) for one in studies.values() for condition in one.conditions}
+    merged["study"] |= {"arms": [*arms.values(), list(reference)], "conditions": list(conditions.values())}
+    merged["study"]["seeds"] = list(dict.fromkeys(seed for one in studies.values() for seed in one.seeds))
+    return merged
 
 
-def _agree(alike: bool, one: pathlib.Path, other: pathlib.Path, where: str) -> None:
-    if not alike:
-        raise errors.UserError(f"{one} and {other} are not of one study, as they differ {where}")
+class Same:
+    """Facts that must be the same in all folders."""
+
+    def __init__(self) -> None:
+        self._first: dict[Hashable, tuple[pathlib.Path, Any]] = {}
+
+    def add(self, fact: str, value: Any, folder: pathlib.Path, key: Hashable = None) -> None:
+        """Raise UserError if the fact, or its key, has another value in another folder."""
+        before, other = self._first.setdefault(key or fact, (folder, value))
+        if other != value:
+            raise errors.UserError(f"{before} and {folder} are not of one study, as they differ in {fact}")
 
 
-def _together(what: str, named: dict[pathlib.Path, list[study.Named]]) -> list[list]:
-    """The arms or conditions of all folders as a config has them; of arms, the reference stays the last."""
-    first, *_ = named
-    found: dict[str, tuple[pathlib.Path, study.Named]] = {}
-    for folder, some in named.items():
-        for one in some:
-            before, its = found.setdefault(one.name, (folder, one))
-            _agree(its == one, before, folder, f'in what "{one.name}" of study.{what} is')
-    last = named[first][-1].name if what == "arms" else ""
-    return [list(one) for name, (_, one) in sorted(found.items(), key=lambda pair: pair[0] == last)]
-
-
-def _places(finished: dict[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
-    """A folder that has it, for each finished run. UserError where runs do not agree."""
-    commits: dict[str, pathlib.Path] = {}
-    data: dict[tuple[str, str], tuple[pathlib.Path, str | None]] = {}  # and the user's own modules
-    found: dict[str, tuple[pathlib.Path, dict]] = {}
+def _find_runs(finished: Mapping[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
+    """Return for each finished run a folder that has it. Raises UserError if runs do not agree."""
+    same, places = Same(), {}
     for folder, some in finished.items():
         for run in some:
-            commits.setdefault(run.summary.get("commit") or "", folder)
-            _agree(len(commits) < 2, *[*commits.values(), folder][:2], f"in the code: {' and '.join(commits)}")
-            for file, code in [*run.summary.get("sources", {}).items()][1:]:  # behind the config, which has the arms
-                before = data.setdefault(("", file), (folder, code))
-                _agree(before[1] == code, before[0], folder, f"in the code: {file}")
-            name, digest = f"{run.condition}/{run.arm}/seed_{run.seed}", run.summary.get("data_sha256")
-            before, its = data.setdefault((run.condition, run.arm), (folder, digest))
-            _agree(its == digest, before, folder, f"in the data of {name}")
+            name = f"{run.condition}/{run.arm}/seed_{run.seed}"
+            same.add("the code (the commit)", run.summary.get("commit") or "", folder)
+            for file, code in [*run.summary.get("sources", {}).items()][1:]:  # the first is the config, with the arms
+                same.add(f"the code: {file}", code, folder)
+            same.add(f"the data of {name}", run.summary.get("data_sha256"), folder, key=(run.condition, run.arm))
             evaluated = [key for key in run.summary if key.startswith("eval/")]
             result = {key: run.summary.get(key) for key in (*MEASURED, *evaluated)}
-            before, its = found.setdefault(name, (folder, result))
-            _agree(its == result, before, folder, f"in the result of {name}, which both have")
-    return {name: folder for name, (folder, _) in found.items()}
+            same.add(f"the result of {name}, which both have", result, folder)
+            places.setdefault(name, folder)
+    return places
+
+
+def _copy(run: pathlib.Path, new: pathlib.Path) -> None:
+    """Copy the files of a run, and print the number of the others."""
+    new.mkdir(parents=True)
+    entries = [one for one in run.iterdir() if one.name not in (workdir.LOCK, "checkpoints")]
+    files = [one for one in entries if any(fnmatch.fnmatchcase(one.name, name) for name in FILES)]
+    files = [one for one in files if one.is_file() and not one.is_symlink()]
+    for step in manifest.steps(run / "checkpoints"):
+        shutil.copytree(run / "checkpoints" / str(step), new / "checkpoints" / str(step))
+    for file in files:
+        shutil.copy2(file, new)
+    if len(files) < len(entries):
+        print(f"{len(entries) - len(files)} files of {run} that no run writes are not copied", flush=True)

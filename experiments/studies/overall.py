@@ -14,11 +14,6 @@ from scipy import stats
 from experiments.studies import inference, runs, statistics
 
 RESAMPLES = 2000
-# Of simulated studies of 2 conditions, as docs/studies.md describes them.
-NARROW = (
-    "in simulated studies of 3, 5 and 10 seeds such an interval held an interquartile mean in 86, 91 and 93 %, and a "
-    "P(better) of 0.84 in 57, 81 and 92 %, not in 95 %"
-)
 
 
 @dataclass(frozen=True)

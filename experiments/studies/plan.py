@@ -1,8 +1,8 @@
-"""plan.jsonl, the log of a study's folder: all that was ever planned in it, and over which seeds a verdict was read.
+"""plan.jsonl, the log of a study's folder: everything that was ever planned in it, and the seeds of every verdict.
 
-So what was compared and then left out still counts among the comparisons, and seeds that were added to a verdict are
-declared. A line is {"when", "planned": {"conditions": {name: metric}, "arms", "reference", "seeds"}}, for each time
-that these became others, or {"when", "verdict": {"seeds": of which it is, "looks": study.looks}}.
+So a comparison that is left out later still counts, and seeds that are added to a verdict are declared. A line is
+{"when", "planned": {"conditions": {name: metric}, "arms", "reference", "seeds"}}, for each time that these change, or
+{"when", "verdict": {"seeds", "looks": study.looks}}.
 """
 
 import datetime
@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from experiments.engine import disk, errors
+from experiments.engine import disk
 from experiments.studies import study as studies
 
 FILE = "plan.jsonl"
@@ -19,14 +19,14 @@ Comparison = tuple[str, str, frozenset[str]]  # condition, metric, the arm and i
 
 
 class Past(NamedTuple):
-    """What a folder's log tells."""
+    """The content of a folder's log."""
 
-    comparisons: dict[Comparison, str]  # all that were planned, with words
+    comparisons: dict[Comparison, str]  # that were ever planned -> a phrase
     looks: dict[frozenset[int], float]  # the seeds of each verdict that was read -> its share of the 5 %
 
     @property
     def share(self) -> float:
-        """Of the 5 % that all verdicts may cost together, what those cost that were read: at most 1 if they keep it."""
+        """The part of the 5 % of all verdicts together that is spent: at most 1 if the level holds."""
         return sum(self.looks.values())
 
 
@@ -34,33 +34,29 @@ NOTHING = Past({}, {})
 
 
 def comparisons(study: studies.Study) -> dict[Comparison, str]:
-    """Those that the study asks for now."""
+    """Return the comparisons for which the study asks now."""
     return _comparisons(_planned(study))
 
 
 def read(folder: pathlib.Path) -> Past:
-    """What was planned and read in the folder; nothing where it has no log. UserError where the log is damaged."""
-    return _past(_rows(folder))
-
-
-def _past(rows: list[dict[str, Any]]) -> Past:
+    """Return what was planned and read in the folder. Raises UserError if the log is damaged."""
     compared, seeds, verdicts = {}, (), {}
-    for row in rows:
+    for row in _rows(folder):
         if "planned" in row:
             compared |= _comparisons(row["planned"])
             seeds = tuple(sorted(row["planned"]["seeds"]))
-        else:  # a study that was stopped, and went on, has the verdict of its end
-            its, share = frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
+        else:  # a study that was stopped, and resumed, has the verdict of its end
+            judged, share = frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
             before = verdicts.get(seeds)
-            verdicts[seeds] = its, max(share, before[1]) if before and before[0] == its else share
+            verdicts[seeds] = judged, max(share, before[1]) if before and before[0] == judged else share
     looks: dict[frozenset[int], float] = {}
-    for its, share in verdicts.values():
-        looks[its] = max(share, looks.get(its, 0.0))
+    for judged, share in verdicts.values():
+        looks[judged] = max(share, looks.get(judged, 0.0))
     return Past(compared, looks)
 
 
 def record(folder: pathlib.Path, study: studies.Study) -> None:
-    """Note what is planned, where it was not the last that was. UserError where the log is damaged."""
+    """Note what is planned, if it has changed."""
     _note(folder, "planned", _planned(study))
 
 
@@ -70,13 +66,13 @@ def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
 
 
 def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
-    """Make the log of folders that are one study's parts: all but their last verdicts, each of which is of a part."""
+    """Merge the logs of a study's parts, without the last verdict of each, which is of its part alone."""
     content = []
     for folder in folders:
         rows = _rows(folder)
         last = [row for row in rows if "verdict" in row][-1:]
-        content += [json.dumps(row) + "\n" for row in rows if row not in last]
-    disk.write(new / FILE, "".join(content).encode())
+        content += [row for row in rows if row not in last]
+    _write(new, content)
 
 
 def _planned(study: studies.Study) -> dict[str, Any]:
@@ -96,28 +92,20 @@ def _comparisons(planned: dict[str, Any]) -> dict[Comparison, str]:
 
 
 def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """UserError where one is none that `_note` writes."""
-    file, rows = folder / FILE, []
-    try:
-        for line in disk.read_text(file).splitlines():
-            row = json.loads(line)
-            _past([row])
-            rows.append(row)
-    except FileNotFoundError:
+    file = folder / FILE
+    if not file.exists():
         return []
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        why = disk.reason(error) if isinstance(error, OSError) else f"line {len(rows) + 1} is damaged"
-        raise errors.UserError(
-            f"{file} cannot be read ({why}), which tells all comparisons that were planned in this study: put a whole "
-            f"copy of it there, or begin the study in another --workdir"
-        ) from error
-    return rows
+    with disk.reading(file):
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def _note(folder: pathlib.Path, what: str, entry: dict[str, Any]) -> None:
-    """Add a line, unless the last of its sort says the same."""
+def _write(folder: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+    disk.write(folder / FILE, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _note(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:
+    """Add a line, unless the last one of its kind is the same."""
     rows = _rows(folder)
-    if [row[what] for row in rows if what in row][-1:] != [entry]:
+    if [row[kind] for row in rows if kind in row][-1:] != [entry]:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        content = [json.dumps(row) + "\n" for row in [*rows, {"when": when, what: entry}]]
-        disk.write(folder / FILE, "".join(content).encode())
+        _write(folder, [*rows, {"when": when, kind: entry}])

@@ -1,11 +1,11 @@
-"""One program of a study: checked, then its runs trained together, from step 0 or a checkpoint to the results."""
+"""One program of a study: check it, then train its runs together, from step 0 or a checkpoint to the results."""
 
 import contextlib
 import functools
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.compiler import topology
+from experiments.dry_run import topology
 from experiments.engine import (
     batches,
     by_name,
@@ -25,29 +25,39 @@ from experiments.engine import (
     errors,
     log,
     loop,
-    manifest,
     mesh,
     optim,
     run as single,
     signals,
-    step,
+    train_step,
     workdir,
 )
 from experiments.pretrained import adapters, warm_start
-from experiments.studies import attention, runs, study, vmapped_runs
+from experiments.studies import attention, runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress
 from tfm import shapes
 
 
-class Checked(NamedTuple):
-    """What is known of a program that can be trained. It holds no data: a study may have many programs."""
+class Session(NamedTuple):
+    """What all programs of one command have in common."""
 
-    program: study.Program
+    study: studies.Study
+    devices: Mesh
+    requests: signals.Requests
+    measure: bool  # log the symmetry of scores, and measure attention at the end
+    keep_weights: bool
+    printed: set[str]  # lines about the data
+
+
+class Checked(NamedTuple):
+    """The facts about a program that can be trained. It holds no data: a study may have many programs."""
+
+    program: studies.Program
     lines: Sequence[str]  # of the experiment, about its data
     steps: int
     params: int  # of one run
     flops: int  # of the forward pass for one batch of one run
-    evaluation: float  # how many steps one is worth
+    evaluation: float  # the number of steps whose work one evaluation has
     every: int  # steps between evaluations
     data: dict[str, Any] = {}  # single.Work.data
 
@@ -57,7 +67,7 @@ class Checked(NamedTuple):
         return 3.0 * max(self.flops, 1) * len(self.program.runs)
 
     def ahead(self, n: int) -> tuple[float, float]:
-        """FLOPs of all runs from the end of step n on: of steps, and of evaluations."""
+        """Return the FLOPs of all runs after step n: of their steps, and of their evaluations."""
         evaluations = loop.times(n, every=self.every, steps=self.steps)
         return self.step * (self.steps - n), self.step * self.evaluation * evaluations
 
@@ -66,189 +76,171 @@ class Checked(NamedTuple):
         return f"{self.program.name}: {each} {single.si(3 * self.flops, 'FLOP')}"
 
 
-def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
-    """UserError, which says whose it is, where a run of the program could not be trained, or not be compared."""
-    first_of = {run.arm: run for run in reversed(program.runs)}
-    for run in reversed(first_of.values()):
-        with study.naming(f"condition {run.condition}, arm {run.arm}"):
-            work = _work(program, run.settings, devices)
-            task, t = work.task, run.settings.train
-            warm_start.load(run.settings, task.init, resumed=False, files=work.files)
-            plan = single.plan(run.settings, task, devices)
-            if t.growth or t.nan != "abort" or t.keep_best:
-                raise errors.UserError(
-                    "train.growth, nan and keep_best are not for a study: leave them as they are in"
-                    " configs/base.py (a run whose numbers go wrong stops there, and the others go on)"
-                )
-            if metric not in (measured := single.measured(task)):
-                raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
-            for axis in run.settings.mesh.to_dict():
-                getattr(run.settings.mesh, axis)  # the whole study has read it
-            run.settings.refuse_unused()
+class Ready(NamedTuple):
+    """A program with its data."""
+
+    plan: train_step.Plan  # of the first run
+    vmapped: vmapped_runs.VmappedRuns
+    tasks: dict[int, train_step.Task]  # by seed
+    numbers: dict[str, jax.Array]  # in which the rows differ
+    initial: Callable[..., train_step.State]  # vmapped_runs.initial_state of these rows
+    batch: dict[str, jax.ShapeDtypeStruct]  # of a step
+    work: single.Work  # of the first run; `params` replace the random parameters of every run
+
+
+def check(program: studies.Program, session: Session) -> Checked:
+    """Check that the first run of every arm can be trained and compared. Raises UserError, which names the arm."""
+    first_of_arm: dict[str, studies.Run] = {}
+    for run in program.runs:
+        first_of_arm.setdefault(run.arm, run)
+    for run in first_of_arm.values():
+        with studies.naming(f"condition {run.condition}, arm {run.arm}"):
+            work, plan = _check_run(program, run, session)
+    task = work.task
     count = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
     evaluation, every = loop.evaluation_work(task, batch=plan.growth.sizes[0]), plan.every["evaluate"]
-    return Checked(program, work.lines, plan.steps, count, _forward(task), evaluation, every, work.data)
+    return Checked(program, work.lines, plan.steps, count, _forward_flops(task), evaluation, every, work.data)
 
 
-def _work(program: study.Program, settings: config.Settings, devices: Mesh) -> single.Work:
-    """What the experiment makes of a run's settings. UserError where it has no third part, and that is asked for."""
+def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, train_step.Plan]:
+    settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
+    work = prepare_work(program, settings, session.devices)
+    warm_start.load(settings, work.task.init, resumed=False, files=work.files)
+    plan = single.plan(settings, work.task, session.devices)
+    if t.growth or t.nan != "abort" or t.keep_best:
+        raise errors.UserError(
+            "train.growth, train.nan and train.keep_best are not for a study: leave them as they are in "
+            "configs/base.py (a run whose numbers are not finite stops, and the others go on)"
+        )
+    if metric not in (measured := single.measured(work.task)):
+        raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
+    for axis in settings.mesh.to_dict():
+        getattr(settings.mesh, axis)  # the whole study has read it
+    settings.refuse_unused()
+    return work, plan
+
+
+def prepare_work(program: studies.Program, settings: config.Settings, devices: Mesh) -> single.Work:
+    """Prepare a run's experiment. Raises UserError if settings are tuned and its data have no third part for it."""
     work = adapters.prepared(settings, by_name.experiment(settings.experiment), devices)
     if not program.tuning:
         return work
     if work.task.tuning is None:
         raise errors.UserError(
-            f'the experiment "{settings.experiment}" has no third part of its data, on which study.tune could choose: '
+            f'study.tune: the experiment "{settings.experiment}" has no third part of its data to choose by: '
             "let its task have `tuning`, as task.parts makes it"
         )
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
 
-def _forward(task: step.Task) -> int:
-    """FLOPs of the forward pass of one run, for one batch."""
+def _forward_flops(task: train_step.Task) -> int:
+    """Count the FLOPs of the forward pass of one run, for one batch."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    return compilation.flops(task.loss_and_metrics, params, task.train[0], None)
+    return compilation.flops(task.loss, params, task.train[0])
 
 
-class Ready(NamedTuple):
-    """A program with its data."""
-
-    plan: step.Plan  # of the first run
-    vmapped: vmapped_runs.VmappedRuns
-    tasks: dict[int, step.Task]  # by seed
-    abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
-    work: single.Work  # of the first run, with what all begin with in place of random parameters
-
-
-def prepare(program: study.Program, devices: Mesh) -> Ready:
-    """The program, which was checked."""
-    first, rows = program.runs[0], len(program.rows)
+def prepare(program: studies.Program, devices: Mesh) -> Ready:
+    """Prepare a checked program: load the data of every seed."""
+    first = program.runs[0]
     of_seed = {run.seed: run.settings for run in program.runs}
-    works = {seed: _work(program, settings, devices) for seed, settings in of_seed.items()}
+    works = {seed: prepare_work(program, settings, devices) for seed, settings in of_seed.items()}
     work = works[first.seed]
-    with contextlib.redirect_stdout(None):  # `check` has told it
+    with contextlib.redirect_stdout(None):  # `check` has printed it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = single.plan(first.settings, work.task, devices)
     optimiser = functools.partial(optim.optimiser, first.settings, plan.task.frozen)
-    batched = vmapped_runs.side_by_side(devices, 3 * _forward(plan.task))
+    batched = vmapped_runs.side_by_side(devices, 3 * _forward_flops(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
-    batch, alive = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), step.abstract_alive(devices, rows)
-    tasks = {seed: work.task for seed, work in works.items()}
-    return Ready(plan, vmapped, tasks, (batch, alive), work._replace(params={**work.params, **start}))
-
-
-def train(
-    one: Checked,
-    folder: pathlib.Path,
-    devices: Mesh,
-    progress: Progress,
-    *,
-    measure: bool,
-    requests: signals.Requests,
-    sources: dict[str, str],
-    weights: bool = False,
-) -> None:
-    """Train the runs of the program, or go on with them, and write the results of each into its folder: summary.json,
-    of the first seed maps.npz too.
-
-    measure: look into scores and attention too. weights: keep them, as a run alone does. requests: those of the study;
-    Interrupted, behind a save, where there is one. sources: SHA-256 of the user's own files.
-    """
-    program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
-    ready = prepare(program, devices)
-    requests.heed()
-    plan, vmapped, began = ready.plan, ready.vmapped, time.perf_counter()
     numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
+    batch = mesh.abstract_batch(devices, plan.task.train[0], rows=len(program.rows))
+    tasks = {seed: work.task for seed, work in works.items()}
+    return Ready(plan, vmapped, tasks, numbers, initial, batch, work._replace(params={**work.params, **start}))
 
-    def begin() -> step.State:
-        state = initial()
-        return state.replace(params=distributed.put_into(state.params, ready.work.params))
 
+def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
+    """Train the runs of the program, or resume them, and write the results of each run into its own folder.
+
+    sources: SHA-256 of the user's own files, by name. Raises Interrupted, after a save, if a signal has come.
+    """
+    program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
+    ready = prepare(program, session.devices)
+    session.requests.heed()
+    began, task = time.perf_counter(), ready.plan.task
     with contextlib.ExitStack() as stack:
-        stack.enter_context(step.device_errors())
-        start, state = 0, begin()
-        begun = runs.sketches(state.params)
-        if checkpoint.newest(saved) is not None:
-            del state  # never two at once
-            start, state = _resumed(saved, initial(abstract=True)) or (0, begin())
+        stack.enter_context(train_step.device_errors())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
+        start, state, sketches = _begin(ready, saves)
         progress.go_on(start)
-        compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
-        if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
-            compiled = compiled.lower(state, *ready.abstract, numbers).compile()
-            seconds = time.perf_counter() - compiling
-        requests.heed()  # before anything is written
+        compiled, compile_seconds = _compile(ready, state)
+        session.requests.heed()  # before anything is written
         training = loop.Training(
-            plan,
+            ready.plan,
             folder,
             [folder / run.name for run in program.runs],
             saves,
             start=start,
             line=progress,
-            requests=requests,
-            evaluate=vmapped_runs.evaluator(vmapped),
-            probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else None,
+            requests=session.requests,
+            evaluate=vmapped_runs.evaluator(ready.vmapped),
+            probe=jax.jit(jax.vmap(task.probe)) if session.measure and task.probe else lambda params: {},
         )
         stack.enter_context(contextlib.closing(training))
-        inputs = zip(*(batches.iterate(task.train, start=start) for task in ready.tasks.values()), strict=True)
-        seed_R = [list(ready.tasks).index(run.seed) for run in program.rows]
+        if not start or training.is_due("evaluate", start):  # untrained runs too
+            training.catch_up(start, state)
         state = loop.train(
             training,
-            lambda state, batch, alive: compiled(state, batch, alive, numbers),
+            lambda state, batch, alive: compiled(state, batch, alive, ready.numbers),
             state,
-            ([batch[i] for i in seed_R] for batch in inputs),  # rows of the same seed have the same
+            _batches(program, ready, start),
             start=start,
             alive=np.asarray(jax.device_get(state.step) == start),
             place=mesh.place_rows,
         )
-        training.evaluate_behind(state)
-        took: dict[str, Any] = {"compile_seconds": seconds, "sources": sources}
-        if not start:  # else it would be that of the last part
-            took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
-            took["seconds_per_step"] = (took["wall_seconds"] - seconds / len(program.runs)) / one.steps
-        look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
-        common, taken_R = _of_all(one, ready) | took, jax.device_get(state.step)
-        for r, run in enumerate(program.runs):
-            training.stop_if_asked(anew=True)
-            if weights:
-                _keep(folder / run.name, ready.work.files, jax.tree.map(lambda x, r=r: x[r], state), one.steps)
-            params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
-            own: dict[str, Any] = {
-                "condition": run.condition,
-                "arm": run.arm,
-                "seed": run.seed,
-                "params_sha256": checkpoint.digest(params),
-                **{name: log.finite(column[r]) for name, column in training.final.items()},
-                "diverged_at": None if taken_R[r] == one.steps else int(taken_R[r]) + 1,
-                "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
-                "initial": begun[r],
-            }
-            if look:
-                own["attention"], A_MHNN = look(params)
-                if run.seed == program.runs[0].seed:
-                    with disk.draft(folder / run.name / "maps.npz") as file:
-                        np.savez_compressed(file, A_MHNS=A_MHNN)
-            disk.write_json(folder / run.name / "summary.json", own | common)  # last: it says that the run is finished
-    shutil.rmtree(saved)  # behind the results: no one goes on from here
+        training.finish(state)
+        seconds = time.perf_counter() - began if start == 0 else None  # else it is the time since the last stop
+        common = _describe(one, ready, seconds, compile_seconds) | {"sources": dict(sources)}
+        _write_results(one, ready, folder, session, training, state, sketches, common)
+    shutil.rmtree(saved)  # last: nobody resumes from here
 
 
-def _resumed(saved: pathlib.Path, like: step.State) -> tuple[int, step.State] | None:
-    """The step and state of the checkpoint; None where there is only a damaged one, which is put aside."""
-    with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
-        try:
-            return saves.resume(like, fall_back=True)
-        except manifest.Damaged as error:
-            print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
-    aside = saved.with_name(saved.name + manifest.DAMAGED)
-    disk.remove(aside)
-    saved.rename(aside)
-    return None
+def _begin(ready: Ready, saves: checkpoint.Checkpoints) -> tuple[int, train_step.State, list[runs.Sketch]]:
+    """Return the step and the state from which the runs go on, and a sketch of every run's initial parameters."""
+    state = ready.initial()
+    state = state.replace(params=distributed.put_into(state.params, ready.work.params))
+    sketches = runs.sketches(state.params)
+    if not saves.measured:
+        return 0, state, sketches
+    del state  # never two at once
+    start, state = saves.resume(ready.initial(abstract=True))
+    return start, state, sketches
 
 
-def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:
-    """What summary.json tells of all runs of the program alike."""
-    task, devices = ready.vmapped.task, ready.vmapped.mesh
+def _compile(ready: Ready, state: train_step.State) -> tuple[Callable, float]:
+    """Compile the step. Return it and the seconds that it took."""
+    began, compiled = time.perf_counter(), vmapped_runs.step(ready.vmapped)
+    if jax.config.jax_debug_nans or jax.config.jax_disable_jit:  # which need the step before it is compiled
+        return compiled, 0.0
+    alive = train_step.abstract_alive(ready.vmapped.mesh, len(state.step))
+    return compiled.lower(state, ready.batch, alive, ready.numbers).compile(), time.perf_counter() - began
+
+
+def _batches(program: studies.Program, ready: Ready, start: int) -> Iterator[list[dict]]:
+    """Yield the batch of every row, step by step; rows of the same seed share one batch."""
+    position = {seed: i for i, seed in enumerate(ready.tasks)}
+    of_seeds = (batches.iterate(task.train, start=start) for task in ready.tasks.values())
+    for batch in zip(*of_seeds, strict=True):
+        yield [batch[position[run.seed]] for run in program.rows]
+
+
+def _describe(one: Checked, ready: Ready, seconds: float | None, compile_seconds: float) -> dict[str, Any]:
+    """Return the entries of summary.json that all runs of the program share. seconds: of all of its runs together."""
+    task, devices, runs_together = ready.plan.task, ready.vmapped.mesh, len(one.program.runs)
     held_out = task.evaluation
+    times: dict[str, float] = {"compile_seconds": compile_seconds}
+    if seconds is not None:
+        times["wall_seconds"] = seconds / runs_together
+        times["seconds_per_step"] = (seconds - compile_seconds) / runs_together / one.steps
     return {
         "experiment": one.program.runs[0].settings.experiment,
         "steps": one.steps,
@@ -260,30 +252,65 @@ def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:
         "data": list(one.lines),
         "data_sha256": ready.work.data_sha256,
         "evaluation_crc32": runs.crc32(held_out[0]) ^ len(held_out) ^ (runs.crc32(held_out[-1]) if held_out[1:] else 0),
-        "together": len(one.program.runs),
+        "together": runs_together,
         "devices": devices.size,
         "device": mesh.describe(devices),
         "backend": mesh.backend(devices),
         "versions": mesh.versions(),
         "commit": workdir.commit(),
+        **times,
     }
 
 
-def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: step.State, steps: int) -> None:
-    """The last checkpoint of a run, and its other files, in its folder, from which it is opened as a run alone."""
+def _write_results(
+    one: Checked,
+    ready: Ready,
+    folder: pathlib.Path,
+    session: Session,
+    training: loop.Training,
+    state: train_step.State,
+    sketches: list[runs.Sketch],
+    common: dict[str, Any],
+) -> None:
+    """Write the results of every run. common: the entries of summary.json that all runs share."""
+    observe = attention.observer(ready.plan.task) if session.measure and ready.plan.task.maps else None
+    for r, run in enumerate(one.program.runs):
+        training.stop_if_requested(now=True)
+        place, row, taken = folder / run.name, jax.tree.map(lambda x, r=r: x[r], state), int(state.step[r])
+        if session.keep_weights:
+            _keep_weights(place, ready.work.files, row, one.steps)
+        params = jax.device_get(row.params)
+        summary: dict[str, Any] = {
+            "condition": run.condition,
+            "arm": run.arm,
+            "seed": run.seed,
+            "params_sha256": checkpoint.digest(params),
+            **{name: log.finite(column[r]) for name, column in training.final.items()},
+            "diverged_at": None if taken == one.steps else taken + 1,
+            "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
+            "initial": sketches[r],
+        }
+        if observe:
+            summary["attention"], A_MHNN = observe(params)
+            if run.seed == one.program.runs[0].seed:
+                with disk.draft(place / "maps.npz") as file:
+                    np.savez_compressed(file, A_MHNS=A_MHNN)
+        disk.write_json(place / "summary.json", summary | common)  # last: it says that the run is finished
+
+
+def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:
+    """Write the last checkpoint of a run and its other files, so that its folder opens as a single run's."""
     for name, content in files.items():
         disk.write(folder / name, content)
     with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=1)) as saves:
         saves.save(steps, row)
 
 
-def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
-    """The step of a program and its evaluation, for chips that need not be there."""
-    plan, of, _, abstract, _ = prepare(one.program, devices)
-    numbers, rows, name = one.program.numbers, len(one.program.rows), one.program.name
-    state = vmapped_runs.initial_state(of, [run.seed for run in one.program.rows], numbers, abstract=True)
-    held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
-    flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / plan.growth.sizes[0]
-    yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *abstract, numbers), 3 * flops)
-    arguments = state.params, held_out
-    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(of), arguments, flops * size, beside=True)
+def requests(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
+    """Yield the step of a program and its evaluation, to be compiled for chips that need not exist here."""
+    ready, rows, name = prepare(one.program, devices), len(one.program.rows), one.program.name
+    state, alive = ready.initial(abstract=True), train_step.abstract_alive(devices, rows)
+    held_out = mesh.abstract_batch(devices, ready.plan.task.evaluation[0])
+    arguments = state, ready.batch, alive, ready.numbers
+    yield topology.Request(f"step of {name}", vmapped_runs.step(ready.vmapped), arguments)
+    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(ready.vmapped), (state.params, held_out))

@@ -40,7 +40,7 @@ class Progress(log.Line):
         """A step is done; the mean loss of the rows, where it was fetched."""
         one = self._current
         self._pace.step(one.step)
-        if self._pace.steps.recent() is not None:
+        if self._pace.left(1.0) is not None:
             self._known = self._pace
         done, self._step = one.step * (step - self._step), step
         if loss is not None:
@@ -51,9 +51,4 @@ class Progress(log.Line):
     def _ahead(self) -> str:
         """What is left of steps and evaluations."""
         ahead = [self._current.ahead(self._step), *(one.ahead(0) for one in self._later)]
-        return f"{log.clock(self._known.left(*map(sum, zip(*ahead, strict=True))))} left"
-
-    def evaluated(self, seconds: float) -> None:
-        """An evaluation of the program under way has taken so long."""
-        one = self._current
-        self._pace.evaluations.add(seconds, one.step * one.evaluation)
+        return f"{log.clock(self._known.left(sum(map(sum, ahead))))} left"

@@ -1,6 +1,7 @@
-"""The finished runs of a study, read back from its folder; and what of a run tells whether it can be compared."""
+"""The finished runs of a study, read from its folder, and digests that show whether runs can be compared."""
 
 import itertools
+import json
 import math
 import pathlib
 import zlib
@@ -10,24 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import errors, log
-from experiments.studies import file_types, study as studies
+from experiments.engine import disk, errors, log
+from experiments.studies import study as studies
 from tfm import shapes
 
-SYMMETRY = {  # name in metrics.jsonl, of each layer -> words
-    "symmetry": "symmetry s of a head (mean)",
-    "symmetry_sum": "symmetry s, heads summed",
-    "directionality": "directionality d, heads summed",
-}
-ATTENTION = {  # name in summary.json -> words
+SYMMETRY = ("symmetry", "symmetry_sum", "directionality")  # names in metrics.jsonl, of each layer
+ATTENTION = {  # name in summary.json -> label
     "entropy": "entropy (nats)",
     "diagonal": "mass on the diagonal",
     "asymmetry": "asymmetry |A - Aᵀ|/|A|",
 }
-COSTS = {  # of a step, name in summary.json -> words
-    "flops_per_step": "FLOPs",
-    "seconds_per_step": "seconds",
-}
+COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
 SUMS = 4  # of each weight: two that were drawn apart agree by chance once in 10^10
 NEAR = 1e-4  # what programs round otherwise, and summary.json leaves out, is a hundred times less
 
@@ -40,14 +34,15 @@ class Run(NamedTuple):
     condition: str
     arm: str
     seed: int
+    steps: int
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
     maps: pathlib.Path | None
 
     def value(self, metric: str) -> float | None:
-        """What was measured at the end; None where the run diverged, or the number is not finite.
+        """Return the final value; None if the run diverged, or the number is not finite.
 
-        UserError where it came to its end and has no such metric at all.
+        Raises UserError if the run is complete and has no such metric.
         """
         if self.summary.get("diverged_at") is not None:
             return None
@@ -55,26 +50,26 @@ class Run(NamedTuple):
             names = ", ".join(name for name in self.summary if name.startswith("eval/")) or "no metric"
             raise errors.UserError(f'the runs of "{self.arm}" have not measured "{metric}", but {names}')
         x = self.summary[metric]
-        return float(x) if isinstance(x, int | float) and math.isfinite(x) else None
+        return float(x) if x is not None and math.isfinite(x) else None
 
     @property
     def flops(self) -> float:
-        """Of its training; 0: unknown."""
-        return float(self.summary["steps"] * (self.summary.get("flops_per_step") or 0))
+        """FLOPs of the whole training; 0: unknown."""
+        return float(self.steps * (self.summary.get("flops_per_step") or 0))
 
     def curve(self, name: str) -> dict[int, float]:
-        """Step -> what was logged under this name, where it is finite."""
+        """Return step -> the finite values that were logged under this name."""
         points = ((row["step"], row.get(name)) for row in self.rows)
         return {step: float(x) for step, x in points if x is not None and math.isfinite(x)}
 
     @property
     def curves(self) -> dict[str, dict[int, float]]:
-        """The training loss, and what was evaluated: name -> curve."""
+        """The training loss and the evaluations: name -> curve."""
         names = dict.fromkeys(key for row in self.rows for key in row if key == "train/loss" or key.startswith("eval/"))
         return {name: self.curve(name) for name in names}
 
     def layers(self, name: str) -> list[float | None]:
-        """A measure of SYMMETRY or of ATTENTION at the end of training, in each layer; nothing where there is none."""
+        """Return a measure of SYMMETRY or ATTENTION at the end of training, layer by layer; [] if it is missing."""
         if name in ATTENTION:
             return self.summary.get("attention", {}).get(name, [])
         keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
@@ -83,36 +78,39 @@ class Run(NamedTuple):
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
-    """The runs that have a summary.json, in the order of the study. UserError where a file is there and no good."""
+    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read."""
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         place = folder / condition.name / arm.name / f"seed_{seed}"
-        if (place / "summary.json").is_file():
-            summary = file_types.read_summary(place / "summary.json")
+        file = place / "summary.json"
+        if file.is_file():
+            with disk.reading(file, TypeError):
+                summary = json.loads(file.read_bytes())
+                steps = int(summary["steps"])
             maps = place / "maps.npz" if (place / "maps.npz").is_file() else None
-            runs.append(Run(condition.name, arm.name, seed, summary, log.read(place), maps))
+            runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(place), maps))
     return runs
 
 
 def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """The I steps that all curves have, ascending, and their values, one row for each of the R curves."""
+    """Return the I steps that all curves have, ascending, and their values, a row for each of the R curves."""
     step_I = sorted(set.intersection(*map(set, curves))) if curves else []
     value_RI = np.array([[curve[step] for step in step_I] for curve in curves], np.float64)
     return np.array(step_I, int), value_RI.reshape(len(curves), len(step_I))
 
 
 def sketches(params: Any) -> list[Sketch]:
-    """With which values each of R runs began, in a few numbers; params: rows of these. Of c x it is c times that of x.
+    """Return a few sums of each weight with which each of R runs begins; params: the rows of all.
 
-    So arms of a seed are seen to begin with the same where they have the same weight, up to a scale, as their
-    comparison by pairs takes for granted.
+    The sums of c x are c times those of x. They show whether the arms of a seed begin with the same weights, up to a
+    scale: pairs by seed rely on it.
     """
     found: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):
         rows = jax.device_get(leaf_R)
         found = found or [{} for _ in rows]
         name = f"{'/'.join(shapes.names(path))} {'x'.join(map(str, rows.shape[1:]))}"
-        factor_I = np.sin(1.0 + np.arange(rows[0].size))  # else what is moved inside a weight would leave its sums
+        factor_I = np.sin(1.0 + np.arange(rows[0].size))  # else a permutation would leave the sums
         for sketch, row in zip(found, rows, strict=True):
             x_I = factor_I * np.asarray(row, np.float64).reshape(-1)
             sums = [x_I[i::SUMS].sum() for i in range(SUMS)]
@@ -122,7 +120,7 @@ def sketches(params: Any) -> list[Sketch]:
 
 
 def apart(mine: Mapping[str, Any], its: Mapping[str, Any]) -> list[str]:
-    """The weights of the same name and shape that begin otherwise: neither is a multiple of the other, be it by 0."""
+    """Return the weights of the same name and shape of which neither is a multiple of the other, be it by 0."""
     names = []
     for name in filter(its.__contains__, mine):
         a, b = np.array(mine[name], float), np.array(its[name], float)
@@ -133,7 +131,7 @@ def apart(mine: Mapping[str, Any], its: Mapping[str, Any]) -> list[str]:
 
 
 def crc32(batch: dict[str, np.ndarray]) -> int:
-    """A digest of a batch: names and numbers."""
+    """Return a digest of a batch: names and numbers."""
     digest = 0
     for name, array in sorted(batch.items()):
         digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), digest))

@@ -17,7 +17,6 @@ from experiments.studies import inference, statistics
 
 FEWEST, WITH_CONSTANT = 3, 5  # sizes for a law, and for one with E: three numbers, and two points to spare
 RESAMPLES = 300
-NARROW = "of simulated laws of four sizes with 3, 5 and 10 seeds they held the true b in 83, 88 and 93 %, not in 95 %"
 # What may differ between sizes of one model, on the same data: the learning rate may go with the size.
 SIZES = {"model.M", "model.D", "model.H", "model.K", "model.G", "model.F", "model.E"}
 SIZES |= {"train.steps", "train.batch_size", "optim.learning_rate", "optim.weight_decay", "optim.warmup_steps"}

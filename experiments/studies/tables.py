@@ -1,4 +1,4 @@
-"""The tables of a report, as rows of words: of a condition, of all conditions, of what was run."""
+"""The tables of a report, as rows of text: of a condition, of all conditions, of the runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,22 @@ from experiments.studies import inference, overall, scaling, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
-# What an overview says of a kind, but for the kinds worse and better.
+# The kinds, but for worse and better, in an overview.
 SHORT = {statistics.OPEN: "open", statistics.SAME: "same", statistics.CEILING: "ceiling", statistics.FEW: "few seeds"}
 SHORT |= {statistics.EQUAL: "equal", statistics.STUCK: "two clusters"}
 
 
 class Table(NamedTuple):
-    """A heading for each column, rows of as many words, and sentences that belong below."""
+    """A heading for each column, rows of text, and sentences below them."""
 
     head: list[str]
     rows: list[list[str]]
     notes: Sequence[str] = ()
-    kinds: Sequence[Sequence[str]] = ()  # of each cell, for its colour: "worse", "better" or another word
+    kinds: Sequence[Sequence[str]] = ()  # of each cell: "worse" and "better" have a colour
 
 
 def of_condition(condition: statistics.Condition) -> Table:
-    """One row for each arm, in the order of the study."""
+    """Return a row for each arm, in the order of the study."""
     others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in condition.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
     head += [f"minus {condition.reference}", "95 % interval", "p" + " (Holm)" * (condition.together > 1)]
@@ -46,7 +46,7 @@ def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
 
 
 def _difference(difference: statistics.Difference | None) -> list[str]:
-    """Mean, interval and p of the paired difference."""
+    """Return mean, interval and p of the paired difference."""
     if difference is None:
         return ["reference", NONE, NONE]
     if difference.interval is None:
@@ -62,7 +62,7 @@ def signed(x: float | None) -> str:
 
 
 def _steps(step: statistics.ThresholdStep) -> str:
-    """'1,200 (5 of 5); +300 (+120 to +480)': the median, how many seeds got there, and the paired difference."""
+    """Return '1,200 (5 of 5); +300 (+120 to +480)': the median, the seeds that got there, the paired difference."""
     if not step.of:
         return NONE
     median = "not reached" if step.median is None else f"{step.median:,.0f}"
@@ -76,13 +76,21 @@ def _notes(condition: statistics.Condition) -> list[str]:
     if condition.together > 1:
         each = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
         notes[0] += f" Intervals hold for {words.together(condition)} (Bonferroni: {each} each); p is Holm's."
-    notes += _power([arm for arm in condition.compared if arm.difference.detectable])
+    of = {words.quoted(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
+    if of:
+        factors = [f"{one.detectable / one.std:.2g}" for one in sorted(of.values(), key=lambda one: one.n)]
+        least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
+        shown = words.listed(f"{name} {words.number(one.detectable)}" for name, one in of.items())
+        pairs = words.listed(f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None)
+        notes.append(
+            f"Power: these seeds show {least} standard deviations of the paired difference with probability "
+            f"{inference.POWER}: {shown}." + (f" Correlation of the pairs: {pairs}." if pairs else "")
+        )
     if condition.threshold:
         interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else UNKNOWN
         notes.append(
-            f"Steps to {condition.threshold:g}: where {condition.metric} comes to it, interpolated between evaluations "
-            f"({interval} steps apart) and confirmed by the next; median over seeds (how many got there), then the "
-            f"paired difference and its interval, where all pairs got there. A run that diverged never gets there."
+            f"Steps to {condition.threshold:g}: between evaluations ({interval} steps apart), confirmed by "
+            "the next one; median over seeds (how many got there), then the paired difference and its interval."
         )
     if condition.baseline:
         guess = {name: f" ({phrase})" for name, phrase in condition.guess.items()}
@@ -91,21 +99,8 @@ def _notes(condition: statistics.Condition) -> list[str]:
     return notes
 
 
-def _power(arms: Sequence[statistics.Arm]) -> list[str]:
-    """What the seeds of these arms can show with the spread that they have, and what pairing gains."""
-    if not arms:
-        return []
-    of = {words.quoted(arm.name): arm.difference for arm in arms}
-    factors = [f"{one.detectable / one.std:.2g}" for one in sorted(of.values(), key=lambda one: one.n)]
-    least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
-    shown = words.listed(f"{name} {words.number(one.detectable)}" for name, one in of.items())
-    paired = words.listed(f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None)
-    note = f"Power: these seeds show {least} standard deviations of the paired difference with probability"
-    return [f"{note} {inference.POWER}: {shown}." + (f" Correlation of the pairs: {paired}." if paired else "")]
-
-
 def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
-    """Conditions by arms, each with the difference to the reference and a word; None where there are few conditions."""
+    """Return conditions by arms with the difference to the reference and its kind; None for few conditions."""
     if len(conditions) <= MANY:
         return None
     reference, arms = conditions[0].reference, [one.name for one in conditions[0].compared]
@@ -125,7 +120,7 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
 
 
 def of_overall(measures: overall.Overall) -> Table:
-    """One row for each arm: interquartile mean and probability of improvement over all conditions."""
+    """Return a row for each arm: interquartile mean and probability of improvement over all conditions."""
     rows, reference = [], words.quoted(measures.reference)
     for arm in measures.arms:
         mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _range(arm.interval, "+.2%")]
@@ -133,22 +128,22 @@ def of_overall(measures: overall.Overall) -> Table:
         rows.append([arm.name, str(arm.n), *(one.replace("%", " %") for one in mean), *share])
     gained = words.listed(f"{name} {words.number(x)}" for name, x in measures.scale.items() if x)
     unknown = words.quoted(*(name for name, x in measures.scale.items() if not x))
-    left = words.quoted(*measures.left_out)
     notes = [
-        f"P(better): the probability of improvement, that a run of the arm is better than one of {reference} in the "
-        f"same condition, mean over these {len(measures.scale)} conditions; at 0.5 neither is.",
+        f"P(better): the probability that a run of the arm is better than one of {reference} in the same condition, "
+        f"mean over these {len(measures.scale)} conditions.",
         f"No interquartile mean: in {unknown} it is not known that {reference} gained by training."
         if unknown
-        else f"Interquartile mean: of the differences to {reference} paired by seed, without the best and the worst "
-        f"quarter of the runs of all conditions; + is better. 100 % is what {reference} gained by training, its metric "
-        f"at the end against that before the first step: {gained}.",
-        f"Intervals: of {overall.RESAMPLES:,} bootstrap samples of the seeds of each condition, for each number alone; "
-        f"the verdict does not rest on them. With {words.seeds([measures.seeds])} in a condition they are too narrow: "
-        f"{overall.NARROW}.",
-        f"Left out, for a diverged run or fewer than {inference.FEWEST} pairs in a condition: {left}." if left else "",
+        else f"Interquartile mean: of the paired differences to {reference}, + is better; 100 % is what {reference} "
+        f"gained by training: {gained}.",
+        f"Intervals: of {overall.RESAMPLES:,} bootstrap samples of the seeds, for each number alone; the verdict does "
+        f"not rest on them. With {words.seeds([measures.seeds])} in a condition they are too narrow (docs/studies.md).",
     ]
     head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
-    return Table(head, rows, [*filter(None, notes)])
+    return Table(head, rows, notes + _left_out(measures.left_out, "for a diverged run or too few pairs in a condition"))
+
+
+def _left_out(arms: Sequence[str], reason: str) -> list[str]:
+    return [f"Left out, {reason}: {words.quoted(*arms)}."] if arms else []
 
 
 def _range(interval: Sequence[float] | None, form: str) -> str:
@@ -156,9 +151,9 @@ def _range(interval: Sequence[float] | None, form: str) -> str:
 
 
 def of_laws(family: scaling.Family) -> Table:
-    """One row for each arm: its law, and by how much compute it reaches the reference's loss."""
+    """Return a row for each arm: its law, and the compute with which it reaches the reference's loss."""
     rows, reference, sizes = [], words.quoted(family.reference), len(family.conditions)
-    left, constant = words.quoted(*family.left_out), sizes >= scaling.WITH_CONSTANT
+    constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
         row = [law.name, words.number(law.a), f"{law.b:.4f}", _range(law.b_interval, ".4f")]
         row += [words.number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
@@ -167,22 +162,19 @@ def of_laws(family: scaling.Family) -> Table:
     law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
     notes = [
         f"{law}, with C the FLOPs of a training run, C0 = {family.middle:.2g}, fitted to the logarithms of means over "
-        f"seeds of {sizes} sizes ({words.listed(family.conditions)}). Misfit: how far it is from the farthest mean. A "
-        f"law of {sizes} sizes says little beyond them{', and of E only over a wide range' * constant}.",
+        f"seeds of {sizes} sizes ({words.listed(family.conditions)}). It says little beyond these sizes.",
         f"Compute: how many times C0 the arm's law takes for the loss of {reference} at C0, both by their laws. Below "
-        f"1 is better; {NONE} is outside of the arm's sizes. What suits one size or arm better than others, as a "
-        f"learning rate, is in the law too.",
-        f"Intervals: of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, for each number alone. They "
-        f"tell of seeds, not of the law's misfit, and are too narrow with few seeds: {scaling.NARROW}.",
-        f"Left out, for a diverged or missing run: {left}." if left else "",
+        f"1 is better; {NONE} is outside of the arm's sizes.",
+        f"Intervals: of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, for each number alone; with "
+        "few seeds they are too narrow (docs/studies.md).",
     ]
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
-    return Table(head, rows, [*filter(None, notes)])
+    return Table(head, rows, notes + _left_out(family.left_out, "for a diverged or missing run"))
 
 
 def of_runs(record: dict[str, Any]) -> Table:
-    """A label and words for each thing that report.json tells of what was run, and of what wrote the report."""
+    """Return a row for each fact in report.json about the runs, and about what wrote the report."""
     conditions, ran, what = record["conditions"], record["ran"], record["what"]
     finished = f"{record['finished_runs']} of {record['planned_runs']} finished, seeds {words.listed(record['seeds'])}"
     rows = [["experiment", record["experiment"]], ["reference", record["reference"]], ["runs", finished]]
@@ -206,14 +198,14 @@ def of_runs(record: dict[str, Any]) -> Table:
 
 
 def _counted(counts: Mapping[str, int], between: str = ", ") -> str:
-    """'a', or 'a (20 runs), b (10 runs)'."""
+    """Return 'a', or 'a (20 runs), b (10 runs)'."""
     if len(counts) < 2:
         return next(iter(counts), UNKNOWN)
     return between.join(f"{words} ({many} run{'s' if many > 1 else ''})" for words, many in counts.items())
 
 
 def aligned(table: Table) -> str:
-    """Columns side by side: the first to the left, numbers to the right. What the files tell besides is left out."""
+    """Return the table for a terminal, without the FLOPs and without columns that are empty."""
     columns = [
         i for i, name in enumerate(table.head) if name != "FLOP/token" and {row[i] for row in table.rows} != {NONE}
     ]

@@ -1,4 +1,4 @@
-"""Settings that every arm has chosen for itself: the best of a grid, on a part of the training part, with other seeds.
+"""Tuning: each arm chooses the best of a grid of settings, on a part of the training part, with other seeds.
 
 A study before the study trains each arm with each of its values. Its runs lie in the folder `tuning`, as a condition's
 <arm>@<values>/seed_<n>.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matplotlib import figure
+import numpy as np
 
 from experiments.engine import checkpoint, errors
 from experiments.studies import figures, runs, study as studies, styles, tables, words
@@ -23,20 +23,20 @@ _LONGEST = 200  # letters of a folder's name; most systems have 255
 
 
 class Point(NamedTuple):
-    """One of the values, or of their combinations, and what its seeds reached."""
+    """One combination of values, and the metric that its seeds have reached."""
 
     values: dict[str, Any]
     metric: dict[int, float | None]  # by seed; None: it diverged
 
     @property
     def mean(self) -> float | None:
-        """None where a seed diverged: it is never chosen."""
-        found = [x for x in self.metric.values() if x is not None]
-        return sum(found) / len(found) if len(found) == len(self.metric) > 0 else None
+        """None if a seed diverged: the point is never chosen."""
+        finite = [x for x in self.metric.values() if x is not None]
+        return sum(finite) / len(finite) if len(finite) == len(self.metric) > 0 else None
 
 
 class Tuned(NamedTuple):
-    """What an arm has tried in a condition."""
+    """The points of an arm in a condition, and the best of them."""
 
     condition: str
     arm: str
@@ -45,7 +45,7 @@ class Tuned(NamedTuple):
     edges: list[str]  # settings whose best value is the smallest or the largest that was tried
 
     def record(self) -> dict[str, Any]:
-        """For report.json."""
+        """Return the entry of report.json."""
         tried = [{"values": one.values, "mean": one.mean, "by_seed": one.metric} for one in self.points]
         chosen = {"chosen": self.best.values, "at_the_end": self.edges}
         return {"condition": self.condition, "arm": self.arm, **chosen, "tried": tried}
@@ -53,11 +53,11 @@ class Tuned(NamedTuple):
     def __str__(self) -> str:
         edge = f"; {words.listed(self.edges)}: at the end of what was tried" if self.edges else ""
         where = "" if self.condition == studies.ONLY else f"{self.condition}: "
-        return f"  {where}{self.arm} chose {said(self.best.values)} (best of {len(self.points)}{edge})"
+        return f"  {where}{self.arm} chose {in_words(self.best.values)} (best of {len(self.points)}{edge})"
 
 
 def trials(study: studies.Study) -> studies.Study:
-    """The study before the study: an arm for each arm's values; none where nothing is tuned."""
+    """Return the study before the study: an arm for each combination of an arm's values; no arm if nothing is tuned."""
     arms = [
         studies.Named(_name(arm.name, values), {k: x for k, x in arm.changes.items() if k != studies.TUNE} | values)
         for arm in (study.arms if study.grid else ())
@@ -67,26 +67,28 @@ def trials(study: studies.Study) -> studies.Study:
 
 
 def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:
-    """All values of the arm's grid; [{}] where it has none."""
+    """Return all combinations of the values of an arm's grid; [{}] if it has none."""
     grid = study.grid.get(arm, {})
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _name(arm: str, values: dict[str, Any]) -> str:
-    """'tied@learning_rate=0.003', no name of an arm, as a folder may be called."""
-    said = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    name = f"{arm}{studies.VALUES}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', said)}"
+    """Return a folder's name, as 'tied@learning_rate=0.003', which is no name of an arm."""
+    text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    name = f"{arm}{studies.VALUES}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', text)}"
     plain = all(re.fullmatch(r"[a-z0-9_+.-]+|True|False", str(value)) for value in values.values())
     if plain and len(name) <= _LONGEST:
         return name
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{name[: _LONGEST - 9]}-{digest}"  # other values may look alike, or alike on some systems
+    return f"{name[: _LONGEST - 9]}-{digest}"  # other values may give the same text, or the same on some systems
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """What every arm has chosen, as far as all its runs in the study's folder are finished: the best mean over seeds,
-    the first of equals. RunError where none of an arm's values came to the end with all seeds."""
-    found = []
+    """Return the choice of every arm whose tuning runs are all finished: the best mean over seeds, the first of equals.
+
+    Raises RunError if a seed diverged with each of an arm's values.
+    """
+    tuned = []
     finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
         metric, points = study.metric[condition.name], []
@@ -99,83 +101,83 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
         best = min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
         if best.mean is None:
             raise errors.RunError(
-                f"condition {condition.name}, arm {arm.name}: with none of its values of {studies.TUNE} did all seeds "
-                "come to the end: try others"
+                f"condition {condition.name}, arm {arm.name}: a seed diverged with each of its values of "
+                f"{studies.TUNE}: try other values"
             )
-        found.append(Tuned(condition.name, arm.name, points, best, _edges(study.grid[arm.name], best.values)))
-    return found
-
-
-def said(values: dict[str, Any]) -> str:
-    """'optim.learning_rate = 0.003, optim.ema = 0'."""
-    return words.listed(f"{key} = {value}" for key, value in values.items()) or "nothing"
-
-
-def table(tuned: Sequence[Tuned]) -> tables.Table | None:
-    """What each arm has chosen; None where nothing was tuned."""
-    rows = []
-    for one in tuned:
-        tried = words.listed(
-            f"{'/'.join(map(str, values.values()))}: {'diverged' if mean is None else words.number(mean)}"
-            for values, mean in ((point.values, point.mean) for point in one.points)
-        )
-        rows.append([one.condition, one.arm, said(one.best.values), words.number(one.best.mean), tried])
-    notes = [
-        "Each arm chose for itself, by the mean over seeds of its own, trained and evaluated on parts of the training "
-        "part: neither the held-out part nor the seeds of the comparison were seen."
-    ]
-    if beyond := [f"{one.condition}, {one.arm} ({words.listed(one.edges)})" for one in tuned if one.edges]:
-        notes.append(
-            f"Chosen at the end of what was tried, so that better values may lie beyond: {words.listed(beyond)}."
-        )
-    return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
-
-
-def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> list[figures.Figure]:
-    """The metric over the values of each setting, a panel for each, a line for each arm, its best value filled."""
-    style, drawn = styles.of(study), []
-    for condition in study.conditions:
-        mine = [one for one in tuned if one.condition == condition.name and len(one.points) > 1]
-        keys = list(dict.fromkeys(key for one in mine for key, x in study.grid[one.arm].items() if len(x) > 1))
-        if not keys:
-            continue
-        picture = figure.Figure(figsize=(max(5.5, 4.2 * len(keys)), 4.4), layout="constrained")
-        for panel, key in zip(picture.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
-            with_it = [one for one in mine if key in study.grid[one.arm]]
-            tried = [x for one in with_it for x in study.grid[one.arm][key]]
-            values = [x for i, x in enumerate(tried) if x not in tried[:i]]
-            values = sorted(values) if _numeric(values) else values
-            for one in with_it:
-                of = [point for point in one.points if point.values | {key: None} == one.best.values | {key: None}]
-                x_I = [values.index(point.values[key]) for point in of]
-                mean_I = [math.nan if point.mean is None else point.mean for point in of]
-                look = style[one.arm].look | {"mfc": "white"}
-                panel.plot(x_I, mean_I, **look)
-                at = of.index(one.best)
-                panel.plot(x_I[at], mean_I[at], **look | {"mfc": style[one.arm].colour, "ms": 6})
-            panel.set_xticks(range(len(values)), [styles.label(str(x)) for x in values])
-            falls = checkpoint.BETTER[study.metric[condition.name].rpartition("/")[2]] is min
-            figures.dress(panel, styles.label(study.metric[condition.name]), key, falls=falls)
-        styles.legend(picture, {one.arm: style[one.arm] for one in mine})
-        caption = (
-            f"{condition.name}: {study.metric[condition.name]} on the third part of the data over the values that each "
-            f"arm tried, mean of {words.seeds([len(study.tune_seeds)])}; the chosen one is filled, and other settings "
-            f"are at what was chosen. Where a seed diverged there is no point."
-        )
-        drawn.append(figures.written(folder, picture, FOLDER, condition.name, caption))
-    return drawn
+        tuned.append(Tuned(condition.name, arm.name, points, best, _edges(study.grid[arm.name], best.values)))
+    return tuned
 
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
-    """The settings by condition and arm, for `study.runs`."""
+    """Return the chosen settings by condition and arm, for `study.runs`."""
     return {(one.condition, one.arm): one.best.values for one in read(folder, study)}
 
 
 def _edges(grid: Any, best: dict[str, Any]) -> list[str]:
-    """Where numbers of a grid may go on getting better beyond it."""
+    """Return the numeric settings whose best value is the smallest or the largest of several."""
     numbers = {key: x for key, x in grid.items() if len(x) > 1 and _numeric(x)}
     return [key for key, values in numbers.items() if best[key] in (min(values), max(values))]
 
 
 def _numeric(values: Sequence[Any]) -> bool:
     return all(type(x) in (int, float) for x in values)
+
+
+def in_words(values: dict[str, Any]) -> str:
+    """Return 'optim.learning_rate = 0.003, optim.ema = 0'."""
+    return words.listed(f"{key} = {value}" for key, value in values.items()) or "nothing"
+
+
+def table(tuned: Sequence[Tuned]) -> tables.Table | None:
+    """Return the table of the choices; None if nothing was tuned."""
+    rows = []
+    for one in tuned:
+        means = ["diverged" if point.mean is None else words.number(point.mean) for point in one.points]
+        values = ["/".join(map(str, point.values.values())) for point in one.points]
+        tried = words.listed(map(": ".join, zip(values, means, strict=True)))
+        rows.append([one.condition, one.arm, in_words(one.best.values), words.number(one.best.mean), tried])
+    notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
+    if beyond := [f"{one.condition}, {one.arm} ({words.listed(one.edges)})" for one in tuned if one.edges]:
+        notes.append(f"At the end of what was tried, so that better values may lie beyond: {words.listed(beyond)}.")
+    return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
+
+
+def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> list[figures.Figure]:
+    """Draw the metric over the values of each setting: a panel for each setting, a line for each arm."""
+    drawn = []
+    for condition in study.conditions:
+        mine = [one for one in tuned if one.condition == condition.name and len(one.points) > 1]
+        keys = dict.fromkeys(key for one in mine for key, x in study.grid[one.arm].items() if len(x) > 1)
+        values, metric = {key: _values(study, mine, key) for key in keys}, study.metric[condition.name]
+        if not keys:
+            continue
+        panels = [
+            figures.Panel(
+                metric, key, {one.arm: _curve(one, key, values[key]) for one in mine if key in one.best.values}
+            )
+            for key in keys
+        ]
+        drawing, grid, _ = figures.draw_panels([panels], styles.of(study), width=4.2, height=3.6)
+        for panel, key in zip(grid[0], keys, strict=True):
+            labels = [styles.label(str(x)) for x in values[key]]
+            panel.set_xticks(range(len(labels)), labels, parse_math=False)
+        caption = (
+            f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "
+            f"{words.seeds([len(study.tune_seeds)])}, other settings at what was chosen; none where a seed diverged."
+        )
+        drawn.append(figures.write(folder, drawing, FOLDER, condition.name, caption))
+    return drawn
+
+
+def _values(study: studies.Study, tuned: Sequence[Tuned], key: str) -> list[Any]:
+    """Return the values of a setting that these arms tried, each once, numbers in order."""
+    tried = [x for one in tuned for x in study.grid[one.arm].get(key, [])]
+    values = [x for i, x in enumerate(tried) if x not in tried[:i]]
+    return sorted(values) if _numeric(values) else values
+
+
+def _curve(one: Tuned, key: str, values: list[Any]) -> figures.Curve:
+    """Return the places of an arm's values of a setting, and the means there, other settings at what was chosen."""
+    points = [point for point in one.points if point.values | {key: None} == one.best.values | {key: None}]
+    mean_I = [math.nan if point.mean is None else point.mean for point in points]
+    return np.array([values.index(point.values[key]) for point in points]), np.array([mean_I])

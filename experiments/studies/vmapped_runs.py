@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, mesh as meshes, step as steps
+from experiments.engine import compilation, mesh as meshes, train_step as steps
 from tfm import shapes
 
 Numbers = dict[str, np.ndarray]  # name -> R numbers
@@ -107,9 +107,8 @@ def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
 
     def one(state: steps.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[steps.State, dict]:
         rate, optimiser = of.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
-        return steps.one_step(of.task, optimiser, rate, of.mesh, accumulation=of.accumulation, sharded=sharded)(
-            state, batch, alive
-        )
+        how = {"mesh": of.mesh, "accumulation": of.accumulation, "sharded": sharded}
+        return steps.train_step(state, batch, alive, task=of.task, optimiser=optimiser, rate=rate, **how)
 
     def rows(state: steps.State, *arguments: Any) -> tuple[steps.State, dict]:
         new, metrics = over_rows(of, one)(state, *arguments)
@@ -121,7 +120,7 @@ def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
 
 def held_out(of: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
     """`steps.held_out` of the parameters of all rows, jitted."""
-    sums = steps.held_out(of.task, of.mesh, sharded=sharded)
+    sums = functools.partial(steps.held_out, task=of.task, mesh=of.mesh, sharded=sharded)
     return jax.jit(lambda params, batch: over_rows(of, lambda params: sums(params, batch))(params))
 
 

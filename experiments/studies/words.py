@@ -1,7 +1,7 @@
-"""What the intervals say, in words; and nothing that they do not say: a paragraph on a condition, one on the study.
+"""The sentences of a report: what the intervals say and no more, a paragraph on a condition, one on the study.
 
-Pure functions of the numbers. Where no difference was found, they say how far the intervals reach: few seeds find
-nothing easily.
+Pure functions of the numbers. If no difference was found, they say how far the intervals reach: few seeds find nothing
+easily.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,38 +22,37 @@ OPENING = {  # of the sentence on the arms of a kind
     statistics.FEW: f"Too few seeds for a verdict, which takes {inference.FEWEST}:",
 }
 FAILED = {statistics.UNSTABLE: "diverged", statistics.STUCK: "did not leave the plateau"}
-TAKES = f"it takes at least {inference.FEWEST} seeds in which"
 PAIRED = "Student's t on differences paired by seed, which are taken to be roughly normal"
 
 
 def number(x: float) -> str:
-    """Four decimals, or two digits where these would hide the number."""
+    """Write four decimals, or two digits if four decimals would hide the number."""
     return f"{x:.2g}" if 0 < abs(x) < 0.001 else f"{x + 0.0:.4f}"  # + 0.0: no minus before zero
 
 
 def quoted(*names: str) -> str:
-    """'"none", "tied"': a name may be a word that the sentence could be read with."""
+    """Return '"none", "tied"': a name may be a word with which the sentence could be read."""
     return ", ".join(f'"{name}"' for name in names)
 
 
 def listed(values: Iterable[object]) -> str:
-    """'0, 1, 2'."""
+    """Return '0, 1, 2'."""
     return ", ".join(map(str, values))
 
 
 def joined(names: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
+    """Return 'a', 'a and b', 'a, b and c'."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def seeds(counts: Sequence[int]) -> str:
-    """'1 seed', '5 seeds', '3 to 5 seeds'."""
+    """Return '1 seed', '5 seeds', '3 to 5 seeds'."""
     least, most = min(counts), max(counts)
     return f"{least}{f' to {most}' if most > least else ''} seed{'s' if most != 1 else ''}"
 
 
 def between(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
-    """How far their intervals reach together; of an accuracy, the arm is worse where it is less."""
+    """Write how far their intervals reach together; an arm is worse if its accuracy is less."""
     low, high = min(one.interval[0] for one in differences), max(one.interval[1] for one in differences)
     worse, better = (-low, high) if condition.better == "more" else (high, -low)
     if min(worse, better) < 0:  # all of it on one side, as one may be that is equal within a margin
@@ -63,7 +62,7 @@ def between(condition: statistics.Condition, differences: Sequence[statistics.Di
 
 
 def of_arm(condition: statistics.Condition, difference: statistics.Difference) -> str:
-    """What is to be said of an arm of its kind: 'by 0.0482 (95 % interval 0.0310 to 0.0654, 5 seeds)'."""
+    """Write the difference of an arm of its kind: 'by 0.0482 (95 % interval 0.0310 to 0.0654, 5 seeds)'."""
     many = seeds([difference.n])
     if difference.rates:
         mine, its = difference.rates
@@ -82,31 +81,22 @@ def of_arm(condition: statistics.Condition, difference: statistics.Difference) -
 
 
 def together(condition: statistics.Condition) -> str:
-    """'the 12 comparisons of this study together', and the looks at it."""
+    """Write 'the 12 comparisons of this study together', and the looks at it."""
     looks = f" and for {condition.looks} looks at them" if condition.looks > 1 else ""
     return f"the {condition.comparisons} comparisons of this {condition.family} together{looks}"
 
 
 def of_condition(condition: statistics.Condition) -> str:
-    """One paragraph on a condition, with what was left out and what is missing."""
+    """Write one paragraph on a condition, with the runs that were left out and those that are missing."""
     phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
     for one in condition.compared:
         phrases[one.difference.kind].append(f"{quoted(one.name)} {of_arm(condition, one.difference)}")
-    reference = quoted(condition.reference)
-    if len(phrases[statistics.FEW]) == len(condition.compared):
-        most = max(one.difference.n for one in condition.compared)
-        both = f"both an arm and {reference} are finished, and there are {f'no more than {most}' if most else 'none'}"
-        sentences = [f"No verdict in {condition.metric}: {TAKES} {both}."]
-    else:
-        sentences = [f"Against {reference}, in {condition.metric} ({condition.better} is better)."]
-        sentences += [
-            f"{within(OPENING[kind], [condition])} {'; '.join(each)}." for kind, each in phrases.items() if each
-        ]
-        if any(one.difference.interval for one in condition.compared):
-            hold = f"hold at 95 % for {together(condition)} (Bonferroni)"
-            sentences.append(
-                f"The intervals, {PAIRED}, {hold}." if condition.together > 1 else f"The interval is {PAIRED}."
-            )
+    sentences = [f"Against {quoted(condition.reference)}, in {condition.metric} ({condition.better} is better)."]
+    opened = {_with_margins(OPENING[kind], [condition]): each for kind, each in phrases.items() if each}
+    sentences += [f"{opening} {'; '.join(each)}." for opening, each in opened.items()]
+    if any(one.difference.interval for one in condition.compared):
+        hold = f", hold at 95 % for {together(condition)} (Bonferroni)" if condition.together > 1 else ""
+        sentences.append(f"The interval{'s,' if hold else ' is'} {PAIRED}{hold}.")
     sentences += unlike(condition)
     ends = [
         f"{quoted(arm.name)} seed {seed} "
@@ -122,46 +112,39 @@ def of_condition(condition: statistics.Condition) -> str:
 
 
 def unlike(condition: statistics.Condition) -> list[str]:
-    """Sentences on the arms whose data, or initial values, are not the reference's: what differs may then be those."""
+    """Write sentences on the arms whose data or initial values differ from the reference's."""
     reference, sentences = quoted(condition.reference), []
-    for fact, differs, whose in (
-        ("other_evaluation", "evaluated on the same held-out examples as", "data"),
-        ("other_batches", "trained on the batches of", "batches, in spite of the same seeds"),
-    ):
-        arms: dict[str, list[str]] = {}  # in which seeds -> the arms of which it is so
-        for arm in condition.arms:
-            if other := getattr(arm, fact):
-                arms.setdefault("" if len(other) == arm.n else f" in seed {listed(other)}", []).append(arm.name)
-        for some, names in arms.items():
-            is_not = f"{quoted(*names)} {'is' if len(names) == 1 else 'are'} not {differs} {reference}{some}"
-            sentences.append(f"{is_not}: their difference may be one of the {whose}.")
     for arm in condition.arms:
+        if arm.other_evaluation:
+            which = f"other held-out examples than {reference} in seed {listed(arm.other_evaluation)}"
+            sentences.append(f"{quoted(arm.name)} has {which}: their difference may be one of the data.")
+        if arm.other_batches:
+            which = f"other training batches than {reference} in seed {listed(arm.other_batches)}"
+            sentences.append(f"{quoted(arm.name)} has {which}: their difference may be one of the batches.")
         if arm.other_initial:
-            more = len(arm.other_initial) - LISTED
             sentences.append(
                 f"{quoted(arm.name)} begins with other values than {reference}, not only at another scale, in weights "
-                f"of the same name and shape: {listed(arm.other_initial[:LISTED])}"
-                f"{f' and {more} more' if more > 0 else ''}. Seeds do not pair these."
+                f"of the same name and shape: {_shortened(arm.other_initial)}. Seeds do not pair these."
             )
     return sentences
 
 
 def of_study(conditions: Sequence[statistics.Condition]) -> str:
-    """One paragraph on a whole study: which arms were worse, better, or neither, and where."""
+    """Write one paragraph on a whole study: for each arm where it was worse, better, or neither."""
     arms = [one for condition in conditions for one in condition.arms]
     missing, diverged = sum(len(one.missing) for one in arms), sum(len(one.diverged) for one in arms)
     sentences = [f"The study is not finished: {missing} of its runs are missing."] if missing else []
     sentences += [f"Left out, since they diverged: {diverged} of its runs."] if diverged else []
     reference = quoted(conditions[0].reference)
     verdicts = [one.difference for one in arms if one.difference and one.difference.kind != statistics.FEW]
-    counts = [one.rates[0].n if one.rates else one.n for one in verdicts]
-    if not counts:
-        return " ".join([*sentences, f"No verdict: {TAKES} an arm and {reference} are finished."])
-    sentences += [f"Against {reference}, {seeds(counts)}."]
-    alike: dict[tuple[str, ...], list[int]] = {}  # kinds in all conditions -> the arms of which these are known
-    for i, each in enumerate(zip(*(condition.compared for condition in conditions), strict=True)):
-        alike.setdefault(tuple(one.difference.kind for one in each), []).append(i)
-    sentences += [_group(kinds, arms, conditions) for kinds, arms in alike.items()]
+    if not verdicts:
+        least = f"it takes at least {inference.FEWEST} seeds in which an arm and {reference} are finished"
+        return " ".join([*sentences, f"No verdict: {least}."])
+    sentences += [f"Against {reference}, {seeds([one.rates[0].n if one.rates else one.n for one in verdicts])}."]
+    alike: dict[str, list[str]] = {}  # phrase -> the arms of which it is true
+    for each in zip(*(one.compared for one in conditions), strict=True):
+        alike.setdefault(_of_arm_in_all(each, conditions), []).append(each[0].name)
+    sentences += [f"{quoted(*names)}: {phrase}." for phrase, names in alike.items()]
     if len(conditions) > 1:
         alone = "Each interval is corrected within its condition, not for the number of conditions."
         every = f"All intervals hold at 95 % for {together(conditions[0])}."
@@ -169,50 +152,40 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
     return " ".join(sentences)
 
 
-def _group(kinds: Sequence[str], arms: Sequence[int], conditions: Sequence[statistics.Condition]) -> str:
-    """'"none", "tied": worse in causal; no difference found in masked (between ... at the widest, 95 %).'"""
+def _of_arm_in_all(arms: Sequence[statistics.Arm], conditions: Sequence[statistics.Condition]) -> str:
+    """Write 'worse in causal; no difference found in masked (between ... at the widest, 95 %)'."""
+    places: dict[str, list[tuple[statistics.Condition, statistics.Difference]]] = {}
+    for condition, arm in zip(conditions, arms, strict=True):
+        places.setdefault(arm.difference.kind, []).append((condition, arm.difference))
     phrases = []
-    for kind in dict.fromkeys(kinds):
-        places = [condition for condition, its in zip(conditions, kinds, strict=True) if its == kind]
-        reach = f" ({_reach(arms, places)}, 95 %)" if kind == statistics.OPEN else ""
-        phrases.append(f"{within(kind, places)}{_where([place.name for place in places], conditions)}{reach}")
-    return f"{quoted(*(conditions[0].compared[i].name for i in arms))}: {'; '.join(phrases)}."
+    for kind, pairs in places.items():
+        those, differences = zip(*pairs, strict=True)
+        reach = ""
+        if kind == statistics.OPEN and len({one.metric for one in those}) == 1:
+            reach = f" ({between(those[0], differences)}{' at the widest' * (len(those) > 1)}, 95 %)"
+        phrases.append(f"{_with_margins(kind, those)}{_where(those, conditions)}{reach}")
+    return "; ".join(phrases)
 
 
-def within(text: str, conditions: Sequence[statistics.Condition]) -> str:
-    """'equal within the margin' with these conditions' margins."""
+def _with_margins(text: str, conditions: Sequence[statistics.Condition]) -> str:
+    """Put the conditions' margins into 'equal within the margin'."""
     return text.replace("the margin", joined(list(dict.fromkeys(f"{one.margin:g}" for one in conditions))), 1)
 
 
-def _where(names: Sequence[str], conditions: Sequence[statistics.Condition]) -> str:
-    """'' for the only condition, ' in causal and masked', ' in all 7 conditions'."""
+def _where(some: Sequence[statistics.Condition], conditions: Sequence[statistics.Condition]) -> str:
+    """Return '' for the only condition, ' in causal and masked', ' in all 7 conditions'."""
     if len(conditions) == 1:
         return ""
-    return f" in all {len(names)} conditions" if len(names) == len(conditions) > 2 else f" in {joined(names)}"
-
-
-def _reach(arms: Sequence[int], conditions: Sequence[statistics.Condition]) -> str:
-    """How far the intervals of these arms reach together, for each metric."""
-    of_metric: dict[str, list[statistics.Condition]] = {}
-    for condition in conditions:
-        of_metric.setdefault(condition.metric, []).append(condition)
-    phrases = []
-    for metric, places in of_metric.items():
-        each = [place.compared[i].difference for place in places for i in arms]
-        several = f" in {metric}" * (len(of_metric) > 1) + " at the widest" * (len(each) > 1)
-        phrases.append(between(places[0], each) + several)
-    return joined(phrases)
+    whole = len(some) == len(conditions) > 2
+    return f" in all {len(some)} conditions" if whole else f" in {joined([one.name for one in some])}"
 
 
 def of_past(study: studies.Study, past: plan.Past) -> list[str]:
-    """Sentences on what was planned and read in the study's folder, and is not in its tables."""
-    now = plan.comparisons(study)
-    gone = [words for comparison, words in past.comparisons.items() if comparison not in now]
-    sentences = []
-    if gone:
-        more = f" and {len(gone) - LISTED} more" if len(gone) > LISTED else ""
+    """Write sentences on what was planned and read in the study's folder, and is not in its tables."""
+    now, sentences = plan.comparisons(study), []
+    if gone := [text for comparison, text in past.comparisons.items() if comparison not in now]:
         counted = "Planned in this folder before, left out now, and counted among the comparisons"
-        sentences += [f"{counted}: {'; '.join(gone[:LISTED])}{more}."]
+        sentences += [f"{counted}: {_shortened(gone, '; ')}."]
     if past.share > 1 + 1e-9:  # a sum of shares
         sentences += [
             f"Verdicts were read over {len(past.looks)} different sets of seeds, for which study.looks did not allow: "
@@ -223,7 +196,7 @@ def of_past(study: studies.Study, past: plan.Past) -> list[str]:
 
 
 def of_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
-    """What so many seeds can show; in the metric where runs of this folder tell the standard deviations."""
+    """Write what so many seeds can show; in the metric if runs of this folder tell the standard deviations."""
     n, m = len(study.seeds), max(one.together for one in conditions)
     if n < inference.FEWEST:
         return f"power: {seeds([n])} can show no difference, which takes {inference.FEWEST}"
@@ -233,9 +206,15 @@ def of_power(study: studies.Study, conditions: Sequence[statistics.Condition], f
     for one in conditions:
         if std := [arm.difference.std for arm in one.compared if arm.difference.std]:
             reach = " to ".join(dict.fromkeys(number(least * x) for x in (min(std), max(std))))
-            found.append(f"{reach} in {one.metric}{_where([one.name], conditions)}")
+            found.append(f"{reach} in {one.metric}{_where([one], conditions)}")
     return (
         f"power: {seeds([n])} show a difference of {least:.2g} standard deviations of the paired difference with "
         f"probability {inference.POWER}, for {together(conditions[0])}; {needed}"
         + (f"\nwith those of the runs in {folder}: {'; '.join(found)}" if found else "")
     )
+
+
+def _shortened(values: Sequence[str], between: str = ", ") -> str:
+    """Join at most LISTED values, and say how many more there are."""
+    more = f" and {len(values) - LISTED} more" if len(values) > LISTED else ""
+    return between.join(values[:LISTED]) + more

@@ -1,8 +1,8 @@
-"""What is done with a trained model: each tool is a command, and a function of the same arguments."""
+"""Tools for trained models: each is a command, and a function of the same arguments."""
 
+import signal
 import sys
 
-if sys.argv[:1] == ["-m"]:  # python -m experiments.tools.NAME: it takes seconds to import what does better
-    from experiments.engine import signals
-
-    signals.from_the_start()
+if sys.argv[:1] == ["-m"]:  # python -m experiments.tools.NAME: Ctrl-C ends it at once and without a traceback
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -3,95 +3,95 @@
 python -m experiments.tools.evaluate --checkpoint=DIR --file=test.txt
 evaluate.run("DIR", file="test.txt")
 
-Tells nats and perplexity per token, bits per byte and perplexity per word, and returns these numbers by name; the last
-two can be compared between models with other tokens. Every token but the first is counted once, in windows as long as
-the model's context, one behind the other as in the run's own evaluation: the first tokens of each are told little. With
---stride=S windows begin S tokens apart, and each asks for its last S tokens alone, which see the others before them;
-that is slower, and the text easier to predict.
+Prints nats and perplexity per token, bits per byte and perplexity per word, and returns these numbers by name; the last
+two can be compared between models with other tokens. Every token but the first is counted once, in windows of the
+model's context that do not overlap, as in a run's own evaluation. With --stride=S windows begin S tokens apart and each
+counts its last S tokens alone: that is slower, and these tokens have more context.
 """
 
-import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.data import perplexity, text, tokens, windows
-from experiments.engine import batches, config, distributed, errors
+from experiments.engine import batches, config, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
-from tfm import word_loss
+from tfm import loss
 from tfm.attention import mask as masks
 
-AT_ONCE = 2**13  # tokens
+BATCH = 2**13  # tokens
+HELP = {
+    "file": "The text, as text.source names it, all of it: test.txt, a folder, test.jsonl.",
+    "field": "The field of a table with the text, as text.field.",
+    "stride": "Tokens from one window to the next; 0: the model's context.",
+}
 
 
-@command.tool(
-    file="The text, as text.source names it, but all of it: test.txt, a folder, test.jsonl.",
-    field="Of tables, as text.field: the field with the text.",
-    stride="Tokens from one window to the next; 0: the model's context.",
-)
 def run(
-    checkpoint: str | os.PathLike,
+    checkpoint: command.Path,
     *,
-    file: str | os.PathLike = "",
+    file: command.Path = "",
     field: str = "",
     stride: int = 0,
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: str | os.PathLike = "",
+    workdir: command.Path = "",
 ) -> dict[str, float]:
-    """What the model makes of the file, by name."""
-    model = open_model.open(checkpoint, trust=trust)
-    open_model.expect(model, "causal")
+    """Return the measures of the text by name."""
     config.at_least(0, {"stride": stride})
     if not str(file):
-        raise errors.UserError("say which text: --file=test.txt")
-    words, part = open_model.words(model), text.whole(str(file), field)
-    token_T = tokens.of(words, part)
+        raise errors.UserError("the text is missing: --file=test.txt")
+    model, out = command.load(checkpoint, trust, device, "causal"), command.output(workdir, "evaluation.txt")
+    tokenizer, part = open_model.words(model), text.whole(str(file), field)
+    token_T = tokens.of(tokenizer, part)
     if len(token_T) < 2:
-        raise errors.UserError(f"{file} has {len(token_T)} tokens, and the first that is counted is the second")
+        raise errors.UserError(f"{file} has {len(token_T)} tokens: the first token is not predicted, so 2 are needed")
     N = min(model.facts["N"], len(token_T) - 1)
-    begins = words.bos is not None and words.encode("")[:1].tolist() == [words.bos]  # which no text has to predict
-    how = {"N": N, "stride": stride, "never": words.bos if begins else -1}
-    nats, right, asked = np.sum([*counts(model, token_T, **how)], axis=0, dtype=np.float64)
-    size = perplexity.size(part, first=words.decode(token_T[:1]))
-    measures = perplexity.measures(float(nats), tokens=int(asked), of=size) | {"accuracy": float(right / asked)}
-    if lost := perplexity.lost(words, part):
+    begins = tokenizer.bos is not None and tokenizer.encode("")[:1].tolist() == [tokenizer.bos]
+    ignored = tokenizer.bos if begins else -1  # no text has to predict where it begins
+    sums = np.sum([*counts(model, token_T, N=N, stride=stride, ignored=ignored)], axis=0, dtype=np.float64)
+    nats, right, n = sums.tolist()
+    size = perplexity.size(part, first=tokenizer.decode(token_T[:1]))
+    measures = perplexity.measures(nats, tokens=int(n), of=size) | {"accuracy": right / n}
+    lost = perplexity.lost(tokenizer, part)
+    if lost:
         measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
-    shown = "\n".join(f"  {name.replace('_', ' '):<22}{shorter(value)}" for name, value in measures.items())
-    shown += f"\n  no bits per byte, as the tokenizer does not give back the text: {lost}" * bool(lost)
-    how = f", {stride} apart" if 0 < stride < N else " that do not overlap"
-    title = f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(asked):,} tokens in windows of {N}{how}"
-    command.tell(f"{title}\n{shown}", workdir, "evaluation.txt")
+    windows_ = f"windows of {N}" + (f", {stride} apart" if 0 < stride < N else " that do not overlap")
+    lines = [f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(n):,} tokens in {windows_}"]
+    lines += [f"  {name.replace('_', ' '):<22}{shown(value)}" for name, value in measures.items()]
+    lines += [f"  no bits per byte, as the tokenizer does not give back the text: {lost}"] * bool(lost)
+    command.report("\n".join(lines), out)
     return measures
 
 
-def shorter(value: float) -> str:
-    """Return the number with four digits behind the point, or as a power of ten if it is large."""
+def shown(value: float) -> str:
+    """Return the number with four decimals, or as a power of ten if it is large."""
     return f"{value:,.4f}" if abs(value) < 1e9 else f"{value:.4g}"
 
 
 def counts(
-    model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int, never: int = -1
-) -> Any:
-    """Of each batch of windows the nats of what was asked, how many of it were right, and how many it was. never: the
-    id that begins texts, and is not asked for."""
+    model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int, ignored: int = -1
+) -> Iterator[Any]:
+    """Yield for each batch of windows: nats, correct predictions, and tokens. ignored: an id that is no target."""
     network, mask = model.network(), models.masked(model.fields, masks.causal)
 
     @jax.jit
     def measured(params: Any, batch: dict) -> tuple[jax.Array, ...]:
-        asked = word_loss.Asked(batch["target_BN"], batch["weight_BN"] * (batch["target_BN"] != never))
-        found, _ = network.apply(params, batch["w_BN"], mask=mask, asked=asked)
-        return found["loss"][0], found["accuracy"][0], found["loss"][1]
+        weight_BN = batch["weight_BN"] * (batch["target_BN"] != ignored)
+        x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], mask=mask)[0])
+        measures = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.cap)
+        return measures["loss"][0], measures["accuracy"][0], measures["loss"][1]
 
     fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)
-    params, rows = jax.device_put(model.params), batches.evaluation(fetch, n=n, batch=max(min(AT_ONCE // N, n), 1))
+    params, rows = jax.device_put(model.params), batches.evaluation(fetch, n=n, batch=max(min(BATCH // N, n), 1))
     for i in range(len(rows)):
         yield jax.device_get(measured(params, rows[i]))
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(command.main(run, HELP, sys.argv))

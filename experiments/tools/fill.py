@@ -1,95 +1,77 @@
-"""Hidden words filled in by a trained model: a masked run made here, or a published BERT.
+"""Masked tokens filled in by a trained model: a masked run made here, or a published BERT.
 
 python -m experiments.tools.fill --checkpoint=DIR --prompt='The [MASK] sat on the mat.'
 fill.run("DIR", prompt="The [MASK] sat on the mat.")
 
-Prints the text with the likeliest words in it, and for each [MASK] the five likeliest with their probabilities, and
-returns this text.
+Prints and returns the text with the most likely tokens in it, and for each [MASK] the five most likely ones with their
+probabilities.
 """
 
-import os
 import sys
 
 import jax
 import numpy as np
 
-from experiments.data import tokenizer
-from experiments.engine import distributed, errors
+from experiments.data import tokenizer as tokenizers
+from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 
 MASK = "[MASK]"
-SHOWN = 5  # likeliest words for each hidden one
+SHOWN = 5  # most likely tokens for each mask
+HELP = {"prompt": "The text, with a [MASK] for each token to fill in."}
 
 
-@command.tool(prompt="The text, with a [MASK] for each hidden word.")
 def run(
-    checkpoint: str | os.PathLike,
+    checkpoint: command.Path,
     *,
     prompt: str = "",
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: str | os.PathLike = "",
+    workdir: command.Path = "",
 ) -> str:
-    """The prompt with each [MASK] filled in, and the likeliest words for each."""
-    model = open_model.open(checkpoint, trust=trust)
-    open_model.expect(model, "masked")
-    words = open_model.words(model)
-    id_N, N = hidden(words, prompt), model.facts["N"]
+    """Return the prompt with each [MASK] filled in, and the most likely tokens of each."""
+    model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
+    tokenizer, N = open_model.words(model), model.facts["N"]
+    id_N = encode(tokenizer, prompt)
     if len(id_N) > N:
-        raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the context of the model holds {N} in all")
+        raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the context of the model holds {N}")
     p_NW = np.asarray(jax.nn.softmax(model(id_N[None])[0]))
-    shown = table(words, prompt, p_NW[id_N == words.mask, : words.size])  # further rows are no words
-    return command.tell(shown, workdir, "filled.txt")
+    p_NW = p_NW[id_N == tokenizer.mask, : tokenizer.size]  # a model may have more rows than tokens
+    return command.report(table(tokenizer, id_N, p_NW), file)
 
 
-def hidden(words: tokenizer.Tokenizer, text: str) -> np.ndarray:
-    """The ids of the text, with that of a hidden word for each [MASK]."""
+def encode(tokenizer: tokenizers.Tokenizer, text: str) -> np.ndarray:
+    """Return the token ids of the text, the mask's for each [MASK]. Raises UserError for a text without [MASK]."""
     parts = text.split(MASK)
     if len(parts) == 1:
-        raise errors.UserError(f"the prompt must have a {MASK} for each hidden word: --prompt='The {MASK} sat'")
-    if words.mask is None:
-        raise errors.UserError("the tokenizer of this model has no word that stands for a hidden one")
-    name = words.name(words.mask)
-    if words.mask in words.encode(name):
-        id_N = words.encode(text.replace(MASK, name))
-    else:  # a tokenizer of ours, to which [MASK] is six letters
-        pieces = [words.encode(parts[0], specials=False)]
+        raise errors.UserError(f"the prompt needs a {MASK} for each token to fill in: --prompt='The {MASK} sat'")
+    if tokenizer.mask is None:
+        raise errors.UserError("the tokenizer of this model has no mask token")
+    name = tokenizer.name(tokenizer.mask)
+    if tokenizer.mask in tokenizer.encode(name):
+        id_N = tokenizer.encode(text.replace(MASK, name))
+    else:  # a tokenizer of this project, to which [MASK] is six letters
+        pieces = [tokenizer.encode(parts[0], specials=False)]
         for part in parts[1:]:
-            pieces += [[words.mask], words.encode(part, specials=False)]
+            pieces += [[tokenizer.mask], tokenizer.encode(part, specials=False)]
         id_N = np.concatenate(pieces).astype(np.int32)
-    if np.sum(id_N == words.mask) != len(parts) - 1:
-        raise errors.UserError(f"the prompt has another word for a hidden one than {MASK}: write {MASK} for each")
+    if np.sum(id_N == tokenizer.mask) != len(parts) - 1:
+        raise errors.UserError(f"the prompt has {name} in addition to {MASK}: write {MASK} for each")
     return id_N
 
 
-def table(words: tokenizer.Tokenizer, text: str, p_NW: np.ndarray) -> str:
-    """The text with its N hidden words filled in, and for each a line of the likeliest ones and their probabilities."""
-    lines = [filled(words, text.split(MASK), p_NW.argmax(-1).tolist())]
+def table(tokenizer: tokenizers.Tokenizer, id_N: np.ndarray, p_NW: np.ndarray) -> str:
+    """Return the text with its masks filled in, and a line with the most likely tokens of each. p: of the masks."""
+    filled_N = id_N.copy()
+    filled_N[id_N == tokenizer.mask] = p_NW.argmax(-1)
+    lines = [tokenizer.decode(filled_N.tolist())]
     for number, p_W in enumerate(p_NW, 1):
-        likeliest = np.argsort(-p_W, kind="stable")[:SHOWN]
-        shown = ", ".join(f"{words.decode([w]) or words.name(w)!r} {p_W[w]:.3f}" for w in likeliest.tolist())
+        likely = np.argsort(-p_W, kind="stable")[:SHOWN].tolist()
+        shown = ", ".join(f"{tokenizer.decode([w]) or tokenizer.name(w)!r} {p_W[w]:.3f}" for w in likely)
         lines.append(f"  {MASK} {number}: {shown}")
     return "\n".join(lines)
 
 
-def filled(words: tokenizer.Tokenizer, parts: list[str], ids: list[int]) -> str:
-    """The parts of the text as they are, with the word of an id between two of them."""
-    text, together = parts[0], []  # words without text between them may be the bytes of one character
-    for id, part in zip(ids, parts[1:], strict=True):
-        together.append(id)
-        if part:
-            text, together = text + between(words, together, text) + part, []
-    return text + between(words, together, text) if together else text
-
-
-def between(words: tokenizer.Tokenizer, ids: list[int], before: str) -> str:
-    """The text of the ids after this one, without a space that it has already and the ## of a word that goes on."""
-    alone = [words.decode([id]) for id in ids]
-    text = words.decode(ids) if all(alone) else "".join(a or words.name(id) for a, id in zip(alone, ids, strict=True))
-    text = text.removeprefix("##") or text
-    return (text.lstrip() or text) if not before or before[-1].isspace() else text
-
-
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(command.main(run, HELP, sys.argv))

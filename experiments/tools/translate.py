@@ -1,14 +1,13 @@
-"""Sentences translated by a trained model, a run of the experiment translation, and how good a test's translations are.
+"""Sentences translated by a trained model, a run of the experiment translation, with the scores of a test set.
 
 python -m experiments.tools.translate --checkpoint=DIR --file=test.en --reference=test.es --workdir=OUT
 translate.run("DIR", file="test.en", reference=("test.es",), workdir="OUT")
 
-DIR is the run's folder; a line of each file is a sentence, and of several references each has a translation of all.
-Prints chrF and BLEU of the whole file, greedily and with a beam of 4, each behind the signature of sacrebleu; without a
-reference the translations. OUT gets those of the beam, line by line, as translations.txt.
+Each line of a file is a sentence; each reference has a translation of all of them. With a reference the tool prints
+chrF and BLEU of the whole file, greedily and with a beam of 4, each after the signature of sacrebleu; otherwise it
+prints the translations. OUT gets the translations of the beam, line by line, as translations.txt.
 """
 
-import os
 import pathlib
 import sys
 
@@ -16,51 +15,60 @@ import numpy as np
 
 from experiments import translation
 from experiments.data import files, pairs, translation_score
-from experiments.engine import distributed, errors, log
+from experiments.engine import errors, log
 from experiments.pretrained import open_model
 from experiments.tools import command
 
 BATCH = 64  # sentences that are translated together
-LEAST = 0.2  # share of a text's words that are common ones of a language, from which on it looks like it
+LEAST = 0.2  # a text is taken for a language if this share of its words are common ones of the language
+HELP = {"file": "The sentences, one a line.", "reference": "Their translations; several files may be given."}
 
 
-@command.tool(file="The sentences, one a line.", reference="Their translations; several files may be given.")
 def run(
-    checkpoint: str | os.PathLike,
+    checkpoint: command.Path,
     *,
-    file: str | os.PathLike = "",
+    file: command.Path = "",
     reference: tuple[str, ...] = (),
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: str | os.PathLike = "",
+    workdir: command.Path = "",
 ) -> list[str]:
-    """The translations of the file's lines, of an empty one and of one that is too long for the model ''."""
+    """Return the translations of the lines; '' for an empty line and for one that is too long for the model."""
     if not str(file):
-        raise errors.UserError("say what to translate: --file=test.en")
-    given = [file, *([reference] if isinstance(reference, str) else reference)]
-    translation_score.metrics() if given[1:] else None  # a missing library is said before the work, not after it
-    model = open_model.open(checkpoint, trust=trust)
-    open_model.expect(model, "translation")
-    sources, *translators = pairs.parallel([files.on_disk(pathlib.Path(name)) for name in given])
-    write = command.output(workdir, "translations.txt")
+        raise errors.UserError("the file to translate is missing: --file=test.en")
+    if reference:
+        translation_score.metrics()  # raises UserError for a missing library before the work begins
+    model, out = command.load(checkpoint, trust, device, "translation"), command.output(workdir, "translations.txt")
+    paths = [file, *([reference] if isinstance(reference, str) else reference)]
+    sources, *references = pairs.parallel([files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
         raise errors.UserError(f"{file} holds no sentence")
-    words = pairs.Subwords(open_model.words(model).library)
-    N, B = model.facts["N"], len(sources)
-    ways = translation.translator(model.network(), words, N=N, batch=min(BATCH, B))(model.params, sources)
-    text, long = "\n".join(ways["beam"]), B - int(np.sum(pairs.padded(words, sources, N=N)[1]))
-    told = [f"{B:,} sentences; {long:,} of more than {N - 1} tokens, which are translated by nothing"]
-    said = open_model.saved(model.path / "data.json")
-    alike = {side: pairs.looks_like(sources, said[side]) for side in translation.SIDES if side in said}
-    if len(alike) == 2 and alike["target"] > max(2 * alike["source"], LEAST):
-        told[0] = f"warning: {file} looks like what this model translates into, not from (pairs.reverse)\n{told[0]}"
-        print(told[0].partition("\n")[0], file=sys.stderr, flush=True) if not translators else None
-    for way, some in ways.items() if translators else ():
-        told += [f"{way}:", translation_score.signed(some, list(zip(*translators, strict=True)))]
-    log.say("\n".join(told if translators else [text]), "\n")
-    write(text)
-    return ways["beam"]
+    tokenizer, N, B = pairs.Subwords(open_model.words(model).library), model.facts["N"], len(sources)
+    if looks_translated(model, sources):
+        message = f"warning: {file} looks like what this model translates into, not from (pairs.reverse)"
+        print(message, file=sys.stderr, flush=True)
+    translate = translation.translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
+    translations = translate(model.params, sources)
+    if references:
+        long = B - int(np.sum(pairs.padded(tokenizer, sources, N=N)[1]))
+        lines = [f"{B:,} sentences; {long:,} of more than {N - 1} tokens, scored as empty translations"]
+        for name, texts in translations.items():
+            lines += [f"{name}:", translation_score.signed(texts, list(zip(*references, strict=True)))]
+        log.say("\n".join(lines), "\n")
+    else:
+        log.say("\n".join(translations["beam"]), "\n")
+    command.save("\n".join(translations["beam"]), out)
+    return translations["beam"]
+
+
+def looks_translated(model: open_model.Trained, sources: list[str]) -> bool:
+    """Return whether the sentences look more like the model's target language than like its source language."""
+    common = open_model.saved(model.path / "data.json")
+    if not set(translation.SIDES) <= common.keys():
+        return False
+    source, target = (pairs.looks_like(sources, common[side]) for side in translation.SIDES)
+    return target > max(2 * source, LEAST)
 
 
 if __name__ == "__main__":
-    distributed.leave(run.main(sys.argv))
+    sys.exit(command.main(run, HELP, sys.argv))

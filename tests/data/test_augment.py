@@ -3,6 +3,7 @@
 import hypothesis
 import numpy as np
 import pytest
+from errors import raises
 from hypothesis import strategies as st
 from scipy import ndimage
 
@@ -103,27 +104,19 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "words"),
     [
-        (["shift:-1"], "image.augment has 'shift:-1', and images of 5 x 3 pixels need a number .* above 0"),
-        (["shift:3"], "'shift:3', .* less than a side"),  # something is left to see
-        (["flip", "crop:1.5"], "'crop:1.5', .* a whole number from 1, less than a side"),
-        (["flip:2"], "at most 1"),
-        (["mixup:0"], "above 0"),
-        (["cutmix:nan"], "above 0"),
-        (["crop:"], "a whole number"),
-        (["mixup", "cutmix:0.5"], "mixes images by mixup and by cutmix:0.5: keep one"),
-        (["flop"], r'unknown augmentation "flop" \(did you mean "flip"\?\); .* shift, flip, crop, mixup, cutmix'),
-        ([3], 'unknown augmentation "3"'),
+        (["shift:-1"], ["'shift:-1'", "5 x 3"]),
+        (["shift:3"], ["'shift:3'"]),  # nothing would be left to see
+        (["flip", "crop:1.5"], ["'crop:1.5'"]),
+        (["flip:2"], ["'flip:2'"]),
+        (["cutmix:nan"], ["'cutmix:nan'"]),
+        (["crop:"], ["'crop:'"]),
+        (["mixup", "cutmix:0.5"], ["mixup", "cutmix:0.5"]),
+        (["flop"], ["flop", '"flip"', "shift, flip, crop, mixup, cutmix"]),
+        *(([name], [f"'{name}'"]) for name in ("flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0")),
     ],
 )
-def test_what_does_not_suit_the_images_is_refused(changes, sentence):
-    with pytest.raises(errors.UserError, match=sentence):
+def test_what_does_not_suit_the_images_or_changes_nothing_is_refused(changes, words):
+    with raises(errors.UserError, *words):
         plain(pixels(), *changes)
-
-
-@pytest.mark.parametrize("name", ["flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0", "flip:-0.0"])
-def test_an_augmentation_that_changes_nothing_is_refused(name):
-    with pytest.raises(errors.UserError) as caught:
-        augment.chain([name], Y=Y, X=X)
-    assert augment.KEY in str(caught.value) and name in str(caught.value)

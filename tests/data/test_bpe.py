@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small_files
 import tokenizers
+from errors import raises
 from hypothesis import strategies as st
 from small_files import KING, elsewhere  # noqa: F401
 
@@ -37,7 +38,7 @@ def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_pat
     monkeypatch.setattr(bpe, "LEARNED", 2 * len(KING))
     contents = {"train/1.txt": KING, "train/2.txt": KING[::-1], "train/3.txt": KING[::-1] + b" ", "train.txt": b""}
     few, _ = made(tmp_path / "d", **contents)  # of three documents as long, the first and the third
-    assert "from one of each 2 documents" in capsys.readouterr().out
+    assert "2 documents" in capsys.readouterr().out
     assert few.files == bpe.train([KING, b"\0", KING[::-1] + b" "], words=300, specials=("[MASK]",))
     monkeypatch.setattr(bpe, "train", None)
     same, _ = made(tmp_path / "b")  # the same text elsewhere
@@ -53,22 +54,15 @@ def test_what_stands_between_documents_is_between_those_of_whoever_reads_its_fil
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("bpe:257", "bpe:257 must be of at least 258 words .*: bpe:8192"),
-        ("bpe:2000000", "at most 1,048,576"),
-        ("bpe", "no tokenizer 'bpe' .did you mean \"bpe:8192\".*: the tokenizers are bytes, characters, bpe:8192"),
-        ("BPE:8192", 'did you mean "bpe:8192"'),
-        ("bpe:8k", 'did you mean "bpe:8192"'),
-    ],
+    ("name", "right"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
 )
-def test_what_names_no_number_of_words_is_refused(tmp_path, name, sentence):
-    with pytest.raises(errors.UserError, match=sentence):
+def test_what_names_no_number_of_words_is_refused(tmp_path, name, right):
+    with raises(errors.UserError, name, right):
         made(tmp_path, name)
 
 
 def test_what_is_not_utf8_is_refused_and_nothing_is_kept(tmp_path):
-    with pytest.raises(errors.UserError, match="not UTF-8 text .*use the 'bytes' tokenizer"):
+    with raises(errors.UserError, "train.txt", "'bytes'"):
         made(tmp_path, **{"train.txt": KING + b"\xff"})
     assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
 
@@ -150,14 +144,14 @@ def test_text_without_spaces_is_learned_in_time_that_grows_with_its_length(lette
     began = time.process_time()
     library = bpe.learned([letters], words=600, specials=["<|endoftext|>"])
     assert time.process_time() - began < 20
-    assert f"cut in {300_000 // bpe.RUN:,} places" in capsys.readouterr().out
+    assert f"{300_000 // bpe.RUN:,} places" in capsys.readouterr().out
     ids = library.encode(letters[:1000]).ids
     assert library.decode(ids) == letters[:1000] and len(ids) < 3 * 1000 * 0.7
 
 
 def test_text_with_spaces_is_not_cut(capsys):
     for words in (KING.decode() * 9, "x" * (bpe.RUN - 1) + " " + "1." * bpe.RUN + "\n" * (bpe.RUN - 1)):
-        assert [*bpe._cut([words, words])] == [words, words]
+        assert [*bpe.cut([words, words])] == [words, words]
     assert capsys.readouterr().out == ""
     words = "a " + "x" * (2 * bpe.RUN + 3) + " " * bpe.RUN + "b"
-    assert [len(one) for one in bpe._cut([words])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]
+    assert [len(one) for one in bpe.cut([words])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]

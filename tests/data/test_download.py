@@ -1,12 +1,14 @@
 """A named file is at hand, or downloaded whole or not at all."""
 
 import contextlib
+import gc
 import hashlib
 import http.server
 import socket
 import threading
 
 import pytest
+from errors import raises
 from small_files import write
 
 from experiments.data import download, text
@@ -54,52 +56,43 @@ def play(web, tmp_path, monkeypatch):
     return name
 
 
-def refused(tmp_path, complaint):
-    with pytest.raises(errors.UserError, match=complaint):
-        download.fetch("play")
+def refused(tmp_path, *words):
+    with raises(errors.UserError, *words):
+        download.fetch(*download.NAMED["play"])
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
 def test_a_file_is_downloaded_once_and_one_at_hand_comes_first(play, web, tmp_path, monkeypatch):
     play("/good")
-    path = download.fetch("play")
+    path = download.fetch(*download.NAMED["play"])
     assert path == tmp_path / "cache" / "tfm" / "play.txt" and path.read_bytes() == GOOD
     assert [one for one in (tmp_path / "cache").rglob("*") if one.is_file()] == [path]
     assert b"".join(b"".join(part) for part in text.load("play")[1:3]) == GOOD
     monkeypatch.setenv("TFM_DATA", str(tmp_path))
-    assert download.fetch("play") == path and web.asked == ["/good"]
+    assert download.fetch(*download.NAMED["play"]) == path and web.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD})
-    assert download.fetch("play") == tmp_path / "play.txt" and web.asked == ["/good"]
+    assert download.fetch(*download.NAMED["play"]) == tmp_path / "play.txt" and web.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD[:-1]})  # one that is another is refused, not passed over
-    with pytest.raises(errors.UserError, match=f"sha256 {hashlib.sha256(GOOD[:-1]).hexdigest()}.*{SHA256}"):
-        download.fetch("play")
+    with raises(errors.UserError, hashlib.sha256(GOOD[:-1]).hexdigest(), SHA256):
+        download.fetch(*download.NAMED["play"])
 
 
 @pytest.mark.parametrize(
-    ("path", "complaint"),
-    [
-        ("/wrong", f"sent another file for .*{SHA256}.*{hashlib.sha256(GOOD[::-1]).hexdigest()}"),
-        ("/missing", "404.*by hand at .*play.txt"),
-        ("/broken", "1000 more expected.*by hand"),
-    ],
+    ("path", "word"), [("/wrong", hashlib.sha256(GOOD[::-1]).hexdigest()), ("/missing", 404), ("/broken", 1000)]
 )
-def test_a_bad_answer_leaves_nothing_behind(play, tmp_path, path, complaint):
+def test_a_bad_answer_leaves_nothing_behind(play, tmp_path, path, word):
     play(path)
-    refused(tmp_path, complaint)
+    refused(tmp_path, path, word, "cache/tfm/play.txt")
 
 
-def test_no_connection_says_what_to_do_by_hand_and_a_silent_server_is_not_waited_for(play, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests leaves the socket of a silent server to the collector
+def test_no_connection_and_a_silent_server_end_with_what_to_do_by_hand(play, tmp_path, monkeypatch):
     with contextlib.closing(socket.socket()) as unheard:
         unheard.bind(("127.0.0.1", 0))
         play("/", unheard.getsockname()[1])
-        refused(tmp_path, r"refused.*by hand at .*play.txt, .*TFM_DATA")
+        refused(tmp_path, "refused", "play.txt", "TFM_DATA")
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
         play("/", silent.getsockname()[1])
         refused(tmp_path, "timed out")
-
-
-def test_a_cache_that_cannot_be_written_is_said(play, tmp_path, monkeypatch):
-    play("/good")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(write(tmp_path, file=b"where a folder should be") / "file"))
-    refused(tmp_path, "by hand")
+    gc.collect()

@@ -2,37 +2,16 @@
 
 import contextlib
 import errno
-import io
 import mmap
 import os
-import shutil
 import types
 
 import numpy as np
-import pytest
-from PIL import Image
-from small_files import elsewhere, write  # noqa: F401  a fixture
+from errors import raises
+from small_files import X, Y, elsewhere, image_folder as folder, packed, pixels  # noqa: F401  a fixture
 
 from experiments.data import image_file, image_folder, images
 from experiments.engine import disk, errors
-
-Y, X = 5, 3
-
-
-def pixels(b, shape=(Y, X, 3)):
-    return np.random.default_rng(b).integers(0, 256, shape, np.uint8)
-
-
-def packed(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return file.getvalue()
-
-
-def folder(path, *names):
-    """Image b has the b-th of these names."""
-    return str(write(path, **{name: packed(pixels(b)) for b, name in enumerate(names)}))
-
 
 CLASSES = ("cat", "dog")
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
@@ -66,47 +45,16 @@ def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(disk, "draft", full)
-    with pytest.raises(errors.UserError, match=r"images/\w+.npy cannot be written: No space left"):
+    with raises(errors.UserError, "cache/tfm/images", "No space left"):
         load(3)
-
-
-def test_the_kept_images_are_bounded_and_old_drafts_are_removed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(image_folder, "KEPT", 1)
-    kept = tmp_path / "cache" / "tfm" / "images"
-
-    def load(size):
-        images.load(source, size)
-        return len([*kept.glob("*.npy")])
-
-    source = folder(tmp_path / "set", *NAMES)
-    assert load(4) == 1
-    (old,) = kept.glob("*.npy")
-    os.utime(old, (1, 1))
-    drafts = [kept / f"{name}.npy{disk.DRAFT}" for name in ("old", "new")]
-    for file in drafts:
-        file.write_bytes(b"draft")
-    os.utime(drafts[0], (1, 1))
-    assert load(5) == 2 and not drafts[0].exists() and drafts[1].exists()
-    monkeypatch.setattr(image_folder, "CACHE", 1000)
-    for file in {*kept.glob("*.npy")} - {old}:
-        os.utime(file, (2, 2))
-    assert load(4) == 2 and load(6) == 2 and old.exists()  # the one of size 5 was used before it
-    assert "removed" in capsys.readouterr().out
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 9))
-    with pytest.raises(errors.UserError, match="image.size"):
-        load(8)
 
 
 def test_large_images_are_made_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
     """Never more of them in memory than CHUNK_BYTES; the two parts of one set are no copies."""
     monkeypatch.setattr(image_folder, "KEPT", 1)
     monkeypatch.setattr(image_folder, "CHUNK_BYTES", 3 * Y * X * 3)
-    source, written, lead, waits = (
-        folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20))),
-        [],
-        [],
-        [],
-    )
+    source = folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20)))
+    written, lead, waits = [], [], []
     kept, pixels_of = disk.draft, image_file.pixels
 
     @contextlib.contextmanager
@@ -126,6 +74,3 @@ def test_large_images_are_made_a_few_at_a_time_and_stay_on_the_disk(tmp_path, mo
     for array in (data.train_image_BYXZ, data.evaluation_image_BYXZ):
         while not isinstance(array, mmap.mmap):
             array = array.base
-    monkeypatch.setattr(disk, "host_memory", lambda: 10)
-    with pytest.raises(errors.UserError, match="memory"):
-        images.load(source, 4)

@@ -1,35 +1,15 @@
 """Image files in folders of their classes: what part and class each is of; made alike, kept, refused by their names."""
 
-import io
 import os
 
 import numpy as np
 import pytest
+from errors import raises
 from PIL import Image
-from small_files import elsewhere, write  # noqa: F401  a fixture
+from small_files import X, Y, elsewhere, image_folder as folder, packed, pixels, write  # noqa: F401  a fixture
 
 from experiments.data import classes, files, image_file, image_folder, images
 from experiments.engine import disk, errors
-
-Y, X = 5, 3
-
-
-def pixels(b, shape=(Y, X, 3)):
-    return np.random.default_rng(b).integers(0, 256, shape, np.uint8)
-
-
-def packed(array, form="PNG", turned=1):
-    """The file of an image that a camera says to be turned (orientation 6: by a quarter, to the right)."""
-    file, exif = io.BytesIO(), Image.Exif()
-    exif[image_file.ORIENTATION] = turned
-    Image.fromarray(array).save(file, form, exif=exif)
-    return file.getvalue()
-
-
-def folder(path, *names):
-    """Image b has the b-th of these names."""
-    return str(write(path, **{name: packed(pixels(b)) for b, name in enumerate(names)}))
-
 
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
 
@@ -106,7 +86,7 @@ def test_folders_of_parts_have_many_names_and_one_level_more(tmp_path, train, he
 def test_what_may_be_a_part_or_a_class_is_told_by_the_folders_or_refused(tmp_path, folders, found):
     source = folder(tmp_path, *(f"{name}/{n}.png" for name in folders for n in range(2)))
     if found is None:
-        with pytest.raises(errors.UserError, match=str(tmp_path)):
+        with raises(errors.UserError, tmp_path):
             images.load(source)
     else:
         assert images.load(source).classes == found
@@ -120,12 +100,12 @@ def test_files_and_links_that_are_left_out_are_counted_and_no_class_is_lost(tmp_
     assert any("3 .txt" in line and "1 .heic" in line for line in lines)
     assert any("links" in line and " 1, " in line and "dog/link" in line for line in lines)
     write(tmp_path / "set", **{"bird/e.heic": b"e"})
-    with pytest.raises(errors.UserError, match="bird.*'bird'"):
+    with raises(errors.UserError, "bird/e.heic"):
         images.load(source)
     write(tmp_path / "set", **{"bird/f.png": packed(pixels(99))})
     assert images.load(source).classes == ("bird", *CLASSES)
     (tmp_path / "set" / "test").mkdir()
-    with pytest.raises(errors.UserError, match="set/test .*empty"):
+    with raises(errors.UserError, tmp_path / "set" / "test", "empty"):
         images.load(source)
 
 
@@ -137,26 +117,12 @@ def test_classes_that_differ_by_spaces_or_case_are_warned_of_and_many_are_cut(tm
     assert line.startswith("classes: 0, 1, 2, ") and "11" in line and "12" not in line and "100,000" in line
 
 
-@pytest.mark.parametrize("end", ["gif", "tif", "tiff", "webp", "jfif", "ppm", "bmp"])
-def test_what_classify_reads_is_read_in_training(tmp_path, end):
-    forms = {"gif": "GIF", "tif": "TIFF", "tiff": "TIFF", "webp": "WEBP", "jfif": "JPEG", "ppm": "PPM", "bmp": "BMP"}
-    for b in range(4):
-        write(
-            tmp_path,
-            **{
-                f"{'ab'[b % 2]}/{b}.{end}": packed(pixels(b), forms[end])
-                if end in ("tif", "tiff", "webp", "jfif")
-                else plain(pixels(b), forms[end])
-            },
-        )
+@pytest.mark.parametrize("form", ["GIF", "TIFF", "WEBP", "JPEG", "PPM", "BMP"])
+def test_what_classify_reads_is_read_in_training(tmp_path, form):
+    end = form.lower().replace("jpeg", "jfif")
+    write(tmp_path, **{f"{'ab'[b % 2]}/{b}.{end}": packed(pixels(b), form) for b in range(4)})
     data = images.load(str(tmp_path))
     assert len(data.train_label_B) + len(data.evaluation_label_B) == 4 and data.train_image_BYXZ.shape[1:] == (Y, X, 3)
-
-
-def plain(array, form):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, form)
-    return file.getvalue()
 
 
 def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(tmp_path):
@@ -178,10 +144,10 @@ def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(
         assert {image.tobytes() for image in found} == {image.tobytes() for image in data.evaluation_image_BYXZ}
 
 
-@pytest.mark.parametrize("size", [-1, -(10**9), 8193, 10**12])
+@pytest.mark.parametrize("size", [-1, 8193])
 def test_a_size_that_no_image_has_is_refused_by_its_setting(tmp_path, size):
     for source in (folder(tmp_path, *NAMES), "digits"):
-        with pytest.raises(errors.UserError, match=rf"image.size.*{size:,}|image.size.*{size}"):
+        with raises(errors.UserError, "image.size", f"{size:,}"):
             images.load(source, size)
 
 
@@ -221,18 +187,18 @@ def test_what_cannot_be_made_alike_is_refused_by_name(tmp_path):
     source = folder(tmp_path / "set", *NAMES, "test/a.png")
     assert images.load(source).classes == ("cat", "dog house", "test")  # where none is called train
 
-    def refused(sentence, size=0):
-        with pytest.raises(errors.UserError, match=sentence):
+    def refused(*words, size=0):
+        with raises(errors.UserError, *words):
             images.load(source, size)
 
     (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0, (4, 3))))
-    refused(r"cat/c.png has 4 x 3 pixels, and \S*cat/a.png 5 x 3: --config.image.size=64, say, makes")
+    refused("cat/c.png", "4 x 3", "5 x 3", "image.size")
     assert images.load(source, 4).train_image_BYXZ.shape[1:] == (4, 4, 3)
     (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0))[:-40])
-    refused("cat/c.png is no image that can be read", 4)
+    refused("cat/c.png", size=4)
     (tmp_path / "set" / "e.png").write_bytes(packed(pixels(0)))
-    refused("set/e.png lies in no folder of a class: let .*/set have one for each class")
-    with pytest.raises(errors.UserError, match="image.size = 7 is for image files.* digits are 8 x 8, and stay so"):
+    refused("set/e.png")
+    with raises(errors.UserError, "image.size = 7", "8 x 8"):
         images.load("digits", 7)
 
 
@@ -262,14 +228,12 @@ def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monke
     assert data.classes == ("zebra", "10", "ant", "2") and data.evaluation_label_B.tolist() == [0, 1, 2, 3]
     assert "split train: 1" in data.said and "4 of 4" in data.said
     datasets.DatasetDict({"full": whole, "more": whole}).save_to_disk(tmp_path / "other")
-    with pytest.raises(errors.UserError, match="other.*train"):
+    with raises(errors.UserError, "other", "train"):
         images.load(f"hub:{tmp_path / 'other'}")
     with monkeypatch.context() as patch:  # older versions of `datasets` cannot save an empty split of images
         patch.setattr(datasets, "load_from_disk", lambda folder: {"train": whole.select([]), "test": whole})
-        with pytest.raises(errors.UserError, match="other.*(train|empty)"):
+        with raises(errors.UserError, "other"):
             images.load(f"hub:{tmp_path / 'other'}")
     made["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
-    with pytest.raises(
-        errors.UserError, match=r"none \(train\) needs a column Image and one ClassLabel, and has pixels"
-    ):
+    with raises(errors.UserError, "none (train)", "ClassLabel", "pixels"):
         images.load(f"hub:{tmp_path / 'none'}")

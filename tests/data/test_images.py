@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from errors import raises
 from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, elsewhere, idx_folder, npz  # noqa: F401  a fixture
 
 from experiments.data import download, images
@@ -28,7 +29,7 @@ def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack, end):
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion_mnist", "fashion-mnist")])
 def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, folder):
     monkeypatch.setenv("TFM_DATA", str(tmp_path / "env"))
-    with pytest.raises(errors.UserError, match=f"t10k-labels-idx1-ubyte .*{tmp_path}/env/{folder} or .*cache/tfm/"):
+    with raises(errors.UserError, "t10k-labels-idx1-ubyte", tmp_path / "env" / folder):
         images.load(name)
     for number, place in enumerate(("cache/tfm", "env")):
         idx_folder(tmp_path / place / folder, x_train=np.full((TRAIN, Y, X), number, np.uint8))
@@ -36,7 +37,7 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
         assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10 and found.said == ""
     assert found.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[name]
     (tmp_path / "env" / folder / images.FILES[1]).unlink()
-    with pytest.raises(errors.UserError, match="lacks train-labels-idx1-ubyte"):
+    with raises(errors.UserError, "train-labels-idx1-ubyte"):
         images.load(name)
 
     monkeypatch.setenv("TFM_DATA", "~")
@@ -79,7 +80,7 @@ def test_labels_from_1_on_are_refused(tmp_path):
     given = arrays()
     one = {name: given[name] + 1 for name in ("y_train", "y_test")}
     for source in (archive(tmp_path / "a.npz", **one), whole(tmp_path / "b.npz", y=one["y_train"])):
-        with pytest.raises(errors.UserError, match="the smallest label is 1, .* subtract 1 from all labels"):
+        with raises(errors.UserError, source, "label is 1", "subtract 1"):
             images.load(source)
     found = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(given["y_train"], 1)))
     assert len(found.classes) == C and 0 not in found.train_label_B and 0 in found.evaluation_label_B
@@ -137,10 +138,7 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
     for found, expected in zip(images.load(source)[1:5], before[1:5], strict=True):
         np.testing.assert_array_equal(found, expected)
     (folder / "train.npz").unlink()
-    with pytest.raises(errors.UserError, match=rf"nothing to train on beside .*{valid}.npz, .*test.npz: call it train"):
-        images.load(str(folder))
-    whole(folder / f"{'eval' if valid == 'dev' else 'dev'}.npz")
-    with pytest.raises(errors.UserError, match=r"has \w+.npz and \w+.npz: let one of them have another name"):
+    with raises(errors.UserError, folder, "train.npz"):
         images.load(str(folder))
 
 
@@ -161,11 +159,11 @@ def test_one_set_is_split_by_content(tmp_path):
 
 def test_an_unknown_source_or_another_file_is_refused(tmp_path):
     for source in ("", "nothing/here", "digit", "a\0b"):
-        with pytest.raises(errors.UserError, match="digits, fashion_mnist, mnist"):
+        with raises(errors.UserError, repr(source), "digits, fashion_mnist, mnist"):
             images.load(source)
     (tmp_path / "a.txt").write_bytes(b"text")
-    for source, complaint in ((tmp_path / "a.txt", "a.txt is neither"), (tmp_path, "has neither images in folders of")):
-        with pytest.raises(errors.UserError, match=complaint):
+    for source in (tmp_path / "a.txt", tmp_path):
+        with raises(errors.UserError, source):
             images.load(str(source))
 
 
@@ -191,10 +189,8 @@ def parted(path, train, held_out):
 )
 def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
     source = parted(tmp_path / "a.npz", train, held_out)
-    with pytest.raises(errors.UserError) as refusal:
+    with raises(errors.UserError, source, f"{train.max():g}", f"{held_out.max():g}"):
         images.load(source)
-    for number in (source, f"{train.max():g}", f"{held_out.max():g}"):
-        assert number in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,17 @@
 
 import gzip
 import hashlib
-import os
 import random
-import zipfile
 
 import hypothesis
 import numpy as np
 import pytest
+from errors import raises
 from hypothesis import strategies as st
 from small_files import write, zipped
 
 from experiments.data import pairs, pretrained_tokenizer
-from experiments.engine import batches, disk, errors
+from experiments.engine import batches, errors
 
 WORDS = "a king who reads is worth two kings who fight".split()
 SAID = [(f"{a} {b} {c}.", f"{c} {b} {a}!") for a in WORDS for b in WORDS for c in WORDS]
@@ -21,9 +20,6 @@ SAID = [(f"{a} {b} {c}.", f"{c} {b} {a}!") for a in WORDS for b in WORDS for c i
 
 def text(some) -> bytes:
     return "".join(f"{source}\t{target}\n" for source, target in some).encode()
-
-
-LZMA = zipped([("b.tsv", text(SAID))], compression=zipfile.ZIP_LZMA)
 
 
 def both(loaded):
@@ -52,75 +48,52 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
         assert both(pairs.load(str(tmp_path / source))) == [("a", "b"), ("c", "d"), ("e", "f")]
 
 
+def numbered(form: str) -> bytes:
+    return "".join(form.format(i=i, a=a, b=b) for i, (a, b) in enumerate(SAID)).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"a\tb\nno tab here\nc\td", "said.tsv, line 2: no second column"),
-        (b"a\tb\nc\td\n\t\n", "line 3: the first column is empty"),
-        (b"a\tb\n \tc", "line 2: the first column is empty"),
-        (b"a\t\xc2\xa0\n", "line 1: the second column is empty"),
-        (b"a\tb\n\xff\tc", "not UTF-8 text in line 2"),
-        (b"\xef\xbb\xbfSource\ttarget\na\tb", "said.tsv, line 1 is a header and no pair: leave it out"),
-        (b"en\tde\na\tb", "said.tsv, line 1 is a header"),
-        (b"\nEnglish\tSpanish\na\tb", "said.tsv, line 2 is a header"),
-        (b"id\tsource\ttarget\n1\ta\tb", "said.tsv, line 1 is a header"),
-        (b"en-GB\tpt_BR\na\tb", "said.tsv, line 1 is a header"),
-        (
-            "".join(f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(),
-            "column 1 of .*said.tsv holds numbers in 1,000 of",
-        ),
-        ("".join(f"{i}\t{a}\t{i}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(), "column 1 of"),
-        ("".join(f"{a}\t{i}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(), "column 2 of"),
-        ("".join(f"0.{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(), "column 1 of"),
-        (b"\n\n", "said.tsv holds no sentence pairs"),
-        (b"a\tb\na.\tc", "not two examples that differ"),
-        (text(SAID) + b"a\0\tb\n", f"said.tsv holds a NUL at byte {len(text(SAID)) + 1}"),
-        (gzip.compress(text(SAID))[:-1], "said.tsv is a damaged gzip file"),
-        (zipped([("b.tsv", b"a\0\tb\n")]), "said.tsv:b.tsv holds a NUL"),
-        (LZMA[:60] + b"\xff" * 20 + LZMA[80:], "said.tsv:b.tsv is a damaged gzip file or zip"),
+        (b"a\tb\nno tab here\nc\td", ["line 2", "'no tab here'"]),
+        (b"a\tb\nc\td\n\t\n", ["line 3"]),
+        (b"a\t\xc2\xa0\n", ["line 1"]),
+        (b"a\tb\n\xff\tc", ["line 2", "\\xff"]),
+        (b"\xef\xbb\xbfSource\ttarget\na\tb", ["line 1", "header"]),
+        (b"\nEnglish\tSpanish\na\tb", ["line 2", "header"]),
+        (b"id\tsource\ttarget\n1\ta\tb", ["line 1", "header"]),
+        (b"en-GB\tpt_BR\na\tb", ["line 1", "header"]),
+        (numbered("{i}\t{a}\t{b}\n"), ["column 1", "1,000"]),
+        (numbered("{a}\t{i}\t{b}\n"), ["column 2"]),
+        (numbered("0.{i}\t{a}\t{b}\n"), ["column 1"]),
+        (b"\n\n", ["sentence pairs"]),
+        (text(SAID) + b"a\0\tb\n", [f"byte {len(text(SAID)) + 1},"]),
+        (gzip.compress(text(SAID))[:-1], []),
+        (zipped([("b.tsv", b"a\0\tb\n")]), ["said.tsv:b.tsv", "byte 1,"]),
     ],
-    ids=lambda value: value if isinstance(value, str) else "content",  # a zip's bytes say the time
+    ids=lambda value: "",  # a zip's bytes say the time
 )
 def test_a_wrong_line_or_what_is_no_text_is_refused_by_file_and_number(tmp_path, content, words):
     write(tmp_path, **{"said.tsv": content})
-    with pytest.raises(errors.UserError, match=words):
+    with raises(errors.UserError, tmp_path / "said.tsv", *words):
         pairs.load(str(tmp_path / "said.tsv"))
 
 
-def test_what_unpacks_into_more_than_there_is_room_for_is_refused(tmp_path, file, monkeypatch):
-    write(tmp_path, **{"a.zip": zipped([("a.tsv", b"a\tb\n" * 300_000)], compression=zipfile.ZIP_DEFLATED)})
-    assert os.path.getsize(tmp_path / "a.zip") < 10**4
-    monkeypatch.setattr(disk, "host_memory", lambda: pairs.COPIES * 1_200_000 - 1)
-    with pytest.raises(errors.UserError, match=r"the text in .*a.zip needs 9.16 MiB of memory"):
-        pairs.load(str(tmp_path / "a.zip"))
-    write(tmp_path, **{"a.gz": gzip.compress(b"a\tb\n" * 300_001)})
-    with pytest.raises(errors.UserError, match=r"the text in .*a.gz needs .* of memory"):
-        pairs.load(str(tmp_path / "a.gz"))
-    for room, source in ((pairs.COPIES * os.path.getsize(file) - 1, file), (99, file.parent)):
-        monkeypatch.setattr(disk, "host_memory", lambda room=room: room)
-        with pytest.raises(errors.UserError, match=f"{source} needs .* of memory"):
-            pairs.load(str(source))
-
-
-def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
+def test_a_wrong_source_names_it(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TFM_DATA", raising=False)
-    for source in ("spa_eng", "", "a\0b", "a" * 300 + "/b", str(tmp_path / "nothing" / "here")):
-        with pytest.raises(errors.UserError, match=r"neither a named set of pairs \(spa-eng\) nor a path"):
+    for source in ("spa_eng", "", "a" * 300 + "/b", str(tmp_path / "nothing" / "here")):
+        with raises(errors.UserError, repr(source), "spa-eng"):
             pairs.load(source)
-    monkeypatch.setenv("TFM_DATA", "~no-such-user/here")
-    with pytest.raises(errors.UserError, match="was not found in ~no-such-user/here, .*download http"):
-        pairs.load("spa-eng")
     monkeypatch.setenv("TFM_DATA", str(write(tmp_path, **{"spa-eng.zip": b"another"})))
-    with pytest.raises(errors.UserError, match="spa-eng.zip has sha256 .*: replace or remove it"):
+    with raises(errors.UserError, tmp_path / "spa-eng.zip", "sha256"):
         pairs.load("spa-eng")
     right = zipped([("train.txt", text(SAID[:9])), ("test.txt", text(SAID[9:]))])  # of a named set names tell nothing
     monkeypatch.setitem(pairs.NAMED, "spa-eng", ("spa-eng.zip", "http://", hashlib.sha256(right).hexdigest()))
     write(tmp_path, **{"spa-eng.zip": right})
     assert both(pairs.load("spa-eng")) == sorted(SAID) and pairs.load("spa-eng").said == ""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(errors.UserError, match="neither a file nor a folder"):
-        pairs.load(str(tmp_path / "pipe"))
+    with raises(errors.UserError, "differ"):
+        pairs.load(str(write(tmp_path, **{"two.tsv": b"a\tb\na.\tc"}) / "two.tsv"))
 
 
 def test_source_and_target_are_exchanged_if_asked_for(file):
@@ -165,12 +138,12 @@ def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_ref
     loaded = pairs.load(str(some))
     assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are left out, as one side is empty" in loaded.said
     write(some, **{"a.es": b"x\ny\nz"})
-    with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: a line of one must"):
+    with raises(errors.UserError, "a.en has 4", "a.es has 3"):
         pairs.load(str(some))
     for name in ("b.en", "b.de", "a.de"):  # another two languages, and three
         write(some, **{name: b"x"})
         if name != "b.en":
-            with pytest.raises(errors.UserError, match=r"more than two languages \(.de, .en, .es\): put those of two"):
+            with raises(errors.UserError, ".de, .en, .es"):
                 pairs.load(str(some))
 
 
@@ -189,7 +162,7 @@ def test_names_tell_train_valid_and_test(tmp_path):
     found = pairs.load(str(tmp_path / "tsv"))
     assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.said
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
-    with pytest.raises(errors.UserError, match=r"tsv \(said.dev.tsv\) holds no sentence pairs"):
+    with raises(errors.UserError, "tsv (said.dev.tsv)"):
         pairs.load(str(tmp_path / "tsv"))
 
 
@@ -229,10 +202,10 @@ def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
     assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
     assert [made.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not made.decode([0, 1])
     assert pairs.train([], W=259).size == 259
-    with pytest.raises(errors.UserError, match="at least 259 ids"):
+    with raises(errors.UserError, "pairs.vocabulary", 258, 259):
         pairs.train(["a"], W=258)
     for call in (lambda: made.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
-        with pytest.raises(errors.UserError, match="not Unicode"):
+        with raises(errors.UserError, repr("\ud800")):
             call()
 
 
@@ -270,7 +243,7 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
 
 
-def test_rows_are_made_piece_by_piece_never_cut_and_never_more_than_fit(made, monkeypatch):
+def test_rows_are_made_piece_by_piece_never_cut(made):
     many = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
     found = pairs.rows(made, many, N=2)
     assert found.longer == 0 and [*map(made.decode, found.source_BS[-6:])] == [source for source, _ in many[-6:]]
@@ -279,8 +252,5 @@ def test_rows_are_made_piece_by_piece_never_cut_and_never_more_than_fit(made, mo
     assert fits.all() and np.array_equal(full[0], [*id_T, pairs.EOS])
     short, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T))
     assert not fits.any() and not short.any()
-    with pytest.raises(errors.UserError, match="not one of 1000 pairs has at most N = 2"):
+    with raises(errors.UserError, 1000, "N = 2"):
         pairs.rows(made, SAID, N=2)
-    monkeypatch.setattr(disk, "host_memory", lambda: 16 * 20 * len(SAID) - 1)
-    with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
-        pairs.rows(made, SAID, N=20)

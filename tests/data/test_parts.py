@@ -11,6 +11,7 @@ import textwrap
 import hypothesis
 import numpy as np
 import pytest
+from errors import raises
 from hypothesis import strategies as st
 from small_files import KING, documents, write
 
@@ -91,10 +92,10 @@ def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
 
 def test_named_parts_that_cannot_be_used_are_refused_and_what_is_on_both_sides_is_counted(tmp_path):
     for number, names in enumerate((["valid.txt", "test.txt"], ["test/a.txt"])):
-        with pytest.raises(errors.UserError, match="named as one to evaluate .*text.source must have some"):
+        with raises(errors.UserError, names[0], "text.source"):
             text.load(corpus(tmp_path / str(number), *names))
     write(tmp_path, **{"empty/train.txt": KING, "empty/valid.txt": b"", "test/a.txt": KING})
-    with pytest.raises(errors.UserError, match=r"the part valid \(.*valid.txt\) holds no text"):
+    with raises(errors.UserError, "empty", "valid.txt"):
         text.load(str(tmp_path / "empty"))
     assert "its first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).said  # a file alone is what it is, anywhere
     both = {"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90}
@@ -125,7 +126,7 @@ def test_held_out_is_the_share_and_the_smallest_digests():
     few = contents[:3]
     smallest = min(few, key=lambda content: hashlib.sha256(content).digest())
     assert [content for content, o in zip(few, files.held_out(few, share=1e-9), strict=True) if o] == [smallest]
-    with pytest.raises(errors.UserError, match="differ"):
+    with raises(errors.UserError, "differ"):
         files.held_out([b"a", b"a"], share=0.1)
 
 
@@ -175,28 +176,20 @@ def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, m
 def test_text_that_is_not_there_or_cannot_be_used_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for source in ("", "nothing/here", "a\0b", "tinyshakespear", "x" * 5000):
-        with pytest.raises(errors.UserError, match=r"stdlib, docstrings, tinyshakespeare.*" + str(tmp_path)):
+        with raises(errors.UserError, "stdlib, docstrings, tinyshakespeare", tmp_path):
             text.load(source)
     write(tmp_path, **{"empty": b"", "short": b"x", "accent": "é".encode(), "folder/empty": b"", "broken/a": b"a"})
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "broken" / "link").symlink_to(tmp_path / "nowhere")
-    for source, complaint in {
-        "empty": "holds no text",
-        "folder": "holds no text",
-        "short": "too little text",
-        "accent": "too little text",
-        "loop": "cannot be read",
-        "broken": "link cannot be read",
-        "loop/a": "a cannot be read: Too many levels",
-    }.items():
-        with pytest.raises(errors.UserError, match=complaint):
+    for source in ("empty", "folder", "short", "accent", "loop", "broken"):
+        with raises(errors.UserError, "link" if source == "broken" else source):
             text.load(str(tmp_path / source))
 
     def scandir(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "scandir", scandir)  # the suite may run as one who may read everything
-    with pytest.raises(errors.UserError, match="Permission denied"):
+    with raises(errors.UserError, tmp_path, "Permission denied"):
         text.load(str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""The ids of a large text are made once, in a file; an interruption and damage leave the same ids in the end."""
+"""The token ids of a large text are made once, in a file."""
 
 import numpy as np
 import pytest
@@ -31,37 +31,32 @@ WORDS = pretrained_tokenizer.Published(LIBRARY, {}, {"tokenizer.json": LIBRARY.t
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "library", "others"])
-def test_a_large_text_is_made_ids_once_and_gone_on_with_where_it_was_interrupted(tmp_path, monkeypatch, kind):
-    """The same ids as in memory. A file of them that is damaged is made anew."""
+def test_a_large_text_becomes_ids_once_in_a_file(tmp_path, monkeypatch, kind):
+    """The same ids as in memory; an interruption leaves no file."""
     contents = {f"{name}.txt": b"%d " % seed * 3 + KING * (1 + seed % 5) for seed, name in enumerate("abcdefghij")}
     part = text.load(str(write(tmp_path / "texts", **contents))).train
     words = WORDS if kind == "library" else pretrained_tokenizer.make("characters" if kind == "others" else kind, part)
     if kind == "others":
         words = pretrained_tokenizer.OfRun("characters", words.characters, ())
-    for name in ("PART", "PIECE", "LONGEST"):
-        monkeypatch.setattr(tokenizer, name, 700)
-    whole, n, made = words.join(part), len(list(words.parts(part))), []
-    assert tokens.of(words, part).tolist() == whole.tolist() and not list(tmp_path.rglob("*.ids"))
+    joined = words.join(part)
+    for room, name in ((pretrained_tokenizer, "BATCH"), (tokenizer, "PIECE"), (tokenizer, "LONGEST")):
+        monkeypatch.setattr(room, name, 700)
+    assert tokens.of(words, part).tolist() == joined.tolist() and not list(tmp_path.rglob("*.ids"))
     monkeypatch.setattr(text, "LARGE", 1)
-    monkeypatch.setattr(tokens, "SAVED", 1)
-    each = type(words).each
+    encode_text = type(words).encode_text
 
-    def interrupted(self, parts):
-        for ids in each(self, parts):
-            made.append(ids)
-            if len(made) == 5:
-                raise KeyboardInterrupt
-            yield ids
+    def interrupted(self, text):
+        yield next(encode_text(self, text))
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(words), "each", interrupted)
+    monkeypatch.setattr(type(words), "encode_text", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tokens.of(words, part)
-    assert not list(tmp_path.rglob("*.ids"))
-    for times, damage in enumerate([bytes, bytes, lambda b: b"!" + b[1:], lambda b: b[:-1], lambda b: b + b"!"], 1):
-        for file in tmp_path.rglob("*.ids"):
-            file.write_bytes(damage(file.read_bytes()))
+    monkeypatch.setattr(type(words), "encode_text", encode_text)
+    for _ in range(2):
         found = tokens.of(words, part)
-        assert len(made) == n * max(times - 1, 1) + 1 and found.dtype == whole.dtype and len(found) == len(whole)
-        places = np.array([[0, 7], [len(whole) - 1, 3]])
-        assert np.array_equal(found[places], whole[places]) and np.array_equal(found[:], whole)
-    assert {file.suffix for file in (tmp_path / "cache/tfm/tokens").iterdir()} == {".ids", ".json", ".lock"}
+        assert found.dtype == joined.dtype and len(found) == len(joined)
+        places = np.array([[0, 7], [len(joined) - 1, 3]])
+        assert np.array_equal(found[places], joined[places]) and np.array_equal(found[:], joined)
+        monkeypatch.setattr(type(words), "encode_text", None)  # not asked again
+    assert {file.suffix for file in (tmp_path / "cache/tfm/tokens").iterdir()} == {".ids", ".lock"}

@@ -5,6 +5,7 @@ import os
 
 import hypothesis
 import pytest
+from errors import raises
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -75,17 +76,18 @@ def test_ids_are_those_of_transformers(tmp_path, case):
     equal()
 
 
-def test_files_that_are_none_are_refused_in_a_sentence(tmp_path):
-    def refused(words: str, **files: str):
-        folder = tmp_path / words
-        folder.mkdir()
-        for name, content in files.items():
-            (folder / name.replace("_txt", ".txt").replace("_json", ".json")).write_text(content)
-        with pytest.raises(errors.UserError, match=words):
-            pretrained_tokenizer.read(folder)
-
-    refused("has no .CLS.", vocab_txt="[UNK]\n[SEP]\n")
-    refused("do_lower_case must be", vocab_txt="\n".join(PIECES), tokenizer_config_json='{"do_lower_case": 3}')
-    refused("is damaged, or newer", vocab_json="{", merges_txt="")
-    refused("No such file", vocab_json='{"a": 0}')
-    refused("save a tokenizer.json", vocab_txt="\n".join(PIECES), added_tokens_json="{}")
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"vocab.txt": "[UNK]\n[SEP]\n"}, ("vocab.txt", "[CLS]")),
+        ({"vocab.txt": "\n".join(PIECES), "tokenizer_config.json": '{"do_lower_case": 3}'}, ("do_lower_case", 3)),
+        ({"vocab.json": "{", "merges.txt": ""}, ("vocab.json",)),
+        ({"vocab.json": '{"a": 0}'}, ("vocab.json",)),
+        ({"vocab.txt": "\n".join(PIECES), "added_tokens.json": "{}"}, ("added_tokens.json",)),
+    ],
+)
+def test_files_without_a_tokenizer_are_refused(tmp_path, files, words):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with raises(errors.UserError, *words):
+        pretrained_tokenizer.read(tmp_path)

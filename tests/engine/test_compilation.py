@@ -7,7 +7,7 @@ import tempfile
 import jax
 import pytest
 from checkpoints import saved
-from test_checkpoint_log_workdir import Stopped, run
+from resuming import Stopped, run
 
 from experiments.engine import batches, compilation, mesh
 
@@ -39,13 +39,13 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
     compilations.clear()
     with pytest.raises(Stopped):
         run(tmp_path / "run", **changes)
-    assert compilations.count("jit(step)") == compilations.count("jit(sums)") == 1
+    assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
     assert seen[2] == seen[1] and seen[3] > seen[2]  # the first evaluation comes behind step 2
     assert seen[6] == seen[5] == seen[4] == seen[3]  # another one, and a save, behind step 4
     seen.clear()
     compilations.clear()
     run(tmp_path / "run", **changes)
-    assert compilations.count("jit(step)") == compilations.count("jit(sums)") == 1
+    assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
     assert list(seen) == [5, 6] and seen[6] == seen[5]
 
 

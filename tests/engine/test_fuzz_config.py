@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny
 from hypothesis import strategies as st
-from test_config import LISTED
 
-from experiments.engine import disk, run, step, workdir
+from experiments.dry_run import topology
+from experiments.engine import disk, run, train_step, workdir
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
@@ -30,10 +30,11 @@ train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
-NAMES |= {f"model.{field}": names.split() for field, (_, names) in LISTED.items()}
+FIELDS = "score value norm mlp position relative_position scale bias outer_norm block attention compute_dtype".split()
+NAMES |= {f"model.{field}": tiny.listed(field) for field in FIELDS}
 ANGLES = "50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1".split()
 NAMES["optim.betas"] = [[0.8, 0.9], [0, 0.5], [0.9], [0.9, 1.0], [0.9, math.nan]]
-NAMES["model.score"] += "tied_noself none_noself identity_query_noself additive_noself _noself".split()
+NAMES["model.score"] += "tied_noself none_noself identity_query_noself _noself".split()
 NAMES["model.norm"] += "token:0 rms:1e-6 batch:0.5 none:1 token:-1 rms: rms:nan".split()
 NAMES["model.relative_position"] += [f"rotary:{angles}" for angles in ANGLES]
 KEYS = st.sampled_from(sorted(DEFAULTS))
@@ -138,11 +139,12 @@ def until_compiling(monkeypatch, tmp_path):
     """The launcher up to where the training step is compiled, in an empty folder, on a machine of 2 GiB."""
 
     def abstract(task, optimiser, *, seed, mesh):
-        return step.abstract_state(task, optimiser, mesh=mesh)
+        return train_step.abstract_state(task, optimiser, mesh=mesh)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(step, "initial_state", abstract)
+    monkeypatch.setattr(train_step, "initial_state", abstract)
     monkeypatch.setattr(run, "compile_step", reached)
+    monkeypatch.setattr(topology, "compile_programs", reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
     monkeypatch.setattr(workdir, "commit", lambda: "")
 

@@ -6,6 +6,7 @@ import dots
 import numpy as np
 import pytest
 import tiny
+from errors import raises
 
 from experiments.engine import disk, errors, loop, optim, run as runs
 from experiments.studies import study
@@ -30,12 +31,10 @@ def goes_on(tmp_path):
 def test_a_run_does_not_go_on_with_other_classes(goes_on, tmp_path):
     goes_on()
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.json")}
-    others = ["dog", "cat", "eel"], ["cat", "dog", "Eel"], ["cat", "dog"], [*CLASSES, "fly"], ["ape", *CLASSES]
+    others = ["dog", "cat", "eel"], ["cat", "dog"], [*CLASSES, "fly"]
     for classes, steps in [*((one, 8) for one in others), (others[0], 6)]:  # to be trained for longer, and finished
-        with pytest.raises(errors.UserError) as caught:
+        with raises(errors.UserError, tmp_path / "run", f"{len(CLASSES)} classes before, {len(classes)} now"):
             goes_on(classes, train__steps=steps)
-        told = str(caught.value)
-        assert str(tmp_path / "run") in told and f"{len(CLASSES)} classes before, {len(classes)} now" in told
         assert {file: file.read_bytes() for file in tmp_path.rglob("*.json")} == before
     goes_on(train__steps=8)
 
@@ -57,23 +56,12 @@ def test_a_config_that_trained_nothing_binds_no_data(goes_on, tmp_path, monkeypa
     assert "warning: the data" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("shorter", "longer"), [(5, 101), (60, 90)])
-def test_a_run_that_was_planned_too_short_goes_on(goes_on, shorter, longer):
-    """Its warm-up, which nobody set, is another one then."""
-    own = dict.fromkeys(["optim__warmup_steps"], 100)
-    settings = [tiny.settings("vision", **own, train__steps=n) for n in (shorter, longer)]
-    assert [optim.warmup_steps(one) for one in settings] == [shorter // 10, 100 if longer > 100 else longer // 10]
-    goes_on(**own, train__steps=shorter)
-    assert goes_on(**own, train__steps=longer).summary["steps"] == longer
-
-
-@pytest.mark.parametrize(("warmup", "told"), [(100, True), (2, False)])
-def test_another_warm_up_of_a_constant_rate_is_told(goes_on, capsys, warmup, told):
-    changes = {"optim__warmup_steps": warmup, "optim__schedule": "constant"}
-    goes_on(**changes, train__steps=60)
-    capsys.readouterr()
-    goes_on(**changes, train__steps=110)
-    assert ("train.steps was 60 and is 110" in capsys.readouterr().out) == told
+def test_a_run_that_was_planned_too_short_goes_on(goes_on):
+    """Its warm-up, which nobody set, changes with it."""
+    settings = [tiny.settings("vision", optim__warmup_steps=100, train__steps=n) for n in (5, 90, 101)]
+    assert [optim.warmup_steps(one) for one in settings] == [0, 9, 100]
+    for steps in (5, 101):
+        assert goes_on(optim__warmup_steps=100, train__steps=steps).summary["steps"] == steps
 
 
 @pytest.mark.parametrize(("own", "warmup"), [(50, 50), (100, 100), (None, 6)])
@@ -88,7 +76,7 @@ def test_an_arm_that_sets_the_warm_up_has_it(own, warmup):
 
 def test_a_warm_up_that_somebody_set_stays(goes_on):
     goes_on(optim__warmup_steps=3)
-    with pytest.raises(errors.UserError, match="optim.warmup_steps"):
+    with raises(errors.UserError, "optim.warmup_steps"):
         goes_on(optim__warmup_steps=2, train__steps=9)
 
 
@@ -106,17 +94,15 @@ def bad_task(*, steps=(), evaluation=False):
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        ({"steps": range(4)}, "4 of 6 steps were skipped"),
-        ({"steps": range(6)}, "6 of 6 steps were skipped"),
-        ({"evaluation": True}, "eval/loss is not finite"),
-        ({"steps": range(5), "evaluation": True}, "5 of 6 steps were skipped"),
+        ({"steps": range(4)}, "4 of 6 steps"),
+        ({"evaluation": True}, "eval/loss"),
+        ({"steps": range(5), "evaluation": True}, "5 of 6 steps"),
     ],
 )
 def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_has_the_number(goes_on, tmp_path, bad, told):
     for _ in range(2):
-        with pytest.raises(errors.RunError) as caught:
+        with raises(errors.RunError, told, tmp_path / "run"):
             goes_on(task=bad_task(**bad), train__nan="skip")
-        assert told in str(caught.value) and str(tmp_path / "run") in str(caught.value)
 
         def refuse(name):
             raise AssertionError(f"{name} in a JSON file")
@@ -131,14 +117,9 @@ def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_has_the_numb
 def test_skipped_steps_count_though_later_ones_may_not_be(goes_on):
     task = bad_task(steps=range(5))
     for steps, nan in ((6, "skip"), (8, "abort")):
-        with pytest.raises(errors.RunError, match=f"5 of {steps} steps were skipped"):
+        with raises(errors.RunError, f"5 of {steps} steps"):
             goes_on(task=task, train__nan=nan, train__steps=steps)
 
 
 def test_a_few_skipped_steps_are_no_failure(goes_on):
     assert goes_on(task=bad_task(steps=range(3)), train__nan="skip").summary["skipped"] == 3
-
-
-def test_json_has_null_for_what_is_not_finite():
-    whole = {"a": [1.5, float("nan"), {"b": (float("inf"), -float("inf"))}], "c": None, "d": "NaN"}
-    assert json.loads(disk.as_json(whole)) == {"a": [1.5, None, {"b": [None, None]}], "c": None, "d": "NaN"}

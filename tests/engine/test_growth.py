@@ -5,7 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from test_checkpoint_log_workdir import alike, break_off, run
+from resuming import alike, break_off, run
 
 from configs import base
 from experiments.engine import compilation, config as configs, log

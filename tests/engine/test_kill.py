@@ -6,10 +6,7 @@ import re
 import subprocess
 import sys
 
-import jax.numpy as jnp
 import pytest
-
-from experiments.engine import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -25,14 +22,3 @@ def test_a_kill_before_each_change_of_a_file(tmp_path, every):
     assert done.returncode == 0, done.stdout + done.stderr
     tried = re.search(r"killed before (\d+) of (\d+) changes of files: 0 failed", done.stdout)
     assert tried and int(tried[2]) > 50 and int(tried[1]) == len(range(every // 2, int(tried[2]), every)) > 0
-
-
-def test_what_a_killed_run_had_still_to_remove_is_removed(tmp_path):
-    """After the last step there is no further save that would do it."""
-    for keep in (3, 1):
-        saves = checkpoint.Checkpoints(tmp_path, keep=keep)
-        for step in (1, 2, 3) if keep == 3 else ():
-            saves.save(step, {"x_D": jnp.full(5, step)})
-        assert saves.resume({"x_D": jnp.zeros(5, int)}, fall_back=False)[0] == 3
-        saves.close()
-        assert sorted(file.name for file in tmp_path.iterdir()) == [str(step) for step in range(4 - keep, 4)]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from errors import raises
 
 from experiments.engine import compilation, errors, loop, mesh
 
@@ -27,9 +28,6 @@ class Told:
     def pauses(self, n):
         return n in self._pauses
 
-    def evaluate_before(self, n, state):
-        self.events.append(f"before {n}")
-
     @contextlib.contextmanager
     def pause(self):
         self.events.append("pause")
@@ -39,10 +37,13 @@ class Told:
     def save_if_due(self, n, state):
         self.events.append(f"save {n} with {state}")
 
-    def stop_if_asked(self):
+    def stop_if_requested(self):
         self.events.append("stop")
 
-    def evaluate_if_due(self, n, state):
+    def is_due(self, what, n):
+        return what == "evaluate"
+
+    def evaluate(self, n, state):
         self.events.append(f"evaluate {n} with {state}")
 
 
@@ -70,15 +71,15 @@ def pause(n):
 
 def test_a_step_is_logged_while_the_next_one_is_taken_and_before_a_pause():
     assert events(start=0, steps=5, pauses=(3, 5)) == [
-        *("before 0", "step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause(3)),
+        *("step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause(3)),
         *("step 4", "step 5", "log 4", "log 5", *pause(5)),
     ]
-    assert events(start=7, steps=9, pauses=(9,)) == ["before 7", "step 8", "step 9", "log 8", "log 9", *pause(9)]
-    assert events(start=4, steps=4, pauses=(4,)) == ["before 4"]
+    assert events(start=7, steps=9, pauses=(9,)) == ["step 8", "step 9", "log 8", "log 9", *pause(9)]
+    assert events(start=4, steps=4, pauses=(4,)) == []
 
 
 def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it():
-    begin = ["before 0", "step 1", "step 2", "log 1"]
+    begin = ["step 1", "step 2", "log 1"]
     assert events(start=0, steps=5, pauses=(5,), dies=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
     assert events(start=0, steps=5, pauses=(2,), dies=2) == [*begin, "failed 2 with 1, [1]"]  # and it is not saved
     assert events(start=0, steps=2, pauses=(2,), dies=2) == [*begin, "failed 2 with 1, [1]"]
@@ -91,13 +92,13 @@ def large_task():
     """The linear task with a parameter that no example reaches, and that decays."""
     task = tiny.linear_task()
 
-    def loss_and_metrics(params, batch, *rest):
-        return task.loss_and_metrics({name: params[name] for name in ("G_CD", "b_C")}, batch, *rest)
+    def loss(params, batch, **options):
+        return task.loss({name: params[name] for name in ("G_CD", "b_C")}, batch, **options)
 
     def init(key):
         return task.init(key) | {"E_WD": jax.random.normal(key, (SIZE, tiny.D))}
 
-    return task._replace(loss_and_metrics=loss_and_metrics, init=init)
+    return task._replace(loss=loss, init=init)
 
 
 def test_a_resumed_run_never_holds_two_states(tmp_path, monkeypatch):
@@ -128,7 +129,7 @@ def test_flags_of_jax_look_into_the_steps_of_a_run(tmp_path, monkeypatch, flag):
     monkeypatch.setattr(loop, "train", train)
     with (
         flag(True),
-        pytest.raises(errors.RunError, match=r"^JAX_DEBUG_NANS: invalid value \(nan\) encountered in sub$"),
+        raises(errors.RunError, "JAX_DEBUG_NANS", "invalid value (nan) encountered in sub"),
     ):
         tiny.trained(tmp_path, tiny.linear_task(), train__steps=3, mesh__data=1)
     assert not isinstance(steps[0], compilation.Compiled)

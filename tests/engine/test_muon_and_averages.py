@@ -4,11 +4,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-import test_optim
 import tiny
-from test_optim import ADAM, DECAY, FEW, MATRIX_RATE, MOMENTUM, RATE, ROUNDS, M, drawn, matrix_step, near, taken
+from matrix_steps import ADAM, DECAY, FEW, MATRIX_RATE, MOMENTUM, RATE, ROUNDS, M, drawn, matrix_step, near, taken
 
-from experiments.engine import mesh, optim, run as runs, step as steps
+from experiments.engine import mesh, optim, run as runs, train_step as steps
 from tfm import shapes
 
 AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: over which a row is averaged
@@ -53,7 +52,7 @@ def test_a_step_is_its_formula_and_the_rest_is_adamw(kind):
         for name, leaf in shapes.flat(params).items()
         if name.startswith("blocks")
     }
-    found, plain = taken(kin(kind), params, gradients), taken(test_optim.muon(), params, gradients)
+    found, plain = taken(kin(kind), params, gradients), taken(kin("muon"), params, gradients)
     for name, leaf in wanted.items():
         near(shapes.flat(found)[name], leaf, rtol=1e-4, atol=5e-5)
         assert not np.allclose(shapes.flat(plain)[name], leaf, rtol=1e-2)

@@ -8,8 +8,27 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from errors import raises
+from matrix_steps import (
+    ADAM,
+    ALL,
+    DECAY,
+    FEW,
+    MATRIX_RATE,
+    MOMENTUM,
+    OTHERS,
+    RATE,
+    ROUNDS,
+    D,
+    F,
+    M,
+    drawn,
+    matrix_step,
+    near,
+    taken,
+)
 
-from experiments.engine import errors, optim, step as steps
+from experiments.engine import errors, optim, train_step as steps
 from tfm import shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
@@ -53,12 +72,12 @@ def test_wsd_falls_over_a_fifth_of_all_steps_or_what_the_warm_up_leaves(steps, w
 
 
 def test_what_no_schedule_can_be():
-    with pytest.raises(errors.UserError, match="warmup_steps = 200 must be smaller than train.steps = 200"):
+    with raises(errors.UserError, "warmup_steps = 200", "train.steps = 200"):
         rate("cosine", warmup_steps=STEPS)
-    with pytest.raises(errors.UserError, match='"cosin".*"cosine".*constant, linear, cosine, wsd'):
+    with raises(errors.UserError, '"cosin"', '"cosine"', "constant, linear, cosine, wsd"):
         rate("cosin")
     for wrong in ("constant:0.5", "linear:-1", "cosine:nan"):
-        with pytest.raises(errors.UserError, match=f"optim.schedule = {wrong}: behind cosine, linear or wsd a frac"):
+        with raises(errors.UserError, f"optim.schedule = {wrong}"):
             rate(wrong)
 
 
@@ -74,27 +93,6 @@ def test_decay_is_for_matrices_only():
         "head/G_CD",
     }
     assert {"class/c_D", "head/b_C", "norm/gain_D", "blocks/norm1/shift_D", "blocks/mlp/b2_D"} < leaves.keys()
-
-
-def taken(optimiser, params, gradients):
-    """The parameters after a step for each gradient."""
-    state = jax.jit(optimiser.init)(params)
-
-    @jax.jit
-    def step(gradient, state, params):
-        updates, state = optimiser.update(gradient, state, params)
-        return jax.tree.map(jnp.add, params, updates), state
-
-    for gradient in gradients:
-        params, state = step(gradient, state, params)
-    return params
-
-
-def near(found, wanted, rtol=1e-5, atol=1e-6):
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=atol), found, wanted)
-
-
-ADAM = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}
 
 
 def adamw_by_hand(params, gradients, *, rate, weight_decay, beta1, beta2, eps):
@@ -130,48 +128,6 @@ def test_adamw_is_its_formula_at_the_rate_of_the_step_for_gradients_clipped_over
     how = ADAM | {"eps": 1.0, "weight_decay": 0.5}
     found = taken(optim.adamw(lambda step: 0.1 * (step + 1), clip=clip, **how), params, gradients)
     near(found, adamw_by_hand(params, used, rate=lambda step: 0.1 * (step + 1), **how))
-
-
-M, H, K, D, F = 2, 3, 5, 7, 11
-SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
-HIDDEN = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
-OTHERS = ["blocks/norm1/gain_D", "blocks/value/bo_D", "embed/E_ND", "head/G_ND"]
-ALL = [f"blocks/{name}" for name in HIDDEN] + OTHERS
-RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 4
-
-
-def drawn(seed, names=ALL):
-    rng, tree = np.random.default_rng(seed), {}
-    for name in names:
-        *parents, last = name.split("/")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = jax.device_put(np.float32(rng.standard_normal([SIZES[letter] for letter in shapes.letters(name)])))
-    return tree
-
-
-def newton_schulz(x_RC):
-    """Jordan et al. 2024, with the smaller product; float64."""
-    x_RC = np.asarray(x_RC, np.float64)
-    if x_RC.shape[0] > x_RC.shape[1]:
-        return newton_schulz(x_RC.T).T
-    x_RC = x_RC / np.sqrt(np.sum(x_RC * x_RC))
-    for _ in range(ROUNDS):
-        square_RR = x_RC @ x_RC.T
-        x_RC = 3.4445 * x_RC - 4.7750 * square_RR @ x_RC + 2.0315 * square_RR @ square_RR @ x_RC
-    return x_RC
-
-
-def matrix_step(name, x):
-    """One layer's step: each matrix written down with its rows and columns, by hand."""
-    if name.endswith("Uq_HKD"):  # from D to the K features of all heads, one under the other
-        return np.sqrt(H * K / D) * newton_schulz(x.reshape(H * K, D)).reshape(H, K, D)
-    if name.endswith(("Uo_HDK", "V_HDD")):  # the matrices of all heads beside each other
-        return np.stack(np.split(newton_schulz(np.concatenate(list(x), axis=1)), H, axis=1))
-    if name.endswith("P_HKK"):  # a matrix in each head
-        return np.stack([newton_schulz(P_KK) for P_KK in x])
-    return newton_schulz(x) * np.sqrt(max(1, x.shape[0] / x.shape[1]))
 
 
 def muon_by_hand(name, value, gradients):
@@ -211,9 +167,6 @@ def test_the_singular_values_become_alike_and_zeros_stay():
     assert not np.any(steps["blocks"]["W1_FD"][1])
 
 
-FEW = ["blocks/score/Uq_HKD", "blocks/score/P_HKK", "blocks/mlp/W2_DF", "embed/E_ND"]
-
-
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
     """As if the gradient were as short; its length itself does not change the step of a matrix, only that of AdamW."""
     params, gradient = drawn(0, FEW[2:]), drawn(1, FEW[2:])
@@ -232,38 +185,23 @@ def test_rows_of_a_study_take_the_same_steps():
     near(rows, jax.tree.map(lambda *each: np.stack(each), *alone), rtol=1e-4, atol=1e-5)
 
 
-TWO = "optim.betas must be two numbers from 0 to below 1, and {} is not"
-
-
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "words"),
     [
-        (
-            {"name": "moun"},
-            'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon, normuon, hyperball, or '
-            "my_file:my_optimiser",
-        ),
-        ({"name": "os:path"}, 'the optimiser "os:path" must be a function, and it is not'),
-        (
-            {"name": "optax:constant_schedule"},
-            "optim.name = optax:constant_schedule: (learning rate of a step, settings of optim) -> an optax."
-            "GradientTransformation is expected, and it gives function",
-        ),
-        ({"name": "optax:lion", "betas": [0.5, 1.0]}, TWO.format([0.5, 1.0])),
-        *[({"betas": no}, TWO.format(no)) for no in ([], [0.9], [0.9] * 3, [-0.1, 0.5], ["a", 0.5], [True, 0])],
-        ({"schedule": "os:path"}, 'the schedule "os:path" must be a function, and it is not'),
-        (
-            {"schedule": "test_optim:pairs"},
-            "optim.schedule = test_optim:pairs: (step, steps) -> a number is expected, and it gives (2,)",
-        ),
-        ({"name": "muon", "momentum": 1.0}, "optim.momentum must be less than 1, and 1.0 is not"),
-        ({"name": "muon", "muon_lr_multiplier": -1.0}, "optim.muon_lr_multiplier must be at least 0, and -1.0 is not"),
+        ({"name": "moun"}, ['"moun"', '"muon"', "adamw, muon, normuon, hyperball"]),
+        ({"name": "os:path"}, ['"os:path"']),
+        ({"name": "optax:constant_schedule"}, ["optim.name = optax:constant_schedule", "optax.GradientTransformation"]),
+        ({"name": "optax:lion", "betas": [0.5, 1.0]}, ["optim.betas", [0.5, 1.0]]),
+        *[({"betas": no}, ["optim.betas", no]) for no in ([], [0.9], [0.9] * 3, [-0.1, 0.5], ["a", 0.5], [True, 0])],
+        ({"schedule": "os:path"}, ['"os:path"']),
+        ({"schedule": "test_optim:pairs"}, ["optim.schedule = test_optim:pairs", "(step, steps)"]),
+        ({"name": "muon", "momentum": 1.0}, ["optim.momentum", "1.0"]),
+        ({"name": "muon", "muon_lr_multiplier": -1.0}, ["optim.muon_lr_multiplier", "-1.0"]),
     ],
 )
-def test_what_cannot_be(changes, sentence):
-    with pytest.raises(errors.UserError) as raised:
+def test_what_is_refused(changes, words):
+    with raises(errors.UserError, *words):
         optim.optimiser(chosen(**changes))
-    assert str(raised.value) == sentence
 
 
 def root(step, steps):
@@ -289,7 +227,7 @@ def transposed(rate):
     return optax.stateless(lambda gradient, params: jax.tree.map(jnp.transpose, gradient))
 
 
-def raises(rate):
+def fails(rate):
     return optax.stateless(lambda gradient, params: gradient["nothing"])
 
 
@@ -318,12 +256,12 @@ def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
     updates, state = rule.update(gradient, rule.init(params), params)
     near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
     assert steps.updates_made(state) == 1
-    with pytest.raises(errors.UserError, match="optim.betas, optim.momentum, train"):
+    with raises(errors.UserError, "optim.betas, optim.momentum, train"):
         settings.refuse_unused()
 
 
 def test_a_rule_of_ones_own_is_tried_on_the_parameters():
-    for name, said in (("transposed", "have not the names and shapes of"), ("raises", r"line \d+: KeyError")):
-        with pytest.raises(errors.UserError, match=f"optim.name = test_optim:{name}: .*{said}"):
+    for name, words in (("transposed", ["shapes"]), ("fails", ["test_optim.py, line", "KeyError"])):
+        with raises(errors.UserError, f"optim.name = test_optim:{name}", *words):
             settings = chosen(name=f"test_optim:{name}")
             optim.check(settings.optim.name, optim.optimiser(settings)[1], jax.eval_shape(lambda: normal(0)))

@@ -7,6 +7,7 @@ import pytest
 import reference
 import tiny
 import translate
+from errors import raises
 
 from experiments import captions
 from experiments.engine import errors, mesh
@@ -27,11 +28,18 @@ def test_patches_and_behind_them_words_are_the_tokens_of_the_reference():
         cases.close(x_BND[b], np.concatenate([translate.columns(X), words]))
 
 
-def test_names_are_spelled_and_their_end_is_asked_for():
-    letters, w_CL, weight_CL = captions.spelled(["ab", "7", "b"])
+def test_names_are_spelled_and_their_end_is_a_target():
+    letters, w_CL = captions.spell(["ab", "7", "b"])
     assert letters == "\nabensv"
     assert ["".join(letters[w] for w in w_L) for w_L in w_CL] == ["ab\n\n\n\n", "seven\n", "b\n\n\n\n\n"]
-    np.testing.assert_array_equal(weight_CL.sum(1), [3, 6, 2])
+
+    def fetch(index_B, rng):
+        return {"image_BYXZ": np.zeros((3, 4, 4, 1)), "label_B": index_B, "weight_B": np.ones(3)}
+
+    batch = captions.with_captions(fetch, w_CL, 2, np.arange(3), None)
+    np.testing.assert_array_equal(batch["weight_BN"].sum(1), [3, 6, 2])
+    np.testing.assert_array_equal(batch["target_BN"][:, 1:], w_CL)
+    assert not batch["weight_BN"][:, 0].any() and batch["w_BL"].shape == (3, 5)
 
 
 def test_a_letter_sees_the_image_and_those_before_and_what_is_written_is_the_likeliest(tmp_path):
@@ -46,19 +54,19 @@ def test_a_letter_sees_the_image_and_those_before_and_what_is_written_is_the_lik
     other = np.asarray(run(params, own | {"image_BYXZ": own["image_BYXZ"] * (np.arange(8) < 4)[:, None]}))
     assert (first != other).any(2).all()  # patches see those behind them
     lines = (tmp_path / "captions.txt").read_text().splitlines()
-    assert len(lines) == 1 + captions.SHOWN and {line.partition(": ")[0] for line in lines[1:]} <= {*captions.SPELLED}
+    assert len(lines) == 1 + captions.SHOWN and {line.partition(": ")[0] for line in lines[1:]} <= {*captions.DIGITS}
     assert 0 <= found["eval/names_right"] < 0.5
 
 
 @pytest.mark.parametrize(
-    ("changes", "devices", "words"),
+    ("changes", "devices", "setting"),
     [
-        ({"image__augment": ["mixup"]}, {}, "leave mixup and cutmix out"),
-        ({"model__norm": "instance"}, {}, "needs all tokens of a sequence"),
-        ({}, {"sequence": 2}, "mesh.sequence must be 1"),
+        ({"image__augment": ["mixup"]}, {}, "image.augment"),
+        ({"model__norm": "instance"}, {}, "model.norm = instance"),
+        ({}, {"sequence": 2}, "mesh.sequence"),
     ],
 )
-def test_what_is_refused(changes, devices, words):
-    with pytest.raises(errors.UserError, match=words):
+def test_what_is_refused(changes, devices, setting):
+    with raises(errors.UserError, setting):
         work = tiny.work_of(tiny.settings("captions", **SMALL | changes), mesh.make(data=1, **devices))
         work.task.train[0]

@@ -44,22 +44,15 @@ def settings_of(file: pathlib.Path, folder: pathlib.Path) -> config.Settings:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_config_file_is_a_small_diff_that_can_be_trained_and_says_how_to_run_it(file, tmp_path):
-    made = config_file.load(str(file), base=base.get_config)
-    found, defaults = (config.flat(one.to_dict()) for one in (made, config_file.defaults(made, base.get_config)))
-    changed = {key for key in found if found[key] != defaults[key]}
-    derived = {"model.K", "model.F"} if found["model.K"] == found["model.D"] // found["model.H"] else set()
-    assert len(changed - derived) <= (30 if any(map(file.stem.count, ("speedrun", "colab", "contradictions"))) else 16)
+def test_a_config_file_can_be_trained_and_says_how_to_run_it(file, tmp_path):
     assert f"python launch.py --config configs/{file.name}" in file.read_text(encoding="utf-8").split('"""')[1]
-    settings = settings_of(file, tmp_path)
-    devices = mesh.make(data=1)
+    settings, devices = settings_of(file, tmp_path), mesh.make(data=1)
     work = tiny.work_of(settings, devices)
-    task = work.task
     assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # whose data are made
-    runs.plan(settings, task, devices)
+    runs.plan(settings, work.task, devices)
     for key in ("init_from", "init_fresh"):  # read by who makes the devices and starts the run
         getattr(settings, key)
     settings.refuse_unused()
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    loss, count = jax.eval_shape(task.loss_and_metrics, params, task.train[0], None)["loss"]
+    params = jax.eval_shape(work.task.init, jax.random.key(0))
+    loss, count = jax.eval_shape(work.task.loss, params, work.task.train[0])[0]["loss"]
     assert loss.shape == count.shape == () and loss.dtype == np.float32

@@ -7,6 +7,7 @@ import pytest
 import reference_positions as slow
 import tiny
 from cases import B, D, N
+from errors import raises
 
 from experiments import convolution
 from experiments.engine import errors
@@ -69,12 +70,12 @@ def test_the_task_and_what_is_shown(tmp_path):
     wrong = np.abs(convolution.learned_kernel(params, A_HNS) - kernel_HD).max()
     assert numbers["learned/largest_kernel_error"] == pytest.approx(wrong, rel=1e-4)
     cases.close(task.evaluation[0]["target_BND"], convolution.convolved_by_numpy(x_BND, kernel_HD), 1e-5)
-    measure = jax.jit(task.loss_and_metrics)
+    measure = tiny.measure(task)
     every = [measure(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
     loss, explained = (np.sum([one[name] for one in every], axis=0) for name in ("loss", "explained"))
     assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / task.baseline["loss"], rel=1e-4)
 
 
 def test_a_kernel_longer_than_the_rows_is_refused():
-    with pytest.raises(errors.UserError, match=r"a kernel of 9 pixels \(model.H\) does not fit into rows of 8 pixels"):
+    with raises(errors.UserError, "model.H", 8, 9):
         tiny.task_of(tiny.settings("convolution", model=False, model__H=9))

@@ -1,7 +1,6 @@
 """A setting that is changed changes a program, the data or the plan of a run, or the change is refused."""
 
 import contextlib
-import functools
 import hashlib
 import io
 import re
@@ -13,88 +12,35 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, step
+from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, train_step
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import study
 
 # Another value that is allowed, for each setting. What an experiment does not have is left out.
 OTHER = {
-    "seed": 7,
-    "init_from": "no_such_folder",
-    "init_fresh": "head",
-    "log": ["tensorboard", "symmetry"],
-    "mesh.data": 2,
-    "mesh.fsdp": 2,
-    "mesh.tensor": 2,
-    "mesh.sequence": 2,
-    "mesh.seed": 2,
-    "model.M": 3,
-    "model.share": 2,
-    "model.D": 16,
-    "model.E": 4,
-    "model.H": 1,
-    "model.G": 1,
-    "model.K": 2,
-    "model.F": 10,
-    "model.score": "tied",
-    "model.score_std": 0.5,
-    "model.output_std": 0.5,
-    "model.scale": "1",
-    "model.cap": 5.0,
-    "model.output_cap": 5.0,
-    "model.value": "full_rank",
-    "model.value_embedding": True,
-    "model.norm": "rms",
-    "model.mlp": "relu",
-    "model.position": "sinusoidal",
-    "model.relative_position": "alibi",
-    "model.window": 3,
-    "model.block": "post_norm",
-    "model.skips": True,
-    "model.outer_norm": "first",
-    "model.segments": 2,
-    "model.bias": "none",
-    "model.dropout": 0.5,
-    "model.attention": "explicit",
-    "model.compute_dtype": "bfloat16",
-    "model.remat": "full",
-    "optim.name": "muon",
-    "optim.muon_lr_multiplier": 3.0,
-    "optim.momentum": 0.5,
-    "optim.learning_rate": 0.5,
-    "optim.schedule": "linear",
-    "optim.warmup_steps": 1,
-    "optim.betas": [0.5, 0.5],
-    "optim.weight_decay": 0.5,
-    "optim.frozen": ["head"],
-    "optim.lora": "2",
-    "optim.ema": 0.5,
-    "optim.clip": 0.5,
-    "train.steps": 7,
-    "train.loss": "nowhere:nothing",
-    "train.batch_size": 32,
-    "train.growth": [[2, 32]],
-    "train.accumulation": 2,
-    "train.nan": "skip",
-    "train.log_every": 2,
-    "train.evaluate_every": 2,
-    "train.save_every": 2,
-    "train.keep_best": "eval/loss",
-    "text.N": 16,
-    "text.field": "text",
-    "text.head": "relu",
-    "text.objective": "masked",
-    "text.tokenizer": "characters",
-    "image.augment": ["shift"],
-    "image.head": "class_token",
-    "image.mask_ratio": 0.5,
-    "image.patch": 4,
-    "image.size": 12,
-    "pairs.N": 16,
-    "pairs.vocabulary": 300,
-    "pairs.reverse": True,
-    "synthetic.task": "ring_causal",
+    "": dict(seed=7, init_from="no_such_folder", init_fresh="head", log=["tensorboard", "symmetry"]),
+    "mesh": dict(data=2, fsdp=2, tensor=2, sequence=2, seed=2),
+    "model": {
+        **dict(M=3, share=2, D=16, E=4, H=1, G=1, K=2, F=10, window=3, segments=2),
+        **dict(score="tied", score_std=0.5, output_std=0.5, scale="1", cap=5.0, output_cap=5.0, value="full_rank"),
+        **dict(norm="rms", mlp="relu", position="sinusoidal", relative_position="alibi", block="post_norm"),
+        **dict(outer_norm="first", bias="none", dropout=0.5, attention="explicit", compute_dtype="bfloat16"),
+        **dict(remat="full"),
+    },
+    "optim": {
+        **dict(name="muon", muon_lr_multiplier=3.0, momentum=0.5, learning_rate=0.5, schedule="linear"),
+        **dict(warmup_steps=1, betas=[0.5, 0.5], weight_decay=0.5, frozen=["head"], lora="2", ema=0.5, clip=0.5),
+    },
+    "train": {
+        **dict(steps=7, loss="nowhere:nothing", batch_size=32, growth=[[2, 32]], accumulation=2, nan="skip"),
+        **dict(log_every=2, evaluate_every=2, save_every=2, keep_best="eval/loss"),
+    },
+    "text": dict(N=16, field="text", head="relu", objective="masked", tokenizer="characters"),
+    "image": dict(augment=["shift"], head="class_token", mask_ratio=0.5, patch=4, size=12),
+    "pairs": dict(N=16, vocabulary=300, reverse=True),
+    "synthetic": dict(task="ring_causal"),
 }
+OTHER = {f"{section}.{name}".lstrip("."): value for section, some in OTHER.items() for name, value in some.items()}
 QUICK = ("convolution",)  # the others are traced with `pytest -m slow`
 EXPERIMENTS = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
@@ -143,8 +89,7 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
         work = adapters.prepared(settings, by_name.experiment(experiment), devices)
         warm_start.load(settings, work.task.init, resumed=False, files=work.files)
         plan, state = runs.prepared(settings, work, devices)
-    batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], step.abstract_alive(devices)
-    loss = functools.partial(work.task.loss_and_metrics, key_B=None)
+    batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], train_step.abstract_alive(devices)
     return {
         "plan": lambda: [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation],
         "devices": lambda: devices.shape,
@@ -152,7 +97,7 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
         "files": lambda: work.files,
         "data": lambda: jax.tree.map(lambda x: hashlib.sha256(np.ascontiguousarray(x)).hexdigest(), batches),
         "initial": lambda: jax.make_jaxpr(work.task.init)(jax.random.key(0)),
-        "evaluation": lambda: jax.make_jaxpr(loss)(state.params, batches[-1]),
+        "evaluation": lambda: jax.make_jaxpr(work.task.loss)(state.params, batches[-1]),
         "step": lambda: jax.make_jaxpr(plan.step)(state, meshes.abstract_batch(devices, batches[0]), alive),
     }
 

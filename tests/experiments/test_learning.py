@@ -36,7 +36,7 @@ def test_an_experiment_learns(name, tmp_path):
     @jax.jit
     def step(params, state, batch):
         def loss(params):
-            metrics = task.loss_and_metrics(params, batch, None)
+            metrics, _ = task.loss(params, batch)
             return metrics["loss"][0] / metrics["loss"][1], metrics
 
         gradient, metrics = jax.grad(loss, has_aux=True)(params)

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from errors import raises
 
-from experiments import task as tasks
+from experiments.build import task as tasks
 from experiments.data import windows
 from experiments.engine import batches, errors
 from experiments.figures import images
@@ -30,12 +31,9 @@ def test_so_many_patches_are_hidden(patches, share, count):
         assert len(np.unique(batch["hidden_BN"], axis=0)) > 1
 
 
-@pytest.mark.parametrize(
-    ("N", "share"), [(16, 0.0), (16, 1.0), (16, -0.5), (16, 1.5), (16, 0.99), (16, float("nan")), (7, 0.07)]
-)
+@pytest.mark.parametrize(("N", "share"), [(16, 0.0), (16, 1.0), (16, -0.5), (16, 0.99), (16, float("nan")), (7, 0.07)])
 def test_a_share_that_hides_all_or_nothing_is_refused(N, share):
-    match = f"of {N} patches at least one must be hidden and one be seen.*image.mask_ratio = {share}"
-    with pytest.raises(errors.UserError, match=match):
+    with raises(errors.UserError, "image.mask_ratio", share, N):
         windows.patches(numbered, N=N, share=share)
 
 
@@ -73,7 +71,7 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
     assert task.baseline == {"loss": pytest.approx(wrong / (hidden_BN.sum() * 2 * 2 * 3), rel=1e-5)}
     assert task.tokens_per_example == 6 and hidden_BN.sum(1).tolist() == [4] * 5
     np.testing.assert_allclose(batch["image_BYXZ"][:5] * std_Z + mean_Z, held_out_BYXZ, atol=1e-5)
-    measured = jax.jit(task.loss_and_metrics)(tiny.drawn(task), batch, None)
+    measured = tiny.measure(task)(tiny.drawn(task), batch, None)
     found = {name: float(total / count) for name, (total, count) in measured.items()}
     assert found["explained"] == pytest.approx(1 - found["loss"] / task.baseline["loss"], rel=1e-4)
     v_BNP = np.asarray(jax.jit(work.apply)(tiny.drawn(task), batch))[:5]
@@ -95,14 +93,9 @@ def test_the_share_explained_is_0_for_the_average_and_1_for_the_truth():
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"image__patch": 3}, "images of 8 x 8 pixels do not divide into patches of 3 x 3"),
-        ({"image__patch": 8}, "of 1 patches at least one must be hidden"),
-        ({"image__mask_ratio": 1.0}, "image.mask_ratio = 1.0"),
-        ({"model__output_cap": 5.0}, "model.output_cap needs words or classes for an answer"),
-    ],
+    ("setting", "value", "shown"),
+    [("image.patch", 3, "3 x 3"), ("image.mask_ratio", 1.0, 1.0), ("model.output_cap", 5.0, "model.output_cap")],
 )
-def test_what_cannot_be_hidden_is_refused(changes, complaint):
-    with pytest.raises(errors.UserError, match=complaint):
-        tiny.task_of(tiny.settings("masked_image", **changes))
+def test_what_cannot_be_hidden_is_refused(setting, value, shown):
+    with raises(errors.UserError, setting, shown):
+        tiny.task_of(tiny.settings("masked_image", **{setting: value}))

@@ -4,15 +4,15 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import reference
 import reference_image
 import tiny
 import translate
 from cases import B, D, N
+from errors import raises
 
-from experiments import model as models
-from tfm import embed, head, loss, shapes
+from experiments.build import model as models
+from tfm import embed, head, loss
 
 P = 31
 HIDDEN_BN = np.array([[1, 0, 0, 1, 1, 0, 1], [0, 1, 1, 0, 0, 0, 1]], bool)  # B x N
@@ -58,31 +58,6 @@ def test_squared_error_weighs_and_counts():
     assert loss.squared_error(prediction_BNP, target_BNP, jnp.zeros((1, 2))) == (0, 0)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_predicted_pixels_and_their_error_are_float32_and_tokens_are_of_the_parameters_type(dtype):
-    params, x_BND = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D)), cases.normal(1, B, N, D).astype(dtype)
-    v_BNP = head.pixels.apply(jax.tree.map(lambda leaf: leaf.astype(dtype), params), x_BND)
-    narrow_BNP = v_BNP.astype(dtype)
-    total, count = loss.squared_error(narrow_BNP, jnp.ones_like(v_BNP) / 3, jnp.ones((B, N), dtype))
-    wide, _ = loss.squared_error(narrow_BNP.astype(jnp.float32), jnp.ones_like(v_BNP) / 3, jnp.ones((B, N)))
-    assert v_BNP.dtype == total.dtype == jnp.float32 and count == B * N * P and total == wide
-    params = cases.drawn(lambda key: embed.masked_patches.init(key, P=P, D=D))
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    inputs = {"v_BNP": cases.normal(0, B, N, P), "hidden_BN": HIDDEN_BN}
-    assert embed.masked_patches.apply(params, inputs).dtype == dtype
-
-
-def test_initial_parameters():
-    key = jax.random.key(0)
-    params = embed.masked_patches.init(key, P=53, D=1009)
-    assert shapes.check(params) == {"P": 53, "D": 1009} and not params["b_D"].any()
-    assert float(params["h_D"].std()) == pytest.approx(1009**-0.5, rel=0.06)
-    np.testing.assert_array_equal(params["W_DP"], embed.patches.init(key, P=53, D=1009)["W_DP"])
-    params = head.pixels.init(key, P=53, D=97)
-    assert shapes.check(params) == {"P": 53, "D": 97} and not params["b_P"].any()
-    assert float(params["W_PD"].std()) == pytest.approx(0.02, rel=0.06)
-
-
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
     """Not even NaN; a visible one reaches the outputs of all patches, also of the hidden ones."""
     places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
@@ -112,5 +87,5 @@ def test_join_undoes_cut():
     for slow, image_YXZ in zip(v_BNP, image_BYXZ, strict=True):
         cases.close(slow, reference_image.vec_patches(np.asarray(image_YXZ), 3).T, 1e-6)
     for wrong in ({"Y": 6, "X": 6, "size": 3}, {"Y": 7, "X": 9, "size": 3}, {"Y": 10, "X": 15, "size": 5}):
-        with pytest.raises(ValueError, match=f"6 patches of 45 values, .* do not make {wrong['Y']} x {wrong['X']}"):
+        with raises(ValueError, f"{wrong['Y']} x {wrong['X']}"):
             embed.join(v_BNP, **wrong)

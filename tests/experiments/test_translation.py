@@ -3,18 +3,20 @@
 import itertools
 import json
 import math
+import pathlib
 import sys
-from unittest import mock
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import published
 import pytest
 import tiny
+from errors import raises
 
-from experiments import model as models
-from experiments.data import pairs, pretrained_tokenizer, translation_score
-from experiments.engine import checkpoint, compilation, errors, log
+from experiments.build import model as models
+from experiments.data import pairs, translation_score
+from experiments.engine import checkpoint, errors, log
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
@@ -24,99 +26,110 @@ from experiments.tools import translate  # noqa: E402
 
 WORDS = dict(zip("one two three four five".split(), "uno dos tres cuatro cinco".split(), strict=True))
 SOURCES = [*itertools.product(WORDS, repeat=4), *itertools.product(("one", "two"), repeat=6)]  # the last are too long
-SAID = [(" ".join(some), " ".join(map(WORDS.get, some))) for some in SOURCES]
-SIZES = {"model.M": 1, "pairs.N": 6, "pairs.vocabulary": 300}
+PAIRS = [(" ".join(words), " ".join(map(WORDS.get, words))) for words in SOURCES]
+STEPS, N, W = 120, 6, 300
+SIZES = {"model.M": 1, "pairs.N": N, "pairs.vocabulary": W}
+TRAIN = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": STEPS}
+TRAIN |= {"train.evaluate_every": STEPS // 2, "optim.learning_rate": 0.02, "optim.warmup_steps": 20}
+TRAIN |= {"model.bias": "none", "model.mlp": "relu", "model.norm": "rms"}  # which compile soon
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("pairs") / "said.tsv"
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in SAID))
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     return str(path)
 
 
-def greedy(model, params, id_S, N):
-    """The most likely word each time, all of the target read anew for each of its words."""
-    apply = jax.jit(model.apply)
-    w_N = [pairs.BOS]
-    while len(w_N) <= N and w_N[-1] != pairs.EOS:
-        padded_N = np.array(w_N + [0] * (N - len(w_N)), np.int32)
-        logits_BNW, _ = apply(params, id_S[None], (id_S != pairs.PAD)[None], padded_N[None])
-        w_N.append(int(logits_BNW[0, len(w_N) - 1].argmax()))
-    return w_N[1:]
+class Trained(NamedTuple):
+    """A run, what it printed, and its sample.txt as (source, truth, greedy, beam)."""
+
+    folder: pathlib.Path
+    out: str
+    blocks: list[list[str]]
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
 
 
-def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp_path, file, monkeypatch):
-    """Word by word, but no held-out sentence was seen: the decoder must have found the words in the source.
-
-    Greedy translations are those of the whole model.
-    """
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-    monkeypatch.setattr(translation, "SCORED", 11)
-    changes = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": 120}
-    changes |= {"train.evaluate_every": 60}
-    changes |= {"model.bias": "none", "model.mlp": "relu", "model.norm": "rms"}  # which are soon compiled
-    changes |= {"optim.learning_rate": 0.02, "optim.warmup_steps": 20, "pairs.source": file}
-    config, folder = tiny.config_file(tmp_path, "translation", **SIZES | changes), tmp_path / "run"
-    with mock.patch.object(translation.beam, "search", wraps=translation.beam.search) as search:
-        outcome = tiny.run("--config", config, "--workdir", str(folder))
+@pytest.fixture(scope="module")
+def trained(file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    config = tiny.config_file(folder, "translation", **SIZES | TRAIN | {"pairs.source": file})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translation, "SCORED", 11)
+        outcome = tiny.run("--config", config, "--workdir", str(folder / "run"))
     assert (outcome.code, outcome.err) == (0, "")
-    how = {"beam": 4, "steps": 6, "stop": (pairs.EOS,), "length_penalty": 0.6}
-    assert {name: search.call_args.kwargs[name] for name in how} == how
-    drawn = [folder / "figures" / f"{name}.png" for name in ("cross_attention", "loss")]
-    assert sorted((folder / "figures").iterdir()) == drawn
-    assert all(str(found) in outcome.out for found in (*drawn, folder / "sample.txt"))
-    text = (folder / "sample.txt").read_text(encoding="utf-8")
-    saved = pretrained_tokenizer.read(folder)
-    assert saved.size == 300 and saved.decode(saved.encode("one two")) == "one two"
-    for words in (text, "it learns to translate as 'one", "pairs to train on: 5", "11 held-out sentences, 1 of them"):
-        assert words in outcome.out
-    summary = json.loads((folder / "summary.json").read_text())
+    text = (folder / "run" / "sample.txt").read_text(encoding="utf-8").strip("\n")
+    blocks = [[line.split(":", 1)[1].strip() for line in block.split("\n")] for block in text.split("\n\n")]
+    return Trained(folder / "run", outcome.out, blocks)
+
+
+def test_a_run_learns_to_translate_held_out_sentences_and_shows_it(trained):
+    """Word by word, but no held-out sentence was seen: the decoder must have found the words in the source."""
+    files = [trained.folder / "figures" / f"{name}.png" for name in ("cross_attention", "loss")]
+    assert sorted((trained.folder / "figures").iterdir()) == files
+    text = (trained.folder / "sample.txt").read_text(encoding="utf-8")
+    for part in (*files, text, "it learns to translate as 'one", "11 held-out sentences, 1 of them"):
+        assert str(part) in trained.out
+    summary = trained.summary
     assert summary["bleu_words_by"] == "13a"
     for way in ("greedy", "beam"):
         assert summary[f"eval/chrf_{way}"] > 70 > 60 > summary["baseline/chrf"]
         assert summary[f"eval/bleu_{way}"] > 50 > 40 > summary["baseline/bleu"]
-    losses = [row["eval/loss"] for row in log.read(folder) if "eval/loss" in row]
-    assert len(losses) == 2 and losses[1] < losses[0] < math.log(300)
-    blocks = [[line.split(":", 1)[1].strip() for line in one.split("\n")] for one in text.strip("\n").split("\n\n")]
-    assert len(blocks) == 11 and all((source, truth) in SAID for source, truth, _, _ in blocks)
-    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in blocks) > 11
-    settings = tiny.settings("translation", **SIZES | changes)
-    corpus = translation.read(settings)
-    model = models.encoder_decoder(settings.model, W=300, N=6, tied_output=True)
-    params = checkpoint.parameters(folder / "checkpoints", 120)
-    source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=6)
-    slow = [corpus.subwords.decode(greedy(model, params, id_S, 6)) for id_S in source_BS]
-    expected = [words if fits else "" for words, fits in zip(slow, fits_B, strict=True)]
-    assert [greedy for _, _, greedy, _ in blocks] == expected and len(set(expected)) > 5 and sum(fits_B) == 10
-    check_tool(folder, tmp_path, blocks, summary, monkeypatch)
+    losses = [row["eval/loss"] for row in log.read(trained.folder) if "eval/loss" in row]
+    assert len(losses) == 2 and losses[1] < losses[0] < math.log(W)
+    assert len(trained.blocks) == 11 and all((source, truth) in PAIRS for source, truth, _, _ in trained.blocks)
+    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in trained.blocks) > 11
 
 
-def check_tool(run, folder, blocks, summary, monkeypatch):
-    """Of the same sentences, and an empty line, the tool makes what the run showed, and the same scores."""
+def test_greedy_translations_are_those_of_the_whole_model(trained, file, monkeypatch):
+    """The most likely token each time, all of the target read again for each of them; the beam has its settings."""
+    monkeypatch.setattr(translation, "SCORED", 11)
+    settings = tiny.settings("translation", **SIZES | TRAIN | {"pairs.source": file})
+    corpus, model = translation.read(settings), models.encoder_decoder(settings.model, W=W, N=N, tied_output=True)
+    params = checkpoint.parameters(trained.folder / "checkpoints", STEPS)
+    source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
+    apply, w_BN = jax.jit(model.apply), np.full((len(source_BS), N + 1), pairs.BOS, np.int32)
+    for n in range(N):
+        w_BN[:, n + 1] = apply(params, source_BS, source_BS != pairs.PAD, w_BN[:, :-1])[0][:, n].argmax(-1)
+    slow = [corpus.subwords.decode(w_N[: [*w_N, pairs.EOS].index(pairs.EOS)]) for w_N in w_BN[:, 1:].tolist()]
+    expected = [text if fits else "" for text, fits in zip(slow, fits_B, strict=True)]
+    assert [greedy for _, _, greedy, _ in trained.blocks] == expected
+    assert len(set(expected)) > 5 and sum(fits_B) == 10
+
+
+def test_the_tool_makes_what_the_run_showed_and_the_same_scores(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(translate, "BATCH", 4)  # the run had all at once
-    write = {"test.en": [row[0] for row in blocks] + [""], "test.es": [row[1] for row in blocks] + [""]}
-    write |= {"short.es": ["x"], "none.en": [""]}
-    for name, lines in write.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    given = {"checkpoint": run, "file": folder / "test.en"}
-    told = tiny.command(translate, **given, reference=[folder / "test.es"] * 2, workdir=folder / "out")
-    assert (told.code, told.err) == (0, "")
-    assert (folder / "out" / "translations.txt").read_text() == "".join(f"{row[3]}\n" for row in blocks) + "\n"
-    first, _, *of_greedy, _, chrf, bleu = told.out.splitlines()
-    assert first == "12 sentences; 1 of more than 5 tokens, which are translated by nothing" and len(of_greedy) == 2
+    contents = {
+        "test.en": [row[0] for row in trained.blocks] + [""],
+        "test.es": [row[1] for row in trained.blocks] + [""],
+    }
+    contents |= {"short.es": ["x"], "none.en": [""]}
+    for name, lines in contents.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    given = {"checkpoint": trained.folder, "file": tmp_path / "test.en"}
+    outcome = tiny.command(translate, **given, reference=[tmp_path / "test.es"] * 2, workdir=tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    beam = "".join(f"{row[3]}\n" for row in trained.blocks) + "\n"
+    assert (tmp_path / "out" / "translations.txt").read_text() == beam
+    first, _, *greedy, _, chrf, bleu = outcome.out.splitlines()
+    assert first.startswith("12 sentences; 1 of more than 5 tokens") and len(greedy) == 2
     assert chrf.startswith("chrF2|nrefs:2|") and bleu.startswith("BLEU|nrefs:2|case:mixed|")
-    assert f" = {summary['eval/chrf_beam']:.2f}" in chrf and f" = {summary['eval/bleu_beam']:.2f}" in bleu
-    said = {"greedy": ["hola"] * 12, "beam": ["buenos", "dias"]}
-    monkeypatch.setattr(translation, "translator", lambda *_, **how: lambda params, sentences: said)
+    assert f" = {trained.summary['eval/chrf_beam']:.2f}" in chrf
+    assert f" = {trained.summary['eval/bleu_beam']:.2f}" in bleu
+    texts = {"greedy": ["hola"] * 12, "beam": ["buenos", "dias"]}
+    monkeypatch.setattr(translation, "translator", lambda *_, **how: lambda params, sentences: texts)
     assert tiny.command(translate, **given).out == "buenos\ndias\n"
-    for changes, sentence in (
-        ({"reference": folder / "short.es"}, "test.en has 12 lines and "),
-        ({"file": folder / "none.en"}, "none.en holds no sentence"),
-        ({"file": folder / "absent"}, "absent cannot be read: No such file"),
-        ({"file": ""}, "say what to translate: --file=test.en"),
+    for changes, *parts in (
+        ({"reference": (tmp_path / "short.es",)}, "test.en", 12, "short.es", 1),
+        ({"file": tmp_path / "none.en"}, "none.en"),
+        ({"file": tmp_path / "absent"}, "absent"),
+        ({"file": ""}, "--file"),
     ):
-        assert sentence in tiny.refusal(translate, **given | changes)
+        with raises(errors.UserError, *parts):
+            translate.run(**given | changes)
 
 
 # The task.
@@ -124,7 +137,7 @@ def check_tool(run, folder, blocks, summary, monkeypatch):
 
 def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_target(file):
     task = tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | {"pairs.N": 8}))
-    batch, params, measure = task.train[0], tiny.drawn(task), jax.jit(task.loss_and_metrics)
+    batch, params, measure = task.train[0], tiny.drawn(task), tiny.measure(task)
     assert batch["source_BS"].shape == (16, 8) and task.tokens_per_example == 16
     real_B = batch["valid_BS"].sum(1)
     assert real_B.max() < 8
@@ -159,27 +172,27 @@ def test_the_baseline_is_the_most_frequent_target_token(tmp_path):
 
 def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_references():
     held_out = [(f"s{i}", f"t{i}") for i in range(97)] + [("s5", "another")]
-    sources, references = translation.asked(held_out, 13)
-    again, their_references = translation.asked(held_out[::-1], 13)
+    sources, references = translation.scored(held_out, 13)
+    again, their_references = translation.scored(held_out[::-1], 13)
     assert sources == again and len(sources) == 13 and sources != [f"s{i}" for i in range(13)]
     assert list(map(sorted, references)) == list(map(sorted, their_references))
-    sources, references = translation.asked(held_out, 1000)
+    sources, references = translation.scored(held_out, 1000)
     assert len(sources) == 97 and references[sources.index("s5")] == ["t5", "another"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("setting", "value", "shown"),
     [
-        ({"pairs.N": 1}, "pairs.N must be at least 2"),
-        ({"pairs.N": 2}, "at most N = 2 tokens a side"),
-        ({"pairs.vocabulary": 3}, "at least 259 ids"),
-        ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
-        ({"model.norm": "instance"}, "needs all tokens"),
+        ("pairs.N", 1, 1),
+        ("pairs.N", 2, "N = 2"),
+        ("pairs.vocabulary", 3, 259),
+        ("pairs.source", "nowhere.tsv", "nowhere.tsv"),
+        ("model.norm", "instance", "model.norm = instance"),
     ],
 )
-def test_wrong_settings_are_one_sentence(file, changes, words):
-    with pytest.raises(errors.UserError, match=words):
-        tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | changes))
+def test_wrong_settings_are_one_sentence(file, setting, value, shown):
+    with raises(errors.UserError, shown):
+        tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | {setting: value}))
 
 
 # Scores and figures.
@@ -201,16 +214,10 @@ def test_scores_are_of_the_whole_corpus_with_any_number_of_references():
     ("language", "expected", "sentence"),
     [
         ("Chinese", "zh", "猫坐在垫子上。"),
-        ("traditional Chinese", "zh", "貓坐在 mat 上面。"),
         ("Japanese", "char", "猫はマットの上に座った。"),
-        ("Japanese in katakana", "char", "ラーメンヲタベル"),
         ("Thai", "char", "แมวนั่งบนเสื่อ"),
-        ("Khmer", "char", "ឆ្មាអង្គុយលើកន្ទេល"),
-        ("Lao", "char", "ແມວນັ່ງຢູ່ເທິງເສື່ອ"),
         ("Burmese", "char", "ကြောင်က ဖျာပေါ်မှာ ထိုင်နေတယ်။"),
         ("Korean", "13a", "고양이가 매트 위에 앉았다."),
-        ("Hindi", "13a", "बिल्ली चटाई पर बैठी।"),
-        ("German", "13a", "Die Katze saß auf der Matte."),
         ("no letters", "13a", "1 + 1 = 2"),
     ],
 )
@@ -222,19 +229,17 @@ def test_bleu_has_the_words_of_the_language(language, expected, sentence):
         assert f"tok:{expected}" in translation_score.signed(half, [[sentence]])
 
 
-def test_a_text_in_the_wrong_language_is_told(tmp_path, monkeypatch):
-    ways = {"greedy": [""] * 20, "beam": [""] * 20}
-    monkeypatch.setattr(translation, "translator", lambda *_, **__: lambda *_: ways)
-    write = {"pairs.tsv": "".join(f"{source}\t{target}\n" for source, target in SAID)}
-    write |= {f"test.{i}": "".join(f"{pair[i]}\n" for pair in SAID[:20]) for i in (0, 1)}
-    for name, content in write.items():
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    changes = {"pairs.source": str(tmp_path / "pairs.tsv")} | SIZES
+def test_a_text_in_the_wrong_language_is_a_warning(tmp_path, file, monkeypatch):
+    texts = {"greedy": [""] * 20, "beam": [""] * 20}
+    monkeypatch.setattr(translation, "translator", lambda *_, **__: lambda *_: texts)
+    for i in (0, 1):
+        (tmp_path / f"test.{i}").write_text("".join(f"{pair[i]}\n" for pair in PAIRS[:20]), encoding="utf-8")
     for reverse in (False, True):
-        run = published.run(tmp_path / f"run{reverse}", "translation", **changes, **{"pairs.reverse": reverse})
+        changes = SIZES | {"pairs.source": file, "pairs.reverse": reverse}
+        run = published.run(tmp_path / f"run{reverse}", "translation", **changes)
         for side in (0, 1):
-            told = tiny.command(translate, checkpoint=run, file=tmp_path / f"test.{side}")
-            assert told.code == 0 and ("looks like what this model translates into" in told.err) == (side != reverse)
+            outcome = tiny.command(translate, checkpoint=run, file=tmp_path / f"test.{side}")
+            assert outcome.code == 0 and ("pairs.reverse" in outcome.err) == (side != reverse)
 
 
 def test_a_translation_that_ignores_the_source_is_the_baseline():
@@ -247,5 +252,5 @@ def test_a_translation_that_ignores_the_source_is_the_baseline():
 
 def test_without_the_library_the_extra_is_named_before_anything_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(errors.UserError, match=r'sacrebleu: pip install -e "\.\[text\]"'):
+    with raises(errors.UserError, "sacrebleu", "[text]"):
         tiny.task_of(tiny.settings("translation", **{"pairs.source": "nowhere.tsv"} | SIZES))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tfm import block, embed, head, mlp, norm, position, transformer
-from tfm.attention import explicit, heads, relative_position, score, value
+from tfm.attention import explicit, heads, relative_position, score, spec as attentions, value
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
 ANY_N = np.array([9, 2, 5, 2, 0, 31, 7])  # N positions in no order, one of them twice
@@ -63,42 +63,85 @@ def agree(found, expected, tolerance: float = 1e-10) -> None:
     jax.tree.map(lambda one, other: close(one, other, tolerance), found, expected)
 
 
-def parts(**changes) -> block.Parts:
-    """The parts of a block: GPT-2's, and these, also of its attention."""
+def spec(**changes) -> block.Spec:
+    """The spec of a block: GPT-2's, with these changes, also of its attention."""
     own = dict(score=score.asymmetric, value=value.low_rank, relative_position=relative_position.none, H=H)
-    own |= dict(compute=explicit.attention, scale=score.SCALES["1/sqrt(K)"], itself=True, cap=0.0)
-    attention = heads.Parts(**{name: changes.pop(name, part) for name, part in own.items()})
-    return block.Parts(attention, **(dict(norm=norm.token, mlp=mlp.gelu, order=block.pre_norm) | changes))
+    own |= dict(attend=explicit.attention, scale=score.SCALES["1/sqrt(K)"], cap=0.0)
+    attention = attentions.Spec(**{name: changes.pop(name, part) for name, part in own.items()})
+    usual = dict(norm=norm.token, mlp=mlp.gelu, order=block.ORDERS["pre_norm"])
+    return block.Spec(attention, **(usual | changes))
+
+
+def self_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
+    """Return (y_BND, A_BHNS, keys and values)."""
+    call = attentions.Call(cache=None if cache is None else {"self": cache}, **call)
+    y_BND, seen = heads.self_attention(params, x_BND, spec, call)
+    return y_BND, seen["A"], seen["cache"]
+
+
+def cross_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
+    """Return (y_BND, A_BHNS, keys and values of the memory)."""
+    call = attentions.Call(cache=None if cache is None else {"cross": cache}, **call)
+    y_BND, seen = heads.cross_attention(params, x_BND, spec, call)
+    return y_BND, seen["A"], seen["cache"]
+
+
+def apply_block(params, x_BND, *, spec: block.Spec, **call) -> tuple:
+    """Return block.apply of a call with these fields."""
+    return block.apply(params, x_BND, spec, attentions.Call(**call))
+
+
+SPEC = ("dtype", "remat", "unroll", "share", "cap", "activation")  # fields of transformer.Spec that tests change
+
+
+def split(spec: transformer.Spec, options: dict) -> tuple[transformer.Spec, attentions.Call]:
+    """Return the spec with the options that are its fields, and the call with the others."""
+    own = {name: options.pop(name) for name in SPEC if name in options}
+    return spec._replace(**own), attentions.Call(**options)
+
+
+def apply_model(params, inputs, *, spec: transformer.Spec, **options) -> tuple:
+    """Return transformer.apply; options are fields of the spec or the call."""
+    return transformer.apply(params, inputs, *split(spec, options))
+
+
+def stack(layers, x_BND, *, spec: block.Spec, caches=None, **options) -> tuple:
+    """Return transformer.stack, or decode_stack with caches; options are fields of the spec or the call."""
+    whole, call = split(transformer.Spec(None, None, spec, None), options)
+    if caches is not None:
+        return transformer.decode_stack(layers, x_BND, whole, call, caches)
+    return transformer.stack(layers, x_BND, whole, call)
 
 
 class Model(NamedTuple):
-    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and parts."""
+    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and its spec."""
 
     init: Callable
     apply: Callable
-    parts: transformer.Parts
+    spec: transformer.Spec
 
 
 def model(
     *, position=position.learned, head=head.next_word, outputs: dict | None = None, bias=True, sizes=None, **changes
 ) -> Model:
-    """A word model of the sizes above; `changes` are parts of the block, final_norm, class_token and tied_output.
+    """A model of tokens with the sizes above; `changes` are fields of the block's spec, final_norm, class_token and
+    tied_output.
 
     Compiled, and with a loop over the layers, since that takes a test the least time.
     """
     shape = dict(M=M, D=D, N=N, H=H, K=K, F=F) | (sizes or {})
-    own = {name: changes.pop(name) for name in (*block.Parts._fields, *heads.Parts._fields) if name in changes}
+    own = {name: changes.pop(name) for name in (*block.Spec._fields, *attentions.Spec._fields) if name in changes}
     words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
     output = head._replace(init=functools.partial(head.init, **(outputs or {"W": W})))
-    made = transformer.Parts(words, position, parts(H=shape["H"], **own), output)
+    made = transformer.Spec(words, position, spec(H=shape["H"], **own), output, share=changes.pop("share", 1))
 
     def init(key: jax.Array) -> dict:
-        return transformer.init(key, parts=made, bias=bias, **(dict(final_norm=True) | changes | shape))
+        return transformer.init(key, spec=made, bias=bias, **(dict(final_norm=True) | changes | shape))
 
     @functools.partial(jax.jit, static_argnames=("mask", "unroll", "remat", "maps"))
     def apply(params: dict, w_BN: jax.Array, *, mask=None, unroll=1, maps=False, **settings):
-        logits, seen = transformer.apply(params, w_BN, mask=mask, unroll=unroll, maps=maps, parts=made, **settings)
-        return (logits, seen["A_MBHNS"]) if maps else logits
+        logits, aux = apply_model(params, w_BN, mask=mask, unroll=unroll, maps=maps, spec=made, **settings)
+        return (logits, aux["A_MBHNS"]) if maps else logits
 
     return Model(init, apply, made)
 

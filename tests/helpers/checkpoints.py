@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import checkpoint, step as steps
+from experiments.engine import checkpoint, train_step as steps
 
 LAYOUTS = {  # of the devices' axes, and of a matrix and a vector over them
     "1": ((1,), "a", PartitionSpec(), PartitionSpec()),
@@ -34,11 +34,11 @@ def state(layout="1", seed=0, D=16):
 
 
 def numbers(tree):
-    """Every leaf's type and bytes, random keys by their numbers."""
-    leaves = [
-        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
-    ]
-    return [(str(leaf.dtype), np.asarray(leaf).tobytes()) for leaf in leaves]
+    """Every leaf's type and bytes; of random keys those of their numbers."""
+    leaves = jax.tree.leaves(tree)
+    keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    plain = [jax.random.key_data(x) if key else x for key, x in zip(keys, leaves, strict=True)]
+    return [(str(x.dtype), np.asarray(y).tobytes()) for x, y in zip(leaves, plain, strict=True)]
 
 
 def saved(folder, steps=(3,), *, keep=9, best="", metrics=None, **which):
@@ -50,10 +50,10 @@ def saved(folder, steps=(3,), *, keep=9, best="", metrics=None, **which):
     return folder
 
 
-def resumed(folder, like=None, *, fall_back=False):
+def resumed(folder, like=None, step=None):
     saves = checkpoint.Checkpoints(folder, keep=9)
     try:
-        return saves.resume(like or state(), fall_back=fall_back)
+        return saves.resume(like or state(), step)
     finally:
         saves.close()
 

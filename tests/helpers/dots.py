@@ -34,11 +34,11 @@ def prepare(settings, devices):
     def apply(params, batch):
         return batch["x_BD"] @ params["G_CD"].T + params["b_C"]
 
-    def loss_and_metrics(params, batch, key_B, over=None):
+    def loss(params, batch, *, key_B=None, layout=None):
         if key_B is not None:  # dropout, so that a run that goes on has to have its keys
             stays_BD = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, (tiny.D,)))(key_B)
             batch = batch | {"x_BD": batch["x_BD"] * stays_BD}
-        return task.loss_and_metrics({"b_C": jnp.zeros(tiny.C)} | params, batch, None)
+        return task.loss({"b_C": jnp.zeros(tiny.C)} | params, batch)
 
     def probe(params):  # as if there were two layers of scores
         return {f"symmetry/{m}": m * params["G_CD"].mean() for m in (1, 2)}
@@ -47,7 +47,7 @@ def prepare(settings, devices):
         A_BNN = jax.nn.softmax(batch["x_BD"][:, :, None] * batch["x_BD"][:, None, :])
         return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
 
-    whole = task._replace(init=init, loss_and_metrics=loss_and_metrics, probe=probe, maps=maps)
+    whole = task._replace(init=init, loss=loss, probe=probe, maps=maps)
     return run.Work(
         whole, lambda *arguments: figures(*arguments), apply, files={"dots.txt": b"1"}, lines=["dots: 61 points"]
     )

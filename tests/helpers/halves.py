@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import batches, mesh, run, step
+from experiments.engine import batches, mesh, run, train_step
 from tfm import layout as layouts, loss
 
 D, C, ALL = 6, 3, 90  # features, classes, examples
@@ -24,14 +24,14 @@ def prepare(settings, devices):
     def init(key):
         return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
 
-    def loss_and_metrics(params, batch, key_B, over=layouts.ONE):
-        params = layouts.gathered(params, over)
+    def mean(params, batch, *, key_B=None, layout=layouts.ONE):
+        params = layouts.gather_features(params, layout)
         logits_BC, label_B = batch["x_BD"] @ params["G_CD"].T + params["b_C"], batch["label_B"]
-        return {"loss": loss.cross_entropy(logits_BC, label_B, jnp.ones(len(label_B)))}
+        return {"loss": loss.cross_entropy(logits_BC, label_B, jnp.ones(len(label_B)))}, {}
 
-    task = step.Task(
+    task = train_step.Task(
         init=init,
-        loss_and_metrics=loss_and_metrics,
+        loss=mean,
         train=batches.train(fetch, n=ALL, batch=t.batch_size, seed=settings.seed),
         evaluation=batches.evaluation(fetch, n=ALL, batch=t.batch_size),
         tokens_per_example=1,

@@ -4,7 +4,7 @@ import dots
 import numpy as np
 import tiny
 
-from experiments import task
+from experiments.build import task
 
 config = dots.config
 TRAIN, HELD_OUT = 640, 29

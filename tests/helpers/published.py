@@ -27,13 +27,6 @@ attention.self.key.bias {D}|attention.self.value.weight {D} {D}|attention.self.v
 attention.output.dense.weight {D} {D}|attention.output.dense.bias {D}|attention.output.LayerNorm.weight {D}
 attention.output.LayerNorm.bias {D}|intermediate.dense.weight {F} {D}|intermediate.dense.bias {F}
 output.dense.weight {D} {F}|output.dense.bias {D}|output.LayerNorm.weight {D}|output.LayerNorm.bias {D}"""
-BIGCODE = (
-    "\n".join(GPT2.splitlines()[:2])
-    + f"""
-h.*.attn.c_attn.weight {D + 2 * K} {D}|h.*.attn.c_attn.bias {D + 2 * K}|h.*.attn.c_proj.weight {D} {D}
-h.*.attn.c_proj.bias {D}|h.*.mlp.c_fc.weight {F} {D}|h.*.mlp.c_fc.bias {F}|h.*.mlp.c_proj.weight {D} {F}
-h.*.mlp.c_proj.bias {D}"""
-)
 BERT = f"""embeddings.word_embeddings.weight {W} {D}|embeddings.position_embeddings.weight {N} {D}
 embeddings.token_type_embeddings.weight 2 {D}|embeddings.LayerNorm.weight {D}|embeddings.LayerNorm.bias {D}
 pooler.dense.weight {D} {D}|pooler.dense.bias {D}
@@ -67,10 +60,9 @@ CONFIGS = {
     "llama": dict(num_hidden_layers=M, hidden_size=_D, num_attention_heads=LLAMA_H, intermediate_size=F, vocab_size=W)
     | dict(num_key_value_heads=LLAMA_G, head_dim=LLAMA_K, max_position_embeddings=N, rope_theta=500000.0),
 }
-CONFIGS["gpt_bigcode"] = CONFIGS["gpt2"]
-PREFIXES = {"gpt2": "transformer.", "gpt_bigcode": "transformer.", "bert": "bert.", "vit": "vit.", "llama": "model."}
-BODIES = {"gpt2": GPT2, "gpt_bigcode": BIGCODE, "bert": BERT, "vit": VIT, "llama": LLAMA}
-HEADS = {"gpt2": "", "gpt_bigcode": "", "bert": BERT_HEADS, "vit": f"classifier.weight 3 {D}|classifier.bias 3"} | {
+PREFIXES = {"gpt2": "transformer.", "bert": "bert.", "vit": "vit.", "llama": "model."}
+BODIES = {"gpt2": GPT2, "bert": BERT, "vit": VIT, "llama": LLAMA}
+HEADS = {"gpt2": "", "bert": BERT_HEADS, "vit": f"classifier.weight 3 {D}|classifier.bias 3"} | {
     "llama": f"lm_head.weight {W} {_D}"
 }
 

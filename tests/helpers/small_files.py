@@ -1,4 +1,4 @@
-"""Small files of the kinds that hold data: text, pairs, images, pieces of llama2.c."""
+"""Small files with data: text, pairs, images, pieces of llama2.c."""
 
 import io
 import pathlib
@@ -7,8 +7,9 @@ import zipfile
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from experiments.data import images
+from experiments.data import image_file, images
 
 KING = b"A king who reads is worth two kings who fight. " * 20
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}  # of IDX
@@ -93,3 +94,21 @@ def archive(path, **changed) -> str:
     """An .npz of a training and a test part."""
     path.write_bytes(npz(**arrays(**changed)))
     return str(path)
+
+
+def pixels(b: int, shape: tuple[int, ...] = (Y, X, 3)) -> np.ndarray:
+    """Return a random image, number b."""
+    return np.random.default_rng(b).integers(0, 256, shape, np.uint8)
+
+
+def packed(array: np.ndarray, form: str = "PNG", turned: int = 1) -> bytes:
+    """Return the file of an image that a camera says to be turned (orientation 6: by a quarter, to the right)."""
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[image_file.ORIENTATION] = turned
+    Image.fromarray(array).save(file, form, **({"exif": exif} if turned > 1 else {}))
+    return file.getvalue()
+
+
+def image_folder(path: pathlib.Path, *names: str) -> str:
+    """Write images with these names; image b has the b-th."""
+    return str(write(path, **{name: packed(pixels(b)) for b, name in enumerate(names)}))

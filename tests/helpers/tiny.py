@@ -1,9 +1,13 @@
 """What the tests of the engine share: the launcher in this process, and tasks that compile in a second."""
 
 import contextlib
+import functools
 import io
+import json
 import pathlib
+import re
 import subprocess
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +19,18 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import batches, by_name, compilation, config, config_file as files, optim, run as runs, step
+from experiments.engine import (
+    batches,
+    by_name,
+    compilation,
+    config,
+    config_file as files,
+    mesh as meshes,
+    optim,
+    run as runs,
+    train_step,
+)
+from experiments.tools import command as commands
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}
@@ -54,7 +69,7 @@ def command(tool, **values) -> Outcome:
     """`python -m experiments.tools.TOOL --NAME=VALUE ...`, in this process; a list is given one by one."""
     pairs = [(name, one) for name, value in values.items() for one in (value if isinstance(value, list) else [value])]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = tool.run.main([tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
+        code = commands.main(tool.run, tool.HELP, [tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
@@ -76,6 +91,17 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     return str(file)
 
 
+def saved_in(folder: pathlib.Path, content: Any) -> str:
+    """Write a config in JSON with this content, and return its path."""
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder / "config.json")
+
+
+def loaded(file: str, **options) -> Any:
+    """Return the config of a file."""
+    return files.load(file, base=base.get_config, **options)
+
+
 def settings(experiment: str, *, model: bool = True, **changes) -> config.Settings:
     """A config with few steps, a small model (where there is one) and these changes (dots of keys written as __)."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
@@ -90,13 +116,18 @@ def fields() -> dict[str, Any]:
     return {key: value for one in every for key, value in config.flat(one.to_dict()).items()}
 
 
+def listed(field: str) -> list[str]:
+    """Return the names in the comment of a field of the model: "relu, gelu (mlp.py)"."""
+    return re.sub(r" \(.*|of the logits: ", "", base.FIELDS["model"][field][1]).split(", ")
+
+
 def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
     """What an experiment makes of a config."""
     with contextlib.redirect_stdout(io.StringIO()):
         return by_name.experiment(settings.experiment).prepare(settings, devices or runs.devices(settings))
 
 
-def task_of(settings: config.Settings) -> step.Task:
+def task_of(settings: config.Settings) -> train_step.Task:
     """The task that an experiment hands to the loop."""
     return work_of(settings).task
 
@@ -116,11 +147,27 @@ def shown(settings: config.Settings, folder: pathlib.Path, rows: list[dict]) -> 
     return work, (files, numbers), out.getvalue()
 
 
-def drawn(task: step.Task) -> dict:
+def drawn(task: train_step.Task) -> dict:
     """Parameters of the task's tree, all of them normal numbers, biases and gains too; its `init` is not compiled."""
     rng = np.random.default_rng(0)
     tree = jax.eval_shape(task.init, jax.random.key(0))
     return jax.tree.map(lambda leaf: jax.device_put((0.3 * rng.standard_normal(leaf.shape)).astype(leaf.dtype)), tree)
+
+
+def measure(task: train_step.Task) -> Callable:
+    """Return (params, batch, key_B=None) -> the measures of the task's loss, jitted."""
+    return jax.jit(lambda params, batch, key_B=None: task.loss(params, batch, key_B=key_B)[0])
+
+
+def gradient(task: train_step.Task, mesh: jax.sharding.Mesh, accumulation: int = 1) -> Callable:
+    """Return (params, batch, key) -> `train_step.gradient` on the devices of a mesh, jitted."""
+    of_device = functools.partial(train_step.gradient, task=task, mesh=mesh, accumulation=accumulation)
+
+    def on_mesh(params, batch, key):
+        specs = train_step.gradient_specs(params, batch, task, mesh)
+        return meshes.sharded(of_device, mesh, **specs)(params, batch, key)
+
+    return jax.jit(on_mesh)
 
 
 D, C = 5, 3  # of the linear task
@@ -132,7 +179,7 @@ def adamw():
     return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
 
 
-def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, growth=()) -> step.Task:
+def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, growth=()) -> train_step.Task:
     """Classification by one matrix. Examples have unequal weights, every third none, and training adds noise."""
     rng = np.random.default_rng(0)
     x_BD = rng.standard_normal((n + n_evaluation, D)).astype(np.float32)
@@ -146,14 +193,14 @@ def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, gr
     def init(key):
         return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
 
-    def loss_and_metrics(params, batch, key_B, over=None):
+    def mean(params, batch, *, key_B=None, layout=None):
         logits_BC = batch["x_BD"] @ params["G_CD"].T + params["b_C"]
         answer = logits_BC, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}, {}
 
-    return step.Task(
+    return train_step.Task(
         init=init,
-        loss_and_metrics=loss_and_metrics,
+        loss=mean,
         train=batches.train(fetch, n=n, batch=batch, seed=seed, growth=growth),
         evaluation=batches.evaluation(lambda i_B, rng: fetch(i_B + n, rng), n=n_evaluation, batch=evaluate_batch),
         tokens_per_example=1,
@@ -180,9 +227,9 @@ def without_figures():
         yield
 
 
-def trained(folder, task: step.Task, *, figures=lambda *arguments: [], fall_back=False, **changes) -> runs.Result:
+def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], resume=None, **changes) -> runs.Result:
     """A run of this task in the folder, with these changes of the settings."""
     given = settings("vision", model=False, **changes)
     assert given.experiment == "vision"  # as the launcher, which reads it
     with without_figures():
-        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), fall_back=fall_back)
+        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), resume=resume)

@@ -12,8 +12,9 @@ import pytest
 import test_frozen
 import tiny
 import tiny_study
+from errors import raises
 
-from experiments.engine import checkpoint, config, errors, mesh, run, step as steps
+from experiments.engine import checkpoint, config, errors, mesh, run, train_step as steps
 from experiments.pretrained import adapters, families, gpt2, open_model, safetensors
 from experiments.tools import export
 from tfm import layout as layouts, lora, shapes
@@ -54,7 +55,7 @@ def test_a_run_trains_its_adapters_and_what_begins_anew_and_opens_as_the_effecti
     effective = open_model.open(tmp_path / "run").params
     np.testing.assert_allclose(effective["G_CD"], begun["G_CD"] + 3 / 2 * B_CL @ A_DL.T, rtol=1e-5)
     task = tiny.linear_task(evaluate_batch=5)
-    measure = jax.jit(lambda batch: task.loss_and_metrics(effective, batch, None)["loss"])
+    measure = jax.jit(lambda batch: task.loss(effective, batch)[0]["loss"])
     total, count = np.sum([measure(task.evaluation[i]) for i in range(len(task.evaluation))], axis=0)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["eval/loss"] == pytest.approx(total / count, rel=1e-5)
@@ -102,31 +103,24 @@ def test_devices_that_share_weights_and_adapters_take_the_same_step():
 
 
 @pytest.mark.parametrize(
-    ("lora", "sentence"),
-    [
-        ("8:haed", 'no matrix is called "haed", or lies in a part of that name (did you mean "head"?); the right ones'),
-        ("8:mlp,b_D", 'no matrix is called "b_D"'),
-        ("0", "optim.lora = '0' is not of the form rank, rank:where or rank:where:alpha, as 8, 8:score,value or 8:"),
-        ("score:8", "is not of the form"),
-        ("8:score:x", "is not of the form"),
-    ],
+    ("lora", "parts"),
+    [("8:haed", ["haed", '"head"']), ("8:mlp,b_D", ["b_D"]), ("0", ["'0'"]), ("score:8", ["'score:8'"])],
 )
-def test_what_cannot_be_adapted(lora, sentence):
-    with pytest.raises(errors.UserError) as raised:
+def test_what_cannot_be_adapted(lora, parts):
+    with raises(errors.UserError, "optim.lora", *parts):
         adapters.adapted(*small(lora))
-    assert sentence in str(raised.value)
 
 
 def test_frozen_adapters_leave_nothing_to_train():
     settings, work = small("2:mlp,head")
     settings = settings.changed({"optim.frozen": ["lora"]})
-    with pytest.raises(errors.UserError, match="optim.frozen leaves nothing to train"):
+    with raises(errors.UserError, "optim.frozen"):
         run.plan(settings, adapters.adapted(settings, work).task, mesh.make(data=1))
 
 
 def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):
     told = dots.launched(tmp_path, "--config.optim.lora=2:G_CD")
-    assert told.code == 2 and "optim.lora adapts a trained model: say which one with init_from" in told.err
+    assert told.code == 2 and "optim.lora" in told.err and "init_from" in told.err
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for an old name
@@ -163,6 +157,7 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
     run = tmp_path / "run"
     text = {"objective": "masked", "N": 13, "head": "tied+gelu"}
     saved = {"experiment": "language", "init_from": str(tmp_path), "text": text, "model": families.FREE | ours.model}
+    saved["train"] = {"keep_best": ""}
     saved["optim"] = {"lora": f"2:{','.join(path.split('/')[1] for path in places)}:5"}
     published.keep(run, 2, params)
     (run / "config.json").write_text(json.dumps({"config": saved}))
@@ -176,5 +171,5 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
     ):
         found = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    wrong = adapters.as_peft(run, tmp_path, settings=saved, family=gpt2.FAMILY, kind="causal")
-    assert wrong.startswith("gpt2 has no tensor of its own for blocks/score/Uq_HKD")
+    rules = gpt2.FAMILY.lines({"tied_output": True})  # queries, keys and values in one tensor
+    assert "blocks/score/Uq_HKD" in adapters.as_peft(run, tmp_path, settings=saved, rules=rules)

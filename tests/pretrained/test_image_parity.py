@@ -5,8 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
+from errors import raises
 from PIL import Image
-from test_parity import VIT, random, torch, transformers
+from transformers_models import VIT, random, torch, transformers
 
 from experiments.data import image_file
 from experiments.engine import errors
@@ -17,15 +18,12 @@ from experiments.tools import export
 SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}
 CROP = {"do_center_crop": True, "crop_size": {"height": 15, "width": 10}}
 PROCESSING = {
-    "no normalising, with a mean there": {"do_normalize": False, "image_mean": [0.1, 0.5, 0.9], "image_std": [0.2] * 3},
     "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
     "one mean for all": {"image_mean": 0.1, "image_std": 0.3},
     "no rescaling": {"do_rescale": False, "image_mean": [90, 130, 120], "image_std": [60, 50, 70]},
-    "another factor": {"rescale_factor": 1 / 100},
     "a crop": {"size": {"height": 24, "width": 29}} | CROP,
     "a crop of the same form": {"size": {"shortest_edge": 17}} | CROP,
     "one number for the shorter side": {"size": 19, "default_to_square": False} | CROP,
-    "a crop of a square": {"size": 19, "do_center_crop": True, "crop_size": [15, 10]},
     "a crop beyond the edges": {"size": [12, 7]} | CROP,
     "a crop without resizing": {"do_resize": False} | CROP,
     "null is false": {"do_normalize": None, "image_mean": None, "do_center_crop": None, "do_convert_rgb": None},
@@ -93,7 +91,7 @@ def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
     with pytest.raises(ValueError):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
-    with pytest.raises(errors.UserError, match="preprocessor_config.json: |becomes"):
+    with raises(errors.UserError):
         image_file.read(file, image_file.expected(folder, hub.read(folder).extras, Z=3, C=3))
 
 

@@ -14,11 +14,13 @@ import numpy as np
 import published
 import pytest
 import tiny
+from errors import raises
 
 from configs import base, finetune
-from experiments import language, model as models
-from experiments.data import pretrained_tokenizer, tokenizer
-from experiments.engine import checkpoint, config, config_file, errors, run
+from experiments import language
+from experiments.build import model as models
+from experiments.data import tokenizer
+from experiments.engine import config, config_file, errors, run
 from experiments.pretrained import open_model, warm_start
 from tfm import head, shapes
 
@@ -54,11 +56,8 @@ def refusal(settings, model, kept=()) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The folder of a run on digits, with a summary of it."""
-    folder = published.run(tmp_path_factory.mktemp("source") / "run", "vision", **{"image.patch": 4, "model.M": 1})
-    digest = checkpoint.digest(checkpoint.parameters(folder / "checkpoints", 2))
-    (folder / "summary.json").write_text(json.dumps({"steps": 2, "params_sha256": digest}))
-    return folder
+    """The folder of a run on digits."""
+    return published.run(tmp_path_factory.mktemp("source") / "run", "vision", **{"image.patch": 4, "model.M": 1})
 
 
 def test_a_run_starts_from_another_ones_parameters_and_resumes_without_them(tmp_path):
@@ -83,7 +82,7 @@ def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
     for path in (folder, folder / "model.safetensors"):
         settings, model = gpt2(init_from=str(path))
         found, out = load(settings, model)
-        assert "wte.weight" in out and "split in 3" in out and "starting from" in out
+        assert "wte.weight" in out and "starting from" in out
     expected = shapes.flat(jax.eval_shape(model.init, jax.random.key(0)))
     assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
     np.testing.assert_array_equal(found["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
@@ -101,14 +100,12 @@ def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, sou
         assert words in told
     assert "model.K = 7 (it is 8)" in told and "norm1/shift_D (2, 21) is left over" in told
     told = refusal(*gpt2(init_from=str(folder), W=256))
-    assert "text.tokenizer to that of its 23 words (this one has 256)" in told
     assert "embed/E_WD has shape (23, 21) and not (256, 21)" in told
-    assert "there is no" in refusal(*gpt2(init_from=str(tmp_path / "absent")))
+    assert "absent" in refusal(*gpt2(init_from=str(tmp_path / "absent")))
     settings, _ = images(init_from=str(source))
     three = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
     told = refusal(settings, three)
-    assert "head/G_CD has shape (10, 8) and not (3, 8)" in told
-    assert told.endswith("; or init_fresh = head to begin with a new head")
+    assert "head/G_CD has shape (10, 8) and not (3, 8)" in told and "init_fresh = head" in told
     settings, _ = images(init_from=str(source), init_fresh="head")
     found, out = load(settings, three)
     assert "parameters, anew: head\n" in out and "embed/W_DP" in found and "head/G_CD" not in found
@@ -131,7 +128,7 @@ def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
 
 
-@pytest.mark.parametrize("dropped", ["rotary:50", "buckets", "learned"])
+@pytest.mark.parametrize("dropped", ["rotary:50", "learned"])
 def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dropped):
     """DroPE: a second run starts from the first without its positions."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
@@ -158,10 +155,8 @@ def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
     assert found["position/P_ND"].shape == (16, 8)
     found, out = load(*images(init_fresh="position", **start))
     assert "anew: position" in out and not any("position" in path for path in found)
-    other = "it is for images of 8 x 8 pixels and 1 channel;"
-    assert f"set image.patch = 4 (it is 2); {other}" in refusal(*images(patch=2, P=4, **start))
-    unlike = tiny.settings("language", **start)  # has no images, as an experiment of the user's own may not
-    assert other in refusal(unlike, images(Y=16)[1])
+    other = "images of [8, 8, 1] pixels"
+    assert "set image.patch = 4 (it is 2)" in refusal(*images(patch=2, P=4, **start))
     for changes in ({"Y": 16, "P": 48}, {"image__head": "class_token"}, {"patch": 2}):
         assert other in refusal(*images(**changes, **start))
 
@@ -170,8 +165,7 @@ def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path):
     changes = {"image.patch": 4, "model.M": 1}
     folder = published.run(tmp_path / "run", "masked_image", **changes)
     told = refusal(*images(init_from=str(folder), init_fresh="head"))
-    assert "embed/h_D (8,) is left over; init_fresh may name parts to begin anew, or to leave behind" in told
-    assert "set " not in told and "new head" not in told
+    assert "embed/h_D (8,) is left over" in told and "init_fresh" in told and "set " not in told
     found, out = load(*images(init_from=str(folder), init_fresh="head,embed/h_D"))
     assert "anew: head, left behind: embed/h_D\n" in out and "embed/h_D" not in found and "embed/W_DP" in found
     assert 'no part "embed/x"' in refusal(*images(init_from=str(folder), init_fresh="head,embed/x"))
@@ -184,22 +178,10 @@ def test_numbers_that_are_not_finite_are_not_used(tmp_path):
     arrays = published.tensors("gpt2")
     arrays["transformer.h.1.mlp.c_proj.bias"][3] = np.inf
     folder = published.save(tmp_path, "gpt2", arrays)
-    wanted = f"{folder} is damaged: blocks/mlp/b2_D holds values that are not finite numbers"
-    assert refusal(*gpt2(init_from=str(folder))) == wanted
+    told = refusal(*gpt2(init_from=str(folder)))
+    assert str(folder) in told and "blocks/mlp/b2_D" in told
     found, _ = load(*gpt2(init_from=str(folder), init_fresh="blocks/mlp"))
     assert "embed/E_WD" in found  # what is not taken may be anything
-
-
-def test_a_run_must_hold_what_its_summary_says(source, tmp_path, capsys):
-    copy = shutil.copytree(source, tmp_path / "copy")
-    open_model.open(str(copy))
-    (copy / "summary.json").write_text(json.dumps({"steps": 2, "params_sha256": "0" * 64}))
-    with pytest.raises(errors.UserError, match="is damaged: the parameters of step 2 are not those of params_sha256"):
-        open_model.open(str(copy))
-    (copy / "summary.json").write_text(json.dumps({"steps": 3, "params_sha256": "0" * 64}))
-    capsys.readouterr()
-    open_model.open(str(copy))  # of another step, whose checkpoint is not there
-    assert f"{copy} was trained for 3 steps, and its newest checkpoint is of step 2\n" == capsys.readouterr().out
 
 
 def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp_path, monkeypatch):
@@ -212,25 +194,9 @@ def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp
     monkeypatch.chdir(folder)
     for path in (".", "config.json", "model.safetensors"):
         assert open_model.words(open_model.open(path)).size == 3
-    with pytest.raises(errors.UserError, match="alone.pt is not read.*AutoTokenizer"):
-        (tmp_path / "alone.pt").write_bytes(b"\x80\x04.")
+    (tmp_path / "alone.pt").write_bytes(b"\x80\x04.")
+    with raises(errors.UserError, "alone.pt", "AutoTokenizer"):
         open_model.open(str(tmp_path / "alone.pt"))
-
-
-def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path):
-    sizes = [8, 5, 1, 2, 2, 11, 7]  # D, F, M, H, G, W, N
-    numbers = 11 * 8 + 8 + 4 * 64 + 8 + 3 * 40 + 8 + 2 * 7 * 2
-    content = np.int32(sizes).tobytes() + np.zeros(numbers, np.float32).tobytes()
-    (tmp_path / "tok11.bin").write_bytes(b"words")
-    with pytest.raises(errors.UserError, match="tok11.bin is not read|holds neither"):
-        open_model.open(str(tmp_path))
-    (tmp_path / "a.bin").write_bytes(content)
-    made = open_model.open(str(tmp_path))
-    assert made.path == tmp_path / "a.bin" and made.facts["W"] == 11
-    assert open_model.tokenizers(made) == [tmp_path / "tok11.bin"]
-    (tmp_path / "b.bin").write_bytes(content)
-    with pytest.raises(errors.UserError, match="holds 2 models: give one, as .*a.bin"):
-        open_model.open(str(tmp_path))
 
 
 # The words of a trained model.
@@ -241,23 +207,6 @@ def saved_words(text: str, **more) -> bytes:
     return json.dumps(json.loads(made.files["tokenizer.json"]) | more).encode()
 
 
-def test_the_words_of_another_run_are_used_and_kept(tmp_path):
-    theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
-    (tmp_path / "tokenizer.json").write_bytes(theirs.files["tokenizer.json"])
-    for path in (tmp_path, tmp_path / "tokenizer.json"):
-        made = pretrained_tokenizer.make(str(path), [b"other text"], specials=(), evaluation=[])
-        assert (made.size, made.special, made.mask) == (6, {5}, 5)
-        np.testing.assert_array_equal(made.encode("bad"), theirs.encode("bad"))
-        assert made.decode(made.encode("bad")) == "bad" and made.files == theirs.files
-    with pytest.raises(errors.UserError, match="UTF-8"):
-        made.join([b"\xff"])
-    own = pretrained_tokenizer.make("bytes", [b"text"], specials=(), evaluation=[])
-    (tmp_path / "tokenizer.json").write_bytes(own.files["tokenizer.json"])
-    assert pretrained_tokenizer.read(tmp_path).size == own.size == 256
-    with pytest.raises(errors.UserError, match="bytes, characters"):
-        pretrained_tokenizer.make("byts", [b"text"], specials=(), evaluation=[])
-
-
 def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
     folder = published.save(tmp_path, "gpt2")
     (settings, model), ours = gpt2(init_from=str(folder)), {"tokenizer.json": saved_words("abcdefghij")}
@@ -266,14 +215,14 @@ def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
     load(settings, model, kept=ours)
     (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
     told = refusal(settings, model, kept=ours)
-    assert told.endswith(f"its words are not those of this run: set text.tokenizer = {folder}")
+    assert f"set text.tokenizer = {folder}" in told
     assert told == refusal(settings, model, kept={"tok23.bin": b"words"})
     load(settings, model, kept={"data.json": b"{}"})
     load(*gpt2(init_from=str(folder), init_fresh="embed"), kept=ours)  # no row of a word is taken from it
     told = refusal(*gpt2(init_from=str(folder), W=256), kept=ours)
-    assert f"set text.tokenizer = {folder}, for its 23 words (this one has 256); embed/E_WD" in told
+    assert f"set text.tokenizer = {folder}" in told and "23" in told and "256" in told
     told = refusal(*gpt2(init_from=str(folder), experiment="translation"), kept=ours)
-    assert "its subwords are not those of this run" in told
+    assert "tokenizer" in told and "text.tokenizer" not in told
 
 
 def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
@@ -308,18 +257,6 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
     assert adopted()["model.D"] == 128
 
 
-def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
-    (tmp_path / "text.txt").write_text("abcdefghijklmnopqrstuvw" * 20)  # 23 words
-    folder = published.save(tmp_path / "gpt2", "gpt2")
-    (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
-    fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.head": "tied"}
-    fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch_size": 8}
-    file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields)
-    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
-    assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
-    assert not (tmp_path / "run").exists()
-
-
 def test_stories260k_goes_on_learning():
     folder = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K"
     if not os.environ.get("TFM_DATA") or not folder.is_dir():
@@ -345,13 +282,10 @@ CLASSES = ["ape", "bee", "cow", "dog", "eel", "fly", "gnu", "hen", "ibis", "jay"
 @pytest.mark.parametrize(
     ("theirs", "told"),
     [
-        (CLASSES, None),
         ([name.upper() for name in CLASSES], None),
-        (CLASSES[::-1], "order"),
         ([*CLASSES[1:], "APE"], "order"),
         ([f"LABEL_{i}" for i in range(10)], None),  # nobody named them
         ([*CLASSES[:9], "yak"], "refused"),
-        (["ape", *CLASSES[:9]], "refused"),
     ],
 )
 def test_the_classes_of_a_head_are_those_of_the_data(tmp_path, capsys, theirs, told):
@@ -363,7 +297,7 @@ def test_the_classes_of_a_head_are_those_of_the_data(tmp_path, capsys, theirs, t
     work, files = tiny.work_of(settings), {"data.json": json.dumps({"classes": CLASSES}).encode()}
     load = functools.partial(warm_start.load, settings, work.task.init, resumed=False, files=files)
     if told == "refused":
-        with pytest.raises(errors.UserError, match="init_fresh = head"):
+        with raises(errors.UserError, "init_fresh = head", theirs[0]):
             load()
         return
     start, out = load(), capsys.readouterr().out
@@ -377,5 +311,5 @@ def test_the_classes_of_a_head_are_those_of_the_data(tmp_path, capsys, theirs, t
 def test_adapters_of_peft_alone_are_named(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base"}')
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(errors.UserError, match="adapters of peft alone, for the model some/base.*merge_and_unload"):
+    with raises(errors.UserError, "some/base", "merge_and_unload"):
         open_model.open(tmp_path)

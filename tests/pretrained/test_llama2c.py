@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from errors import raises
 
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors
@@ -68,38 +69,16 @@ def test_every_tensor_has_its_name(tmp_path, tied):
     [
         (D, F, M, H, G, W, N + 1),
         (D, F, M, H, G, -W, N),  # announces an output of its own
-        (D, F, M, H, H, W, N),
-        (D + H, F, M, H, G, W, N),
         (D, 0, M, H, G, W, N),
-        (D, F, -M, H, G, W, N),
-        (D, F, M, H, 0, W, N),
-        (D, F, M, 0, G, W, N),
-        (D, F, M, H, G, 0, N),
         (2**31 - 1,) * 7,
-        (-(2**31),) * 7,
-        (),
         (D, F, M, H, G, W),
+        (D, F, M, 4, 2, W, N),  # K = 28 / 4 is odd
     ],
 )
 def test_a_header_that_does_not_account_for_every_byte_is_refused(tmp_path, header):
-    for arrays in (model(tied=True), None):
-        with pytest.raises(errors.UserError, match=r"a.bin is not read.*save_pretrained\(DIR"):
-            llama2c.read(write(tmp_path / "a.bin", header, arrays))
-
-
-@pytest.mark.parametrize(("H", "G"), [(14, 4), (4, 2)])  # 4 does not divide 14; K = 28 / 4 is odd
-def test_heads_that_no_model_has_are_refused_in_a_file_of_the_right_length(tmp_path, H, G):
-    with pytest.raises(errors.UserError, match="a.bin is not read"):
-        llama2c.read(write(tmp_path / "a.bin", (D, F, M, H, G, W, N), model(True, H, G)))
-
-
-def test_a_file_of_another_length_or_none_is_refused(tmp_path):
-    file = write(tmp_path / "a.bin", (D, F, M, H, G, W, N), model(tied=True))
-    content = file.read_bytes()
-    for damaged in (content[:-1], content[:-4], content[:28], content[:27], b"", content + b"\0", content + bytes(4)):
-        file.write_bytes(damaged)
-        with pytest.raises(errors.UserError, match="a.bin is not read"):
-            llama2c.read(file)
-    for path in (tmp_path, tmp_path / "absent.bin"):
-        with pytest.raises(errors.UserError, match="is not there, or not a file"):
-            llama2c.read(path)
+    arrays = model(True, 4, 2) if header[3:5] == (4, 2) else model(tied=True)
+    for content in (arrays, None):
+        with raises(errors.UserError, "a.bin", "save_pretrained(DIR)"):
+            llama2c.read(write(tmp_path / "a.bin", header, content))
+    with raises(errors.UserError, "absent.bin"):
+        llama2c.read(tmp_path / "absent.bin")

@@ -1,24 +1,20 @@
 """Models of the transformers library and ours, each read from the other's files: the same logits in float32."""
 
 import importlib.util
-import os
 import pathlib
 import types
 
 import jax
 import numpy as np
 import pytest
+from transformers_models import VIT, opened, random, torch, transformers
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked for on the network
-torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
-transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
-
-from experiments import model as models  # noqa: E402
-from experiments.data import pretrained_tokenizer  # noqa: E402
-from experiments.pretrained import hub, open_model, safetensors  # noqa: E402
-from tfm import embed, head, variant  # noqa: E402
-from tfm.attention import mask  # noqa: E402
-from tfm.decode import sampling  # noqa: E402
+from experiments.build import model as models
+from experiments.data import pretrained_tokenizer
+from experiments.pretrained import hub, open_model
+from tfm import embed, head, variant
+from tfm.attention import mask
+from tfm.decode import sampling
 
 W, N = 23, 13
 LENGTHS = np.array([11, 4, 7])
@@ -31,8 +27,6 @@ BERT |= dict(intermediate_size=37)
 ROBERTA = BERT | dict(max_position_embeddings=17)
 DISTILBERT = dict(vocab_size=W, max_position_embeddings=N, dim=33, n_layers=2, n_heads=3, hidden_dim=37)
 ALBERT = BERT | dict(embedding_size=14, num_hidden_layers=3)
-VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, num_hidden_layers=2, num_labels=3)
-VIT |= dict(num_attention_heads=3, intermediate_size=37)
 NONE = dict(bos_token_id=None, eos_token_id=None)
 GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37) | NONE
 LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6) | NONE
@@ -51,12 +45,6 @@ CASES = {  # their class, and the fields of its config
         "GPT2LMHeadModel",
         GPT2 | dict(activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False),
     ),
-    "bigcode": ("GPTBigCodeForCausalLM", GPT2),
-    "bigcode, a key for each head, relu": (
-        "GPTBigCodeForCausalLM",
-        GPT2 | dict(multi_query=False, activation_function="relu", n_inner=None, tie_word_embeddings=False),
-    ),
-    "bigcode, one head": ("GPTBigCodeForCausalLM", GPT2 | dict(n_head=1)),
     "bert": ("BertForPreTraining", BERT),
     "bert, two rows whatever num_labels is": ("BertForPreTraining", BERT | dict(num_labels=5)),
     "bert, untied": (
@@ -114,30 +102,12 @@ CASES = {  # their class, and the fields of its config
 }
 
 
-def random(name: str, fields: dict):
-    """Their model with no bias zero and no gain one, ready to answer."""
-    torch.manual_seed(0)
-    kind = getattr(transformers, name)
-    model, generator = kind(kind.config_class(**fields)), torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
-    return model.eval()
-
-
-def opened(kind, folder):
-    """Their model from our files: no tensor is missing there, none is left over."""
-    model, told = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(told[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
-    return model.eval()
-
-
 def answering(folder):
     """params -> our logits."""
     made = open_model.open(folder)
     if made.extras["headless"]:  # its tokens
         facts = {name: made.facts[name] for name in ("W", "N")} | {"output": "tied"}
-        tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+        tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
         made = types.SimpleNamespace(
             kind=made.kind, network=lambda: models.language(made.fields, answer=tokens, **facts), fields=made.fields
         )
@@ -197,21 +167,11 @@ def test_both_directions(tmp_path, case):
     near(answer(made), their_answer(opened(type(theirs), tmp_path / "made")))
 
 
-def test_heads_aside_names_of_today_and_half_precision(tmp_path):
-    bert = random("BertForPreTraining", BERT)
-    bert.save_pretrained(tmp_path / "bert")
-    extras = hub.read(tmp_path / "bert").extras
-    np.testing.assert_array_equal(extras["pooler"]["W_DD"], bert.bert.pooler.dense.weight.detach())
-    np.testing.assert_array_equal(extras["next_sentence"]["b_T"], bert.cls.seq_relationship.bias.detach())
-
-    vit, llama = random(*CASES["vit"]), random(*CASES["llama, grouped"])
-    vit.save_pretrained(tmp_path / "vit")
-    tensors = {name: tensor.numpy() for name, tensor in vit.state_dict().items()}  # as they are called in memory
-    safetensors.write(tmp_path / "vit" / "model.safetensors", tensors)
-    llama.to(torch.bfloat16).save_pretrained(tmp_path / "llama")
-    llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
-    for name, theirs in (("vit", vit), ("llama", llama)):
-        near(answering(tmp_path / name)(open_model.open(tmp_path / name).params), their_answer(theirs))
+@pytest.mark.parametrize("case", ["llama, grouped", "gemma"])
+def test_half_precision(tmp_path, case):
+    random(*CASES[case]).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = getattr(transformers, CASES[case][0]).from_pretrained(tmp_path, dtype=torch.float32)
+    near(answering(tmp_path)(open_model.open(tmp_path).params), their_answer(theirs))
 
 
 def test_what_words_are_drawn_from_is_what_their_processors_leave():
@@ -253,7 +213,7 @@ def test_the_published_sentence_encoder(tmp_path):
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         right_BND = theirs(**words).last_hidden_state.numpy()
-    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
     model = models.language(made.fields, answer=tokens, W=30522, N=512, output="tied")
     real_BN = words["attention_mask"].numpy() > 0
     apply = jax.jit(model.apply, static_argnames="mask")

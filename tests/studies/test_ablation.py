@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 
 import numpy as np
 import pytest
@@ -13,14 +12,13 @@ from tiny_study import ALL, ARMS, STEPS
 
 import launch
 from configs import base
-from experiments import ablation
 from experiments.engine import config as configs, config_file, log, loop
-from experiments.studies import figures, programs, study
+from experiments.studies import figures, programs, run_folders, study
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = {"qk_ablation": 14, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
-PROGRAMS |= {"contradictions": 32, "contradictions_small": 13, "head_study": 4}
-PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 10, "block_study": 7, "text_study": 3}
+PROGRAMS |= {"contradictions": 28, "contradictions_small": 11, "head_study": 4}
+PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 10, "block_study": 7, "text_study": 2}
 OF_LANGUAGE = {"study__experiment": "language", "study__arms": [["fast", {"optim.learning_rate": 1e-2}], ["usual", {}]]}
 
 
@@ -31,9 +29,8 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
     assert sorted(found) == sorted(ALL[2:])
     for name, summary in found.items():
         rows = log.read(of_study / name)
-        assert [row["step"] for row in rows if "eval/loss" in row] == [0, 3, 6]
-        assert [row["step"] for row in rows if "train/loss" in row] == [2, 4, 6]
-        assert [row["step"] for row in rows if "symmetry/1" in row and "symmetry/2" in row] == [0, 3, 6]
+        for key, steps in {"eval/loss": [0, 3, 6], "train/loss": [2, 4, 6], "symmetry/2": [0, 3, 6]}.items():
+            assert [row["step"] for row in rows if key in row] == steps
         assert summary["eval/loss"] == pytest.approx(rows[-1]["eval/loss"]) and summary["diverged_at"] is None
         assert (summary["steps"], summary["arm"], summary["together"]) == (6, name.split("/")[1], 4)  # one program
         assert summary["flops_per_step"] > 0 < summary["seconds_per_step"] < summary["wall_seconds"]
@@ -51,7 +48,6 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
     for file in ("report.json", "report.md", "report.html", *(f"figures/{kind}_all.png" for kind in kinds)):
         assert (of_study / file).stat().st_size > 1000 and file in outcome.out
     assert not (of_study / "checkpoints").exists()
-    assert "No verdict" in outcome.out  # of two seeds
 
 
 def test_a_study_gives_its_report_in_the_callers_process_too(copy):
@@ -115,17 +111,15 @@ def test_arms_and_seeds_may_be_added_to_what_was_begun_and_other_runs_keep_their
     assert [(len(one["arms"]), one["seeds"]) for one in planned] == [(2, [3]), (2, [3, 5]), (3, [3, 5])]
 
 
-def test_seeds_are_not_added_to_runs_that_were_trained_on_other_data(copy, monkeypatch):
-    def refuse(*arguments, **options):
-        raise AssertionError("a run is trained")
-
-    monkeypatch.setattr(programs, "train", refuse)
+@pytest.mark.parametrize("seeds", [[3, 5], [3, 5, 7]], ids=["finished", "another seed"])
+def test_other_data_than_those_of_finished_runs_are_refused(copy, monkeypatch, seeds):
+    monkeypatch.setattr(programs, "train", lambda *_: pytest.fail("trained"))
     file = copy / "study" / "all" / "fast" / "seed_5" / "config.json"
     facts = json.loads(file.read_text())
     assert facts["data"] == {"sha256": None, "classes": None}
     for other in ({"sha256": "0", "classes": None}, {"sha256": None, "classes": ["a", "b"]}):
         file.write_text(json.dumps(facts | {"data": other}))
-        outcome = tiny_study.run(copy, study__seeds=[3, 5, 7])
+        outcome = tiny_study.run(copy, study__seeds=seeds)
         assert outcome.code == 2 and str(file.parent) in outcome.err and "fast" in outcome.err
 
 
@@ -137,41 +131,40 @@ def test_results_of_other_steps_are_not_compared(copy, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "words"),
     [
-        ({"study__arms": [["lean", {}], *ARMS[1:]]}, r"arm lean: .*dots.bias \(False -> True\)"),
-        ({"optim__betas": [0.8, 0.99]}, "study holds a run with another config, .*optim.betas"),
+        ({"study__arms": [["lean", {}], *ARMS[1:]]}, ["arm lean", "dots.bias", "False", "True"]),
+        ({"optim__betas": [0.8, 0.99]}, ["study", "optim.betas"]),
     ],
 )
-def test_an_arm_may_not_become_another_one(copy, change, sentence):
+def test_an_arm_may_not_become_another_one(copy, change, words):
     outcome = tiny_study.run(copy, **change)
-    assert outcome.code == 2 and re.search(sentence, outcome.err)
+    assert outcome.code == 2 and all(word in outcome.err for word in words)
 
 
-BAD = {  # what an arm may not be
-    'unknown score "tide"': {"model.score": "tide"},
-    'unknown config key "image.patch"': {"image.patch": 3},
-    "optim.muon_lr_multiplier is set, but this experiment does not use it": {"optim.muon_lr_multiplier": 3.0},
-    "train.growth, nan and keep_best are not for a study": {"train.nan": "skip"},
-    "optim.weight_decay must be at least 0": {"optim.weight_decay": -1.0},
-    "model.score_std must be at least 0": {"model.score_std": -1.0},
-    "log is the same for a whole study": {"log": ["wandb"]},
-}
-WRONG = {f"arm bad: {message}": {"study__arms": [["good", {}], ["bad", change]]} for message, change in BAD.items()} | {
-    "study.metric = eval/explained, but what is measured is eval/accuracy, eval/loss": {
-        "study__metric": "eval/explained"
-    },
-    'unknown experiment "langage" (did you mean "language"?)': {"study__experiment": "langage"},
-    "study.experiment is what the runs of a study are, as language": {"study__experiment": "ablation"},
-    "seed: a study has study.seeds": {"seed": 1},
-}
+BAD = [  # what an arm may not be
+    {"model.score": "tide"},
+    {"image.patch": 3},
+    {"optim.muon_lr_multiplier": 3.0},
+    {"train.nan": "skip"},
+    {"optim.weight_decay": -1.0},
+    {"model.score_std": -1.0},
+    {"log": ["wandb"]},
+]
+WRONG = [({"study__arms": [["good", {}], ["bad", arm]]}, ["arm bad", next(iter(arm)).partition(".")[2]]) for arm in BAD]
+WRONG += [
+    ({"study__metric": "eval/explained"}, ["study.metric", "eval/explained", "eval/accuracy, eval/loss"]),
+    ({"study__experiment": "langage"}, ['"langage"', '"language"']),
+    ({"study__experiment": "ablation"}, ["study.experiment"]),
+    ({"seed": 1}, ["seed = 1", "study.seeds"]),
+]
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_what_cannot_be_a_study_is_one_sentence_before_anything_is_trained(tmp_path, message, monkeypatch):
-    monkeypatch.setattr(programs, "train", lambda *_, **__: pytest.fail("trained"))
-    outcome = tiny_study.run(tmp_path, **OF_LANGUAGE | WRONG[message])
-    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+@pytest.mark.parametrize(("changes", "words"), WRONG)
+def test_what_cannot_be_a_study_is_one_sentence_before_anything_is_trained(tmp_path, changes, words, monkeypatch):
+    monkeypatch.setattr(programs, "train", lambda *_: pytest.fail("trained"))
+    outcome = tiny_study.run(tmp_path, **OF_LANGUAGE | changes)
+    assert outcome.code == 2 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words)
     assert not (tmp_path / "study").exists()
 
 
@@ -184,7 +177,7 @@ def test_programs_that_were_begun_come_first_and_as_they_were(tmp_path):
         for run in (run for one in every for run in one.runs):
             (tmp_path / run.name).mkdir(parents=True, exist_ok=True)
             (tmp_path / run.name / "summary.json").write_text(json.dumps({"steps": STEPS * (run.name in finished)}))
-        return [[run.name for run in one.runs] for one in ablation.unfinished(every, tmp_path)]
+        return [[run.name for run in one.runs] for one in run_folders.unfinished(every, tmp_path)]
 
     assert names() == [lean, rest]
     (tmp_path / "checkpoints" / every[1].folder).mkdir(parents=True)

@@ -65,9 +65,10 @@ def test_a_report_is_written_anew_without_training(copy):
 
 
 def test_what_is_no_study_has_no_report(tmp_path):
-    assert "there is no" in tiny.refusal(report, workdir=tmp_path / "gone") and not (tmp_path / "gone").exists()
+    gone = tmp_path / "gone"
+    assert str(gone) in tiny.refusal(report, workdir=gone) and not gone.exists()
     (tmp_path / "config.json").write_text('{"config": {"train": {"steps": 3}}}')
-    assert "holds no study" in tiny.refusal(report, workdir=tmp_path)
+    assert str(tmp_path) in tiny.refusal(report, workdir=tmp_path)
 
 
 def test_what_was_planned_in_a_part_counts_in_the_whole(halves, tmp_path):
@@ -100,29 +101,26 @@ def test_seeds_of_other_machines_come_together(whole, tmp_path):
 
 
 BASE = "all/base/seed_5/summary.json"
-REFUSED = {
-    "are not of one study, as they differ in optim.betas, train.steps": [
-        ("config.json", {"config__train__steps": 7, "config__optim__betas": [0.5, 0.99]})
-    ],
-    "as they differ in the reference": [("config.json", {"config__study__arms": ARMS[2:] + ARMS[1:2]})],
-    'as they differ in what "base" of study.arms is': [
-        ("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.betas": [0.5, 0.99]}]]})
-    ],
-    "as they differ in the code: ": [(BASE, {"commit": "beef"})],
-    "as they differ in the code: mine.py": [
-        (place + BASE, {"sources": {"config.py": place, "mine.py": place}}) for place in ("", "../A/")
-    ],
-    "as they differ in the data of all/base/seed_5": [(BASE, {"data_sha256": "beef"})],
-    "as they differ in the result of all/base/seed_5, which both have": [(BASE, {"eval/loss": 3.0})],
-}
+REFUSED = [  # changes of files, and what differs then
+    ([("config.json", {"config__train__steps": 7})], "train.steps"),
+    ([("config.json", {"config__study__arms": ARMS[2:] + ARMS[1:2]})], "the reference"),
+    (
+        [("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.betas": [0.5, 0.99]}]]})],
+        '"base" of study.arms',
+    ),
+    ([(BASE, {"commit": "beef"})], "the code"),
+    ([(place + BASE, {"sources": {"config.py": place, "mine.py": place}}) for place in ("", "../A/")], "mine.py"),
+    ([(BASE, {"data_sha256": "beef"})], "the data of all/base/seed_5"),
+    ([(BASE, {"eval/loss": 3.0})], "the result of all/base/seed_5"),
+]
 
 
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_what_is_not_one_study_is_not_merged(halves, tmp_path, sentence):
-    for name, changes in REFUSED[sentence]:
-        edit(halves[1] / name, **changes)
+@pytest.mark.parametrize(("changes", "fact"), REFUSED, ids=[fact for _, fact in REFUSED])
+def test_what_is_not_one_study_is_not_merged(halves, tmp_path, changes, fact):
+    for name, change in changes:
+        edit(halves[1] / name, **change)
     error = tiny.refusal(report, workdir=tmp_path / "new", merge=halves)
-    assert error.startswith(f"error: {halves[0]} and {halves[1]} are not of one study") and sentence in error
+    assert all(str(part) in error for part in (*halves, fact))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["A", "B"]
 
 
@@ -132,16 +130,16 @@ def test_a_report_of_each_condition_alone_is_written_on_request(copy):
         told = tiny.command(report, workdir=folder, **given)
         assert (told.code, numbers(folder)["conditions"][0]["family"]) == (0, family)
         assert f"comparisons of this {family} together" in (folder / "report.md").read_text()
-    assert "the right ones are: study, condition" in tiny.refusal(report, workdir=folder, correction="arms")
+    assert '"arms"' in tiny.refusal(report, workdir=folder, correction="arms")
 
 
 def test_a_merge_takes_two_folders_with_runs_and_a_new_one(halves, tmp_path):
     new = tmp_path / "new"
-    assert "at least two folders" in tiny.refusal(report, workdir=new, merge=halves[:1])
-    assert "B is there already" in tiny.refusal(report, workdir=halves[1], merge=halves)
+    assert "--merge" in tiny.refusal(report, workdir=new, merge=halves[:1])
+    assert str(halves[1]) in tiny.refusal(report, workdir=halves[1], merge=halves)
     for folder in halves:
         shutil.rmtree(folder / "all")
-    assert "no run is finished in" in tiny.refusal(report, workdir=new, merge=halves) and not new.exists()
+    assert f"{halves[0]} or {halves[1]}" in tiny.refusal(report, workdir=new, merge=halves) and not new.exists()
 
 
 def test_a_merge_leaves_out_what_no_run_writes(halves, tmp_path):

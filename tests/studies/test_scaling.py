@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import study_folder
 
-from experiments.studies import figures, figures_across, report, runs, scaling, statistics, styles, tables
+from experiments.studies import figures, figures_across, results, runs, scaling, statistics, styles, tables
 
 SIZES = (16, 32, 64)
 NOISE = [0.003, -0.002, 0.001]  # of seeds, which arms share
@@ -105,7 +105,7 @@ def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_l
     assert (first.left_out, second.left_out) == (["arm"], []) and second.conditions == ["D_13", "D_14", "D_15"]
     assert tables.of_laws(first).notes[-1].endswith('"arm".')
     finished = runs.load(tmp_path, study)
-    *_, one, two = report.across(statistics.analyse(study, finished), finished)
+    *_, one, two = results.analyse_across(statistics.analyse(study, finished), finished)
     assert one.heading == "Loss against compute: D_10, D_11, D_12" and (one.kind, two.kind) == ("compute", "compute1")
 
 
@@ -119,7 +119,7 @@ def test_a_law_with_a_constant_is_told_with_it(tmp_path, monkeypatch):
     [family] = families(tmp_path, study)
     E = family.laws[0].E
     assert E > 1 and any(f"{E:.4f}" in cell for cell in told(family))
-    law = figures_across.drawn(family, styles.of(study))[0].axes[0].lines[0]
+    law = figures_across.draw_numbers(family, styles.of(study))[0].axes[0].lines[0]
     ends = [np.mean([*family.laws[0].values[i].values()]) for i in (0, -1)]
     assert law.get_ydata()[[0, -1]] == pytest.approx(ends, rel=1e-3)
 
@@ -128,7 +128,7 @@ def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
     study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
     [family] = families(tmp_path, study)
-    drawing, _ = figures_across.drawn(family, styles.of(study))
+    drawing, _ = figures_across.draw_numbers(family, styles.of(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
@@ -136,7 +136,7 @@ def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
     assert tables.of_laws(family).rows[1][-2:] == ["reference", "-"]
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
-    text = [file.read_text() for file in report.write(tmp_path, study, what={})[:4]]
+    text = [file.read_text() for file in results.write(tmp_path, study, what={})[:4]]
     [of_json] = json.loads(text[0])["scaling"]
     assert of_json["laws"][0]["compute"] == pytest.approx(arm.compute) and of_json["reference"] == "base"
     numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", "Loss against compute"]

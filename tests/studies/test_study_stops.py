@@ -16,8 +16,8 @@ import tiny
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
-from experiments.engine import checkpoint, disk, errors, log, loop, mesh, step as steps
-from experiments.studies import programs, report
+from experiments.engine import checkpoint, disk, errors, log, loop, mesh, train_step as steps
+from experiments.studies import programs, results
 
 SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
 ALL_STEPS = list(range(1, STEPS + 1))
@@ -77,10 +77,8 @@ def nth(n: int) -> Callable[..., bool]:
 # Stops of one study, each after the other: its name, (owner, name of a function, when a signal comes behind it), how
 # many runs are finished then, the steps that were taken before it. Each evaluation has six batches.
 STOPS = [
-    ("first evaluation", (mesh, "place_batch"), 0, []),
     ("second evaluation", (mesh, "place_batch", nth(6)), 0, [1, 2, 3]),  # behind step 3
     ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, [4, 5, 6]),
-    ("between two programs", (programs, "prepare", nth(1)), 2, []),
     ("last save", (checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS), 2, ALL_STEPS),
 ]
 
@@ -115,24 +113,10 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
 
 
 def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(copy, signalled):
-    signalled(report, "write")
+    signalled(results, "write")
     outcome = tiny_study.run(copy)
-    assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
+    assert outcome.code == 143 and "the report holds all of them; go on" in outcome.err
     assert str(copy / "study" / "report.html") in outcome.out
-
-
-def test_a_signal_before_the_study_trains_leaves_a_report_of_what_was_trained_before(copy, signalled):
-    """Whatever the report was that is there: of a kill behind the first program there is none of the second."""
-    report = copy / "study" / "report.json"
-    before = json.loads(report.read_bytes())
-    report.write_text("{}")
-    signalled(programs, "check")
-    more = [["slow", {"optim.learning_rate": 1e-4}], ["other", {"dots.bias": False, "optim.betas": [0.8, 0.99]}]]
-    outcome = tiny_study.run(copy, study__arms=[*ARMS, *more])
-    held = f"stopped; {report.with_suffix('.md')} holds the 6 of 10 runs that are finished; go on with: "
-    assert outcome.code == 143 and outcome.err.startswith(held)
-    assert json.loads(report.read_bytes()) == before
-    assert not (copy / "study" / "all" / "slow").exists()
 
 
 def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_path, monkeypatch):
@@ -151,7 +135,7 @@ def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_
 
 
 def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):
-    _, taken = again(stopped, "--config.train.log_every=1", "--resume=latest_valid", **OF_SECOND)
+    _, taken = again(stopped, "--config.train.log_every=1", **OF_SECOND)
     assert taken == [5, 6]
     found, right = tiny_study.summaries(stopped), tiny_study.summaries(whole)
     for name in SECOND:
@@ -160,14 +144,16 @@ def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):
         assert [row["step"] for row in log.read(stopped / "study" / name) if "train/loss" in row] == [2, 4, 5, 6]
 
 
-def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(whole, stopped):
-    (saved,) = stopped.glob("study/checkpoints/*/4/state")
-    file = max((file for file in saved.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+def test_a_damaged_checkpoint_is_named_and_without_it_its_program_begins_anew(whole, stopped):
+    (saved,) = stopped.glob("study/checkpoints/*/4")
+    file = max((file for file in saved.glob("state/**/*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    outcome, taken = again(stopped, **OF_SECOND)
-    assert "damaged" in outcome.out and "anew" in outcome.out and file.name in outcome.out
+    outcome = tiny_study.run(stopped, **OF_SECOND)
+    assert outcome.code == 2 and str(file) in outcome.err and str(saved.parent) in outcome.err
+    shutil.rmtree(saved.parent)
+    _, taken = again(stopped, **OF_SECOND)
     assert taken == ALL_STEPS
     tiny_study.assert_alike(stopped, whole, SECOND)
 
@@ -184,16 +170,15 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_pat
         return train(beside, step, state, one_bad(), **options)
 
     monkeypatch.setattr(loop, "train", poisoned)
-    outcome, _ = again(tmp_path / "whole", **OF_SECOND)
-    assert "diverged" in outcome.out
-    stop_behind(tmp_path / "parts", 4)
-    _, taken = again(tmp_path / "parts", **OF_SECOND)
-    assert taken == [5, 6]
-    tiny_study.assert_alike(tmp_path / "parts", tmp_path / "whole", SECOND)
-    found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(whole)
+    stop_behind(tmp_path, 4)
+    outcome, taken = again(tmp_path, **OF_SECOND)
+    assert taken == [5, 6] and "diverged" in outcome.out
+    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
     assert [found[name]["diverged_at"] for name in SECOND] == [None, 2, None, None]
     for name in SECOND:
         assert (found[name]["params_sha256"] == right[name]["params_sha256"]) == (name != SECOND[1])
+    rows = log.read(tmp_path / "study" / SECOND[1])
+    assert [row["eval/loss"] for row in rows if "eval/loss" in row][1:] == [found[SECOND[1]]["eval/loss"]] * 2
 
 
 def test_a_study_that_is_killed_goes_on_to_the_bit(whole, tmp_path):

@@ -11,11 +11,12 @@ import pytest
 import reference
 import translate
 from cases import B, D, F, H, K, N
+from errors import raises
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
 from tfm import block, layout, norm, shapes
-from tfm.attention import mask
+from tfm.attention import mask, spec
 
 SIZES = dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
 
@@ -25,13 +26,13 @@ SIZES = dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
 def test_blocks_equal_the_reference(norm_name, mlp_name):
     own, x_BND = dict(norm=cases.NORMS[norm_name], mlp=cases.MLPS[mlp_name]), cases.normal(1, 1, N, D)
     chosen = [*itertools.product(block.ORDERS, [0.0, 0.3])]
-    params = cases.drawn(lambda key: block.init(key, parts=cases.parts(**own), **SIZES))
+    params = cases.drawn(lambda key: block.init(key, spec=cases.spec(**own), **SIZES))
 
     @jax.jit
     def every(params):
         def one(order, eps):
-            parts = cases.parts(**own, order=block.ORDERS[order], eps=eps)
-            return block.apply(params, x_BND, parts=parts, mask=mask.causal, maps=True)
+            parts = cases.spec(**own, order=block.ORDERS[order], eps=eps)
+            return cases.apply_block(params, x_BND, spec=parts, mask=mask.causal, maps=True)
 
         return [one(*pair) for pair in chosen]
 
@@ -49,7 +50,7 @@ def test_biases_are_where_they_are_asked_for(bias):
     asked = {"all": QKV | OUTPUT | MLP, "none": set(), "attention": QKV | OUTPUT, "mlp": MLP, "qkv": QKV}[bias]
 
     def names(bias):
-        call = {**SIZES, "bias": bias, "parts": cases.parts(), "cross": True}
+        call = {**SIZES, "bias": bias, "spec": cases.spec(), "cross": True}
         return [*shapes.flat(jax.eval_shape(functools.partial(block.init, **call), jax.random.key(0)))]
 
     found = [path.rpartition("/")[2] for path in names(bias) if path.rpartition("/")[2].startswith("b")]
@@ -60,34 +61,33 @@ def test_biases_are_where_they_are_asked_for(bias):
 def test_what_stands_alone_begins_as_large_as_a_sum():
     """Without residual connections, the last matrices begin sqrt(2 M) times as large as the terms of 2 M do."""
     begun = {}
-    for order in (block.plain, block.pre_norm):
-        params = block.init(jax.random.key(0), parts=cases.parts(order=order), **SIZES | {"M": 8})
+    for order in (block.ORDERS["plain"], block.ORDERS["pre_norm"]):
+        params = block.init(jax.random.key(0), spec=cases.spec(order=order), **SIZES | {"M": 8})
         begun[order] = shapes.flat(params)
-    for path, leaf in begun[block.plain].items():
+    for path, leaf in begun[block.ORDERS["plain"]].items():
         times = 4 if path.endswith(("Uo_HDK", "W2_DF")) else 1
-        np.testing.assert_allclose(leaf, times * begun[block.pre_norm][path], rtol=1e-6)
+        np.testing.assert_allclose(leaf, times * begun[block.ORDERS["pre_norm"]][path], rtol=1e-6)
 
 
 def test_in_training_a_block_returns_the_statistics_of_its_norms():
     """Of every order, of each norm by its name; nothing is kept in evaluation."""
     x_BND, key_B = cases.normal(1, B, N, D), jax.random.split(jax.random.key(0), B)
     for order in block.ORDERS.values():
-        parts = cases.parts(norm=norm.batch, order=order)
-        params = cases.drawn(lambda key, parts=parts: block.init(key, parts=parts, **SIZES))
+        parts = cases.spec(norm=norm.batch, order=order)
+        params = cases.drawn(functools.partial(block.init, spec=parts, **SIZES))
         params = {name: part | ({"var_D": jnp.ones(D)} if "norm" in name else {}) for name, part in params.items()}
-        run = jax.jit(functools.partial(block.apply, params, x_BND, parts=parts, mask=mask.causal))
+        run = jax.jit(functools.partial(cases.apply_block, params, x_BND, spec=parts, mask=mask.causal))
         assert jax.eval_shape(run)[1]["running"] == {}
-        trained = (run if order is block.pre_norm else functools.partial(jax.eval_shape, run))(key_B=key_B)[1][
-            "running"
-        ]
+        train = run if order is block.ORDERS["pre_norm"] else functools.partial(jax.eval_shape, run)
+        trained = train(key_B=key_B)[1]["running"]
         assert set(trained) == {"norm1", "norm2"}
-        if order is block.pre_norm:
-            cases.agree(trained["norm1"], norm.batch.observe(x_BND), 1e-5)
+        if order is block.ORDERS["pre_norm"]:
+            cases.agree(trained["norm1"], norm.batch.observe(x_BND, layout=layout.ONE), 1e-5)
 
 
 @functools.partial(jax.jit, static_argnames=("rate", "layout"))
 def drop(key_B, x_BND, rate, **how):
-    return block.dropped("mlp", x_BND, parts=cases.parts(dropout=rate), key_B=key_B, **how)
+    return block.dropout("mlp", x_BND, cases.spec(dropout=rate), spec.Call(key_B=key_B, **how))
 
 
 def keys(n: int) -> jax.Array:
@@ -112,15 +112,15 @@ def test_dropout_makes_its_share_of_zeros_and_keeps_the_mean(rate=0.1):
 
 def test_no_dropout_at_rate_zero_or_without_keys():
     x_BND = cases.normal(1, B, N, D)
-    given = cases.parts(dropout=0.0), cases.parts(dropout=0.5)
+    given = cases.spec(dropout=0.0), cases.spec(dropout=0.5)
     for parts, key_B in zip(given, (keys(B), None), strict=True):
-        assert block.dropped("mlp", x_BND, parts=parts, key_B=key_B) is x_BND
+        assert block.dropout("mlp", x_BND, parts, spec.Call(key_B=key_B)) is x_BND
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
 def test_a_wrong_rate_is_refused(rate):
     for keys_or_none in (keys(B), None):
-        with pytest.raises(ValueError, match=f"a dropout rate of {rate}; it must be at least 0 and less than 1"):
+        with raises(ValueError, rate):
             drop(keys_or_none, cases.normal(1, B, N, D), rate)
 
 

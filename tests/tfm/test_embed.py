@@ -144,14 +144,15 @@ def test_heads_equal_the_reference_and_their_logits_are_float32(name):
 def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_word(E):
     """G LN(gelu(W x + b)) + b_w, with a matrix of its own and with the embedding's; of ALBERT with E features."""
     rows, own_rows = (f"{name}_W{'E' if E else 'D'}" for name in "EG")
-    parts = transformer.Parts(embed.words, position.none, cases.parts(eps=0.1), head.masked_word)
+    spec = transformer.Spec(embed.words, position.none, cases.spec(eps=0.1), head.masked_word)
     init = functools.partial(head.transformed_init, functools.partial(head.masked_word.init, W=W), norm=norm.token, E=E)
     params, x_BND = cases.drawn(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
-    G_WD, own = params["head"].pop(own_rows), shapes.relettered(params["head"]["transform"], "E", "D")
+    G_WD, own = params["head"].pop(own_rows), params["head"]["transform"]
     for tree in (params | {"embed": {rows: G_WD}}, {"head": params["head"] | {own_rows: G_WD}}):
-        logits = jax.jit(functools.partial(transformer.logits, parts=parts))(tree, x_BND)
+        logits = jax.jit(functools.partial(transformer.logits, spec=spec))(tree, x_BND)
         for b in range(B):
-            X = reference.affine(np.asarray(own["W_DD"]), translate.columns(x_BND[b]), np.asarray(own["b_D"]))
-            X = translate.norm(own["norm"], np.vectorize(reference.gelu)(X), eps=0.1)
+            X = reference.affine(np.asarray(shapes.find(own, "W")), translate.columns(x_BND[b]), shapes.find(own, "b"))
+            norm_of = {f"{name}_D": shapes.find(own["norm"], name) for name in ("gain", "shift")}
+            X = translate.norm(norm_of, np.vectorize(reference.gelu)(X), eps=0.1)
             slow = reference.affine(np.asarray(G_WD), X, np.asarray(params["head"]["b_W"]))
             cases.close(logits[b], np.transpose(slow))

@@ -10,7 +10,8 @@ import reference
 import translate
 from cases import N, W
 
-from tfm import embed, encoder_decoder, head, position, transformer
+from tfm import block as blocks, embed, encoder_decoder, head, position, transformer
+from tfm.attention import spec as attentions
 from tfm.decode import beam
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
@@ -21,19 +22,25 @@ VALID_BS = np.arange(11) < np.array([[REAL], [11]])
 
 WORDS = embed.words._replace(init=functools.partial(embed.words.init, W=W))
 OUTPUT = head.next_word._replace(init=functools.partial(head.next_word.init, W=W))
-PARTS = transformer.Parts(WORDS, position.learned, cases.parts(H=SMALL["H"]), OUTPUT)
-init = functools.partial(encoder_decoder.init, parts=PARTS, final_norm=True, bias=True, N=13, **SMALL)
+SPEC = transformer.Spec(WORDS, position.learned, cases.spec(H=SMALL["H"]), OUTPUT)
+init = functools.partial(encoder_decoder.init, spec=SPEC, final_norm=True, bias=True, N=13, **SMALL)
 
 
 @functools.cache
 def pair() -> tuple[dict, dict]:
     """(params, call) of a small encoder-decoder."""
-    return cases.drawn(init), dict(parts=PARTS, unroll=1)
+    return cases.drawn(init), dict(spec=SPEC._replace(unroll=1))
 
 
 @functools.cache
 def apply():
-    return jax.jit(functools.partial(encoder_decoder.apply, maps=True, **pair()[1]))
+    spec, call = pair()[1]["spec"], attentions.Call(maps=True)
+
+    def logits(params, *inputs):
+        x_BND, aux = encoder_decoder.hidden(params, *inputs, spec, call)
+        return transformer.logits(params, x_BND, spec), aux
+
+    return jax.jit(logits)
 
 
 def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
@@ -79,7 +86,7 @@ def test_the_source_matters_and_its_padding_does_not_and_a_cache_changes_nothing
     assert np.abs(real[0] - full_BNW[0]).max() > 1e-3
     np.testing.assert_array_equal(real[1], full_BNW[1])
 
-    start = jax.jit(functools.partial(encoder_decoder.start, capacity=N, **call))
+    start = jax.jit(functools.partial(encoder_decoder.start, capacity=N, call=attentions.Call(), **call))
     logits_BW, cache = start(params, source_BS, VALID_BS, w_BN[:, :1], jnp.ones(2, int))
     step = jax.jit(functools.partial(encoder_decoder.step, **call))
     for n in range(1, N):
@@ -93,7 +100,8 @@ def test_parameters_of_numpy_are_decoded_with():
     """Traced only, which is where they failed."""
     params, call = pair()
     numpys = jax.device_get(params)
-    start = functools.partial(encoder_decoder.start, numpys, cases.words(1, n=11), np.full((cases.B, 11), True), **call)
+    given = numpys, cases.words(1, n=11), np.full((cases.B, 11), True)
+    start = functools.partial(encoder_decoder.start, *given, call=attentions.Call(), **call)
     step = functools.partial(encoder_decoder.step, numpys, **call)
     found = jax.eval_shape(
         lambda w_BN: beam.search(functools.partial(start, capacity=9), step, w_BN, np.array([1, 1]), beam=2, steps=3),
@@ -105,18 +113,18 @@ def test_parameters_of_numpy_are_decoded_with():
 def test_both_sides_drop_numbers_of_their_own():
     """Seen where the blocks leave the tokens as they are, and the head too."""
 
-    def unchanged(x_BND, residual, norm):
-        return x_BND, residual(x_BND)[1], norm(x_BND)[1]
+    def unchanged(params, x_BND, spec, call):
+        return x_BND, {"running": {}}
 
-    block, said = PARTS.block._replace(dropout=0.5, order=unchanged), OUTPUT._replace(apply=lambda params, x_BND: x_BND)
-    parts = PARTS._replace(block=block, head=said)
+    block = SPEC.block._replace(dropout=0.5, order=blocks.Order(unchanged, unchanged))
+    spec = SPEC._replace(block=block)
 
     @jax.jit
     def zeros(key):
-        w_BN, call = cases.words(1), dict(key_B=jax.random.split(key, cases.B), parts=parts)
+        w_BN, call = cases.words(1), attentions.Call(key_B=jax.random.split(key, cases.B))
         given = init(key, final_norm=False), w_BN, w_BN >= 0
-        memory, _ = encoder_decoder.encode(*given, **call)
-        return memory.x_BSD == 0, encoder_decoder.apply(*given, w_BN, **call)[0] == 0
+        memory, _ = encoder_decoder.encode(*given, spec, call)
+        return memory.x_BSD == 0, encoder_decoder.hidden(*given, w_BN, spec, call)[0] == 0
 
     encoder, decoder = zeros(jax.random.key(4))
     assert 0.3 < np.mean(encoder != decoder) < 0.7

@@ -51,7 +51,7 @@ def test_adding_and_removing_weights_leaves_the_others_as_they_were(settings, ad
         np.testing.assert_array_equal(one[path], other[path], err_msg=path)
 
 
-def test_a_deeper_model_begins_with_the_layers_of_a_shallower_one():
+def test_a_deeper_model_begins_with_the_unstack_a_shallower_one():
     """The two output projections are smaller by the square root of the depths' ratio; all else is equal."""
     shallow, deep = initialised(), initialised(5)
     assert set(shallow) == set(deep)

@@ -54,13 +54,13 @@ def test_norms_equal_the_reference():
     all_params, x_BND = {name: norm_params(name) for name in LEAVES}, cases.normal(1, B, N, D) * 3 + 2
     tpu = layout.Layout(platform="tpu")  # where the statistics of a few features are products
     chosen = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layout.ONE, tpu])]
-    every = jax.jit(lambda p: [layout.on(over, NORMS[name])(p[name], x_BND, eps=eps) for name, eps, over in chosen])
+    every = jax.jit(lambda p: [NORMS[name].apply(p[name], x_BND, eps=eps, layout=over) for name, eps, over in chosen])
     for (name, eps, _), y_BND in zip(chosen, every(all_params), strict=True):
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
             cases.close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
     assert {
-        name for name, chosen in NORMS.items() if chosen.observe
+        name for name, chosen in NORMS.items() if chosen.observe is not norm.observe_nothing
     } == STATISTICS.keys() and NORMS.keys() == LEAVES.keys()
 
 

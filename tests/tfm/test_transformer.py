@@ -13,7 +13,7 @@ import translate
 from cases import B, C, D, H, M, N, W
 
 from tfm import block, head, mlp, norm, position, transformer
-from tfm.attention import heads as multihead, mask, relative_position, score, value
+from tfm.attention import mask, relative_position, score, spec as attentions, value
 from tfm.decode import kv_cache
 
 WHOLE = {
@@ -32,8 +32,10 @@ def test_transformers_equal_the_reference(name):
     chosen = dict(WHOLE[name])
     answers = "class_token" if "class_token" in chosen else chosen.pop("head", "next_word")
     causal = chosen.pop("causal", False)
-    rooms = dict(score=score, mlp=mlp, position=position, norm=norm, order=block)
+    rooms = dict(score=score, mlp=mlp, position=position, norm=norm)
     functions = {key: getattr(rooms[key], pick) if key in rooms else pick for key, pick in chosen.items()}
+    if "order" in chosen:
+        functions["order"] = block.ORDERS[chosen["order"]]
     if "scale" in chosen:
         functions["scale"] = score.SCALES[chosen["scale"]]
     outputs = {"W": W} if answers == "next_word" else {"C": C}
@@ -55,8 +57,8 @@ def test_the_precision_of_products_and_of_what_is_never_narrow():
     params, w_BN = cases.drawn(model.init, std=0.2), cases.words()
 
     def seen(params, dtype=None):
-        return transformer.apply(
-            params, w_BN, mask=mask.causal, unroll=1, maps=True, keep=True, dtype=dtype, parts=model.parts
+        return cases.apply_model(
+            params, w_BN, mask=mask.causal, unroll=1, maps=True, keep=True, dtype=dtype, spec=model.spec
         )
 
     narrow, narrower = (jax.jit(functools.partial(seen, dtype=dtype))(params) for dtype in (None, jnp.bfloat16))
@@ -81,8 +83,8 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
 
 
 def stack_of(params, x_BND, *, unroll=1, remat="none", maps=False, **parts):
-    parts = cases.parts(**parts)
-    y_BND, seen = transformer.stack(params, x_BND, mask=mask.causal, parts=parts, unroll=unroll, remat=remat, maps=maps)
+    parts = cases.spec(**parts)
+    y_BND, seen = cases.stack(params, x_BND, mask=mask.causal, spec=parts, unroll=unroll, remat=remat, maps=maps)
     return y_BND, seen.get("A")
 
 
@@ -126,7 +128,7 @@ def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
     def seen(params, *, share):
         how = {"mask": mask.causal, "maps": True, "unroll": 1}
         keys = None, jax.random.split(jax.random.key(0), B)
-        return [transformer.apply(params, w_BN, parts=model.parts, share=share, key_B=key, **how) for key in keys]
+        return [cases.apply_model(params, w_BN, spec=model.spec, share=share, key_B=key, **how) for key in keys]
 
     found = jax.device_get(seen(params, share=share))
     cases.agree(found, seen(copies, share=1))
@@ -135,8 +137,8 @@ def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
 
     @jax.jit
     def word_by_word(params):
-        n_B, how = jnp.full(B, 2), {"mask": mask.causal, "parts": model.parts, "share": share}
-        first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, unroll=1, **how)
+        n_B, how = jnp.full(B, 2), {"call": attentions.Call(mask=mask.causal), "spec": model.spec._replace(share=share)}
+        first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, **how)
         return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **how)[0]
 
     cases.agree(word_by_word(params), (full_BNW[:, 1], full_BNW[:, 2]))
@@ -191,9 +193,9 @@ def test_the_settings_really_make_different_programs():
 
 
 def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads_apart():
-    own = cases.parts(score=score.constant, value=value.identity, relative_position=relative_position.alibi).attention
+    own = cases.spec(score=score.constant, value=value.identity, relative_position=relative_position.alibi).attention
     params, x_BND = {"score": {}, "value": {}, "relative_position": {}}, cases.normal(1, 1, N, D)
-    attend = jax.jit(functools.partial(multihead.self_attention, parts=own, mask=None))
+    attend = jax.jit(functools.partial(cases.self_attention, spec=own, mask=None))
     _, A_BHNS, _ = attend(params, x_BND)
     assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H
 
@@ -208,10 +210,10 @@ def test_the_zeros_of_dropout_are_every_layers_and_every_stages_own():
     layers, stages = params["blocks"], 2.0 ** (1 + jnp.arange(3 * M).reshape(3, M, 1))
     for part, leaf, give in zip(("value", "value_cross", "mlp"), ("bo_D", "bo_D", "b2_D"), stages, strict=True):
         layers[part][leaf] += give
-    call = dict(parts=made.parts, mask=None, memory=block.Memory(cases.normal(0, B, 3, D), None))
+    call = dict(mask=None, memory=attentions.Memory(cases.normal(0, B, 3, D), None))
     key_B = jax.random.split(jax.random.key(1), B)
-    hidden_states = jax.jit(functools.partial(transformer.hidden_states, unroll=1, **call))
-    x_BND, _ = hidden_states(params, cases.words(), key_B=key_B)
+    spec, call = made.spec._replace(unroll=1), attentions.Call(key_B=key_B, **call)
+    x_BND, _ = jax.jit(lambda params: transformer.hidden(params, cases.words(), spec, call))(params)
     digits = np.int64(x_BND)[..., None] >> np.arange(1, 3 * M + 2) & 1
     assert (x_BND == digits @ 2 ** np.arange(1, 3 * M + 2)).all()
     kept = digits.reshape(B * N * D, 3 * M + 1)

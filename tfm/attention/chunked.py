@@ -1,34 +1,33 @@
 """Attention of a few hundred tokens: chunks of queries, each against the span of keys that the mask lets any of it see.
 
-A chunk is written out, without a loop, so the mask must be known while the program is made: a causal one, of which four
-chunks have 5/8 of the weights, is. One of the lengths of a batch is not, and then every chunk sees all.
+A chunk is unrolled, so the mask must be known while the program is traced. A causal mask is: four chunks have 5/8 of
+its weights. A mask of the lengths of a batch is not, and then every chunk sees all keys.
 """
 
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.attention import block_mask, online_softmax
+from tfm.attention import block_mask, explicit
 
 # Forward and gradient on two CPU cores (Zen 4), JAX 0.10.2, in ms, by explicit.py, in the loops of flash.py, in 1, 2,
 # 4, 8 chunks: 8 x 256 tokens, 6 heads, K = 64, causal: 34, 42, 35, 27, 23, 28; 128 x 50 tokens, 4 heads, K = 16, no
 # mask: 9.6, 6.7, 7.0 in one.
 KEYS, COUNT, SIDE = 512, 4, 64  # up to so many keys; at most so many chunks, of at least so many queries
-ALONE = 128  # so many keys in one chunk, where no mask saves anything
+ALONE = 128  # so many keys in one chunk, if no mask saves anything
 WORTH = 0.8  # of all weights at most, or loops compute them
 WEIGHTS = 2**24  # of a chunk at most: 64 MiB in float32
+KEPT = 2**22  # weights of all chunks that are kept for the gradient; more are computed again
 Chunk = tuple[slice, slice]  # the queries, and the keys that they see
 
 
-def cut(mask, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COUNT) -> list[Chunk] | None:
-    """The chunks for N queries, the last of S keys, with so many tables of weights (sequences x heads); None: loops.
-
-    A mask of arrays that are traced, or a function around them, is not known yet, and every chunk sees all.
-    """
-    rows = -(-N // max(1, min(count, N // side)))
+def cut(mask, N: int, S: int, *, tables: int) -> list[Chunk] | None:
+    """Return the chunks for N queries, the last of S keys, with so many tables of weights (sequences x heads); None if
+    loops are better."""
+    rows = -(-N // max(1, min(COUNT, N // SIDE)))
     if S > KEYS or tables * rows * S > WEIGHTS:
         return None
     seen_NS = np.ones((N, S), bool)
@@ -41,7 +40,7 @@ def cut(mask, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COU
     chunks, work = [], 0
     for first in range(0, N, rows):
         (s,) = np.nonzero(seen_NS[first : first + rows].any(0))
-        span = slice(int(s[0]), int(s[-1]) + 1) if s.size else slice(0, 1)  # one key where none is seen
+        span = slice(int(s[0]), int(s[-1]) + 1) if s.size else slice(0, 1)  # one key if none is seen
         chunks.append((slice(first, min(first + rows, N)), span))
         work += (min(first + rows, N) - first) * (span.stop - span.start)
     if work <= WORTH * N * S:
@@ -50,43 +49,21 @@ def cut(mask, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COU
 
 
 def attention(q_BHNK, k_BHSK, v_BHSV, chunks: list[Chunk], *, mask, scale, cap=0.0, bias=None) -> jax.Array:
-    """y_n = sum_s A_{n,s} v_s (E3), the chunks one beside the other; arguments as of explicit.attention."""
-    N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
-    rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias), cap)
-    zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, rules))
-    n, s_S, narrow = jnp.arange(S - N, S) + zero, jnp.arange(S) + zero, v_BHSV.dtype
-    q_BHNK = scale * q_BHNK.astype(wide)
+    """y_n = sum_s A_{n,s} v_s (E3), chunk by chunk as in explicit.py; arguments as there."""
+    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    n, s_S = jnp.arange(S - N, S), jnp.arange(S)
 
-    def chunk(rows: slice, span: slice) -> jax.Array:
-        query = {"n": n[rows], "q": q_BHNK[:, :, rows] + zero}
-        key = {"s": s_S[span], "k": k_BHSK[:, :, span].astype(wide) + zero, "v": v_BHSV[:, :, span].astype(wide) + zero}
-        return _average(rules, query, key)
+    def average(rows: slice, span: slice, q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> jax.Array:
+        l_BHNS = explicit.logits(q_BHNK, k_BHSK, scale=scale, cap=cap)
+        l_BHNS = l_BHNS if bias is None else l_BHNS + bias(n[rows], s_S[span])
+        A_BHNS = explicit.weights(l_BHNS, None if mask is None else mask(n[rows], s_S[span]))
+        return jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV)
 
-    return jnp.concatenate([chunk(*one) for one in chunks], axis=2).astype(narrow)
-
-
-@jax.custom_vjp
-def _average(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array:
-    """y_BHNV of one chunk."""
-    return _forward(rules, query, key)[0]
-
-
-def _forward(rules: block_mask.Rules, query: dict, key: dict) -> tuple[jax.Array, Any]:
-    sums = online_softmax.empty(rules, query, key)
-    sums = online_softmax.block_forward(rules, query, key, rules.allowed(query, key), *sums)
-    y_BHNV, lse_BHN1 = (checkpoint_name(x, "attention") for x in online_softmax.finish(sums))
-    return y_BHNV, (rules, query, key, y_BHNV, lse_BHN1)
-
-
-def _backward(saved: Any, dy_BHNV: jax.Array) -> tuple[block_mask.Rules, dict, dict]:
-    rules, query, key, y_BHNV, lse_BHN1 = saved
-    query = online_softmax.for_gradient(query, y_BHNV, lse_BHN1, dy_BHNV)
-    sums = *(jnp.zeros_like(key[name].swapaxes(-1, -2)) for name in "kv"), jnp.zeros_like(query["q"])
-    dbias = online_softmax.empty_bias(rules, query, key)
-    allowed = rules.allowed(query, key)
-    dk_BHKS, dv_BHVS, dq_BHNK, dbias = online_softmax.block_backward(rules, query, key, allowed, *sums, dbias)
-    dkey = {"s": None, "k": dk_BHKS.swapaxes(-1, -2), "v": dv_BHVS.swapaxes(-1, -2)}
-    return rules.gradient(rules.into_learned(query, key, dbias)), {"n": None, "q": dq_BHNK}, dkey
-
-
-_average.defvjp(_forward, _backward)
+    weights = len(q_BHNK) * q_BHNK.shape[1] * sum((rows.stop - rows.start) * (s.stop - s.start) for rows, s in chunks)
+    keep = weights <= KEPT
+    averages = []
+    for rows, span in chunks:
+        one = functools.partial(average, rows, span)
+        one = one if keep else jax.checkpoint(one)
+        averages.append(one(q_BHNK[:, :, rows], k_BHSK[:, :, span], v_BHSV[:, :, span]))
+    return checkpoint_name(jnp.concatenate(averages, axis=2), "attention")

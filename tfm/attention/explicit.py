@@ -1,7 +1,5 @@
 """Attention as it is defined, with all N x S weights in memory: what every other way of computing it must equal."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
@@ -42,25 +40,24 @@ def attention(
     cap: float = 0.0,
     bias: masks.Bias | None = None,
     n: jax.Array | None = None,
+    axis: None = None,
     by_keys: bool = False,
-    compare: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """y_n = sum_s A_{n,s} v_s (E3) and A: the definition, and the weights to look at.
+    """Return y_n = sum_s A_{n,s} v_s (E3) and A: the definition, and the weights to look at.
 
-    mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits behind
-    their `cap` (capped). n: the positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at
-    0 .. S-1. by_keys: with logits from k q^T instead of q k^T (kernels.few_queries). compare: (q_BHNK, k_BHSK) ->
-    l_BHNS, which are scaled in the place of the products, of a score that is none.
+    mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled and capped
+    logits. n: the positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1.
+    by_keys: with logits from k q^T instead of q k^T, by which few queries read the keys without a copy. axis: None;
+    flash.py computes attention to tokens that devices share.
     """
+    if axis is not None:
+        raise ValueError(f"the tokens are spread over the mesh axis {axis!r}: use flash.attention")
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
         call = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "by_keys": by_keys}
         return groups.each(attention, q_BHNK, k_BHSK, v_BHSV, **call)
-    if compare is not None:
-        l_BHNS = capped(scale * compare(q_BHNK, k_BHSK), cap)
-    else:
-        first, second = (k_BHSK, q_BHNK) if by_keys else (q_BHNK, k_BHSK)
-        l_BHNS = logits(first, second, scale=scale, cap=cap)
-        l_BHNS = l_BHNS.swapaxes(-1, -2) if by_keys else l_BHNS
+    first, second = (k_BHSK, q_BHNK) if by_keys else (q_BHNK, k_BHSK)
+    l_BHNS = logits(first, second, scale=scale, cap=cap)
+    l_BHNS = l_BHNS.swapaxes(-1, -2) if by_keys else l_BHNS
     N, S = l_BHNS.shape[-2:]
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     allowed = None if mask is None else mask(n, s_S)

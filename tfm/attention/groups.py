@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import linear
+from tfm import linear, shapes
 from tfm.attention import block_mask, mask as masks
 
 
@@ -24,9 +24,8 @@ def named(name: str, H: int, G: int | None) -> str:
 
 
 def heads(params: dict, name: str, x_BSD: jax.Array) -> jax.Array:
-    """U_h x_s (+ b_h) for every head of a matrix U and its bias b, by their `name`, 'k' or 'v': (B, H or G, S, K)."""
-    h = "H" if f"U{name}_HKD" in params else "G"
-    return linear.heads(x_BSD, params[f"U{name}_{h}KD"], params.get(f"b{name}_{h}K"))
+    """Return U_h x_s (+ b_h) for every head of a matrix U and its bias b, with `name` 'k' or 'v': (B, H or G, S, K)."""
+    return linear.matmul_heads(x_BSD, shapes.find(params, f"U{name}"), shapes.find(params, f"b{name}"))
 
 
 def count(*qkv: jax.Array) -> int:
@@ -37,9 +36,9 @@ def count(*qkv: jax.Array) -> int:
 
 
 def each(compute: Callable, *qkv: jax.Array, bias: masks.Bias | None, **call: Any) -> tuple:
-    """(y_BHNV, A_BHNS or None) of compute(q, k, v, bias=..., **call), one of attention.IMPLEMENTATIONS, which is asked
-    for one group at a time, with one head of keys and values; all groups are one program. Mask and positions are the
-    same for all groups, so they are formed once."""
+    """(y_BHNV, A_BHNS or None) of compute(q, k, v, bias=..., **call), an implementation (implementations.py), which is
+    called for one group at a time, with one head of keys and values; all groups are one program. Mask and positions are
+    the same for all groups, so they are formed once."""
     H, G = max(x.shape[1] for x in qkv), count(*qkv)
 
     def one(g: jax.Array, *qkv: jax.Array) -> tuple[jax.Array, jax.Array | None]:

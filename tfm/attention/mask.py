@@ -7,7 +7,6 @@ of computing attention may ask for any block of it and need never hold all of it
 """
 
 import functools
-import operator
 from collections.abc import Callable
 
 import jax
@@ -64,22 +63,26 @@ def _padding(valid_BS: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 def both(first: Mask, second: Mask) -> Mask:
     """The product of two masks: what both allow."""
-    return Partial(functools.partial(_joined, operator.and_), *map(block_mask.arrays_of, (first, second)))
+    return Partial(_both, block_mask.arrays_of(first), block_mask.arrays_of(second))
+
+
+def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return first(n, s_S) & second(n, s_S)
 
 
 def either(first: Mask, second: Mask) -> Mask:
     """The sum of two masks: what one of them allows."""
-    return Partial(functools.partial(_joined, operator.or_), *map(block_mask.arrays_of, (first, second)))
+    return Partial(_either, block_mask.arrays_of(first), block_mask.arrays_of(second))
 
 
-def _joined(how: Callable, first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    return how(first(n, s_S), second(n, s_S))
+def _either(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return first(n, s_S) | second(n, s_S)
 
 
-def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
-    """(N, S), what the mask says of these positions while a program is made, and valid_BS of the padding in it, or None
-    where it has none. (None, None) for a mask that is more than these two `both` hold."""
-    (terms, valid_BS), shown_NS = parted(mask), np.ones((n.size, s_S.size), bool)
+def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
+    """Return (N, S), what the mask says of these positions while a program is traced, and valid_BS of the padding in
+    it, or None if there is none. (None, None) for a mask that is not the product of these two."""
+    (terms, valid_BS), shown_NS = split(mask), np.ones((n.size, s_S.size), bool)
     for term in terms:
         arrays = jax.tree.leaves(block_mask.arrays_of(term))
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
@@ -92,8 +95,9 @@ def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray
     return shown_NS, valid_BS
 
 
-def parted(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
-    """The masks that must all allow it but those of padding, and what these say together: valid_BS, or None."""
+def split(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
+    """Return the masks that must all allow a key, except padding, and what the padding masks say together: valid_BS, or
+    None."""
     terms, valid_BS = [], None
     for term in _terms(mask):
         if isinstance(term, Partial) and term.func is _padding:
@@ -104,9 +108,9 @@ def parted(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
 
 
 def _terms(mask: Mask | None) -> list[Mask]:
-    """The masks that must all allow it."""
+    """Return the factors of a product of masks (`both`)."""
     if mask is None:
         return []
-    if isinstance(mask, Partial) and getattr(mask.func, "args", None) == (operator.and_,):
+    if isinstance(mask, Partial) and mask.func is _both:
         return [term for one in mask.args for term in _terms(one)]
     return [mask]

@@ -22,9 +22,17 @@ ALONE = -1e5  # Kitaev et al. 2020 (Reformer); a larger one would leave float32 
 BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
 
 
+def keep(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return queries and keys as they are."""
+    return q_BHNK, k_BHNK
+
+
 class RelativePosition(NamedTuple):
+    """`init(key, *, H, K, N) -> params`; `rotate(params, q_BHNK, k_BHNK, n)` turns queries and keys; `bias(params, n,
+    s_S, *, H)`, (H, N, S) or (B, H, N, S), is added to the logits, or None."""
+
     init: Callable[..., dict]
-    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
+    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] = keep
     bias: Callable[..., jax.Array] | None = None
 
 
@@ -38,11 +46,11 @@ def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
-    return jnp.moveaxis(linear.wide(jnp.asarray(b_HR))[:, index], 0, -3)
+    return jnp.moveaxis(linear.to_float32(jnp.asarray(b_HR))[:, index], 0, -3)
 
 
-def apart(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    """The bias, and ALONE where query and key are one token: it attends to itself only where nothing else is allowed.
+def self_bias(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    """Return the bias plus ALONE if query and key are one token: it attends to itself only if nothing else is allowed.
 
     Finite, unlike the -inf of a mask: a token that may see no other has weight one on itself.
     """
@@ -69,7 +77,7 @@ def rotated(
     if length != 1:
         cos, sin = cos * length, sin * length
     cos_NK, sin_NK = (jnp.stack(pair, axis=axis).reshape(*angle.shape[:-1], K) for pair in ((cos, cos), (-sin, sin)))
-    x = linear.wide(x_BHNK)  # as a whole: cutting pairs apart and stacking them again is slow on CPU
+    x = linear.to_float32(x_BHNK)  # as a whole: cutting pairs apart and stacking them again is slow on CPU
     turned = x * cos_NK
     if halves:
         partner = jnp.roll(x, K // 2, axis=-1)

@@ -2,8 +2,7 @@
 
 l_{n,s} = scale * q_n . k_s, where n attends to s. A score is `(init, apply)`:
 `init(key, *, H, K, D, bias) -> params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`; a head axis of size one
-is shared by all heads. In self-attention both arguments are the same array. What a score may have beside is in `Score`:
-with `logits` the two are compared by another function than the product, l_{n,s} = scale * logits(params, q, k)_{n,s}.
+is shared by all heads. In self-attention both arguments are the same array. `Score` says what else a score may declare.
 
 | score                       | l_{n,s}, unscaled, without biases | parameters a head | from                           |
 |-----------------------------|-----------------------------------|-------------------|--------------------------------|
@@ -20,7 +19,6 @@ with `logits` the two are compared by another function than the product, l_{n,s}
 | asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
 | asymmetric_qknorm           | RMS(U_q x_n) . RMS(U_k x_s)       | 2 D K + 2 K shared| Henry et al. 2020; Qwen3       |
-| additive                    | v . tanh(U_q x_n + U_k x_s)       | 2 D K + K         | Bahdanau et al. 2015           |
 | constant                    | 0                                 | 0                 | E28                            |
 
 Keys of a matrix of their own, U_k, may be shared by the heads of a group (groups.py): then they are D K parameters a
@@ -49,23 +47,21 @@ class Score(NamedTuple):
     """`init` and `apply` as above, and what else is known of the comparison.
 
     factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
-    l_{n,s} = x_n^T M_h x_s without biases, scale and what is said beside it; None: there is no such form.
-    itself: whether a token attends to itself where it may attend to others too (heads.py).
-    rotatable: whether rotary positions may turn queries and keys (relative_position.py). They may where all features
-    are of one kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
-    grouped: whether init also takes G, the heads of keys.
-    normed: whether apply also takes eps, what stands inside the root of its norms.
-    logits(params, q_BHNK, k_BHSK) -> l_BHNS, in place of q . k; then all weights are formed at once (explicit.py).
+    l_{n,s} = x_n^T M_h x_s without biases and scale; None: there is no such form.
+    attend_to_self: whether a token attends to itself if it may attend to others too (heads.py).
+    supports_rope: whether rotary positions may turn queries and keys (relative_position.py). They may if all features
+    are of one kind and only the product of two tokens is used: not if one of them is a square or a 1.
+    supports_gqa: whether `init` also takes G, the number of heads of keys (groups.py).
+    takes_eps: whether `apply` also takes eps, the number inside the root of its norms.
     """
 
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., Pair]
     factors: Callable[..., Pair] | None = None
-    itself: bool = True
-    rotatable: bool = False
-    grouped: bool = False
-    normed: bool = False
-    logits: Callable[..., jax.Array] | None = None
+    attend_to_self: bool = True
+    supports_rope: bool = False
+    supports_gqa: bool = False
+    takes_eps: bool = False
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -80,7 +76,7 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
-    return linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), groups.heads(params, "k", x_BSD)
+    return linear.matmul_heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), groups.heads(params, "k", x_BSD)
 
 
 def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
@@ -95,20 +91,11 @@ def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e
 def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
     """q_n = (x_n + f(x_n)) / 2, cut into heads, f(x) = LN(W_2 gelu(W_1 RMS(x))) with D/2 hidden units, I: as many
     weights as U_q of all heads has (Karbevski 2026, with the half of its second version); norms have gains alone."""
-    h_BNI = mlp.exact_gelu(linear.rows(norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps), params["W1_ID"]))
-    f_BND = norm.token.apply({"gain_D": params["gain2_D"]}, linear.rows(h_BNI, params["W2_DI"]), eps=eps)
+    h_BNI = mlp.exact_gelu(
+        linear.matmul(norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps), params["W1_ID"])
+    )
+    f_BND = norm.token.apply({"gain_D": params["gain2_D"]}, linear.matmul(h_BNI, params["W2_DI"]), eps=eps)
     return one.identity_query(params, (x_BND + f_BND) / 2, x_BSD)
-
-
-def _additive_logits(params: dict, q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
-    """v . tanh(q_n + k_s), in float32 or wider (Bahdanau et al. 2015, appendix A.1.2): one hidden layer compares
-    the two. Its N x S x K hidden units are computed again for the gradient, not kept."""
-
-    @jax.checkpoint
-    def logits(v_HK: jax.Array, q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
-        return jnp.sum(v_HK[:, None, None] * jnp.tanh(q_BHNK[:, :, :, None] + k_BHSK[:, :, None]), axis=-1)
-
-    return logits(*map(linear.wide, (params["v_HK"], q_BHNK, k_BHSK)))
 
 
 # ------------------------------------------------------------------------------------------- parameters and their forms
@@ -138,11 +125,6 @@ def _narrow(K: int, D: int) -> float:
     with this, and the others as BERT's, with 0.02: at D = 256 the first are 1.8 times larger. Here the first is theirs.
     """
     return 3**-0.5 * D**-0.5
-
-
-def _additive(K: int, D: int) -> float:
-    """Of v: over the keys k of one query q, all normal, the mean variance of tanh(q + k) is 0.284."""
-    return 0.284**-0.5
 
 
 def _tied(K: int, D: int) -> float:
@@ -219,26 +201,24 @@ def _l2_factors(params: dict, *, D: int) -> Pair:
 
 # ----------------------------------------------------------------------------------------------- what a config can name
 
-_product = functools.partial(Score, factors=_factors, rotatable=True)
+_product = functools.partial(Score, factors=_factors, supports_rope=True)
 
 none = _product(_init(), _none)
 tied = _product(_init("b_HK", U_HKD=_tied), one.tied)
 # Queries have a length in tied_keynorm, keys have not; the mean of two spreads less in pairwise_sym.
-tied_keynorm = _product(_init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), one.tied_keynorm, itself=False)
+tied_keynorm = _product(_init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), one.tied_keynorm, attend_to_self=False)
 tied_wide = _product(_init("b_HQ", U_HQD=lambda K, D: _tied(2 * K, D)), one.tied_wide)
 tied_signed = _product(_signed_init, one.tied_signed)
 l2_tied = Score(_init(U_HKD=_l2), one.l2_tied, _l2_factors)  # a bias would cancel
 pairwise = _product(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), one.pairwise)
 _wider = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
 pairwise_sym = _product(_wider, one.pairwise_sym, factors=_pairwise_sym_factors)
-identity_query = _product(_identity_query_init, one.identity_query, grouped=True)
-nonlinear_query = Score(_nonlinear_query_init, _nonlinear_query, rotatable=True, grouped=True, normed=True)
-symmetric_init = _product(_symmetric_init, _asymmetric, grouped=True)
-asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, grouped=True)
-asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, grouped=True)
-asymmetric_qknorm = _product(_qknorm_init, _qknorm, factors=_qknorm_factors, grouped=True, normed=True)
-_of_both = _init("bq_HK", Uq_HKD=_unit, Uk_HKD=_unit, v_HK=_additive)
-additive = Score(_of_both, _asymmetric, logits=_additive_logits)
+identity_query = _product(_identity_query_init, one.identity_query, supports_gqa=True)
+nonlinear_query = Score(_nonlinear_query_init, _nonlinear_query, supports_rope=True, supports_gqa=True, takes_eps=True)
+symmetric_init = _product(_symmetric_init, _asymmetric, supports_gqa=True)
+asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, supports_gqa=True)
+asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, supports_gqa=True)
+asymmetric_qknorm = _product(_qknorm_init, _qknorm, factors=_qknorm_factors, supports_gqa=True, takes_eps=True)
 constant = Score(_init(), _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.

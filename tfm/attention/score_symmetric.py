@@ -17,8 +17,8 @@ def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
     D K parameters a head.
     """
-    q_BHNK = _rounded(linear.heads(x_BND, params["U_HKD"], params.get("b_HK")), x_BND.dtype)
-    return q_BHNK, q_BHNK if x_BSD is x_BND else linear.heads(x_BSD, params["U_HKD"], params.get("b_HK"))
+    q_BHNK = _rounded(linear.matmul_heads(x_BND, params["U_HKD"], params.get("b_HK")), x_BND.dtype)
+    return q_BHNK, q_BHNK if x_BSD is x_BND else linear.matmul_heads(x_BSD, params["U_HKD"], params.get("b_HK"))
 
 
 def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -28,7 +28,7 @@ def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     would make logits sqrt(K) times smaller than in the other scores. A zero vector stays one, with zero gradient.
     """
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
-    wide_BHSK = linear.wide(u_BHSK)
+    wide_BHSK = linear.to_float32(u_BHSK)
     square_BHS1 = jnp.sum(wide_BHSK * wide_BHSK, axis=-1, keepdims=True)
     K, some = wide_BHSK.shape[-1], square_BHS1 > 0
     k_BHSK = jnp.where(some, wide_BHSK * jax.lax.rsqrt(jnp.where(some, square_BHS1 / K, 1)), 0)
@@ -66,8 +66,8 @@ def _with_square(x_BND: jax.Array, U_HKD: jax.Array) -> Pair:
     The first has the 8 binary digits of bfloat16 and is exact in any product; the second has the rest, in bfloat16
     another 8 digits. The square is of w as it is rounded, which a compiler would leave out unasked.
     """
-    w_BHNK = _rounded(math.sqrt(2) * linear.heads(x_BND, U_HKD), x_BND.dtype)
-    wide_BHNK = linear.wide(w_BHNK)
+    w_BHNK = _rounded(math.sqrt(2) * linear.matmul_heads(x_BND, U_HKD), x_BND.dtype)
+    wide_BHNK = linear.to_float32(w_BHNK)
     a_BHN1 = jnp.sum(wide_BHNK * wide_BHNK, axis=-1, keepdims=True) / 2
     high_BHN1 = jax.lax.stop_gradient(_rounded(a_BHN1, jnp.bfloat16))
     return w_BHNK, jnp.concatenate([high_BHN1, a_BHN1 - high_BHN1], axis=-1).astype(w_BHNK.dtype)

@@ -1,13 +1,8 @@
-"""What is averaged: the values of a head, and how the heads' averages come together again.
+"""What is averaged: the values of a head, and how the averages of the heads come together again.
 
-A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSV` before the average over tokens and
-`combine(params, y_BHNV) -> y_BND` after it. V is K for values of low rank and D for the others; a head axis of size one
-is shared by all heads. Where `shared`, combine also takes `layout`, since devices may have some of the heads each, and
-where `grouped`, init also takes `G`: so many heads of values are shared by the H (groups.py). Values that are the
-tokens themselves are one head for all, whatever G is. `between(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV` stands
-before combine where there is one: what becomes of the averages by the tokens x that asked for them and, in
-self-attention, by their own values v (in cross-attention None). Where `of_keys`, apply takes the keys, as the score
-makes them, in place of the tokens.
+`apply(params, x_BSD) -> v_BHSV` makes the values, and `out_proj(params, y_BHNV, *, layout) -> y_BND` maps the averages
+back. V is K for values of low rank and D for the others; a head axis of size one is shared by all heads. Values that
+are the tokens themselves are one head for all, whatever G is.
 """
 
 from collections.abc import Callable
@@ -16,20 +11,34 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, kernels, layout as layouts, linear
+from tfm import initial, layout as layouts, linear, platform
 from tfm.attention import groups
 
 EPS = 1e-12  # of a squared length: where it is 0, so is the gradient of what is divided by it
 
 
+def keep_average(params: dict, y_BHNV: jax.Array, x_BND: jax.Array, v_BHNV: jax.Array | None) -> jax.Array:
+    """Return the averages as they are."""
+    return y_BHNV
+
+
 class Value(NamedTuple):
+    """`init(key, *, H, K, D, M, bias) -> params`, `apply` and `out_proj` as above.
+
+    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj, given the tokens x that
+    attend and, in self-attention, their own values v (None in cross-attention).
+    from_keys: whether `apply` takes the keys that the score makes instead of the tokens.
+    supports_gqa: whether `init` also takes G, the number of heads of values (groups.py).
+    takes_layout: whether out_proj sums over the devices that each have some heads (layout.py).
+    """
+
     init: Callable[..., dict]
     apply: Callable[[dict, jax.Array], jax.Array]
-    combine: Callable[..., jax.Array]
-    shared: bool = False
-    grouped: bool = False
-    between: Callable[..., jax.Array] | None = None
-    of_keys: bool = False
+    out_proj: Callable[..., jax.Array]
+    post_process: Callable[..., jax.Array] = keep_average
+    from_keys: bool = False
+    supports_gqa: bool = False
+    takes_layout: bool = False
 
 
 def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool, G: int | None = None) -> dict:
@@ -68,7 +77,7 @@ def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout =
     U_HDV = params["Uo_HDK"] if "Uo_HDK" in params else params["V_HDD"]
     if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
-    y_BND = kernels.combined(y_BHNV, U_HDV)
+    y_BND = platform.sum_heads(y_BHNV, U_HDV)
     y_BND = y_BND if layout.tensor is None else jax.lax.psum(y_BND, layout.tensor)
     return y_BND if "bo_D" not in params else y_BND + params["bo_D"]
 
@@ -81,16 +90,16 @@ def _gated_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
 def _gated(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
     """sigma(U_g,h x_n) * y_h,n: a gate for each feature of each head (Qiu et al. 2025, section 2.2, elementwise behind
     the averages)."""
-    return jax.nn.sigmoid(linear.heads(x_BND, params["Ug_HKD"])) * y_BHNK
+    return jax.nn.sigmoid(linear.matmul_heads(x_BND, params["Ug_HKD"])) * y_BHNK
 
 
 def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
     """y_n - (y_n . v_n) v_n / |v_n|^2: what a head says along the token's own value is taken away (Zhai 2026, exclusive
-    self-attention); heads of a group have one value. Attention to others only, as a score may have it (`itself`), may
-    still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
+    self-attention); heads of a group have one value. Attention to others only, as a score may have it
+    (`attend_to_self`), may still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
     if v_BHNK is None:
         return y_BHNK
-    y, v = linear.wide(y_BHNK), linear.wide(jnp.repeat(v_BHNK, y_BHNK.shape[1] // v_BHNK.shape[1], axis=1))
+    y, v = linear.to_float32(y_BHNK), linear.to_float32(jnp.repeat(v_BHNK, y_BHNK.shape[1] // v_BHNK.shape[1], axis=1))
     along = jnp.sum(y * v, -1, keepdims=True) / (jnp.sum(v * v, -1, keepdims=True) + EPS)
     return (y - along * v).astype(y_BHNK.dtype)
 
@@ -119,9 +128,9 @@ def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout 
     return mean_BND if layout.tensor is None else jax.lax.pmean(mean_BND, layout.tensor)
 
 
-low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, shared=True, grouped=True)
-gated = low_rank._replace(init=_gated_init, between=_gated)
-exclusive = low_rank._replace(between=_exclusive)
-keys = low_rank._replace(init=_keys_init, apply=_keys, of_keys=True)
-full_rank = Value(_full_rank_init, _tokens, _sum_over_heads, shared=True)
-identity = Value(_identity_init, _tokens, _mean_over_heads, shared=True)
+low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, supports_gqa=True, takes_layout=True)
+gated = low_rank._replace(init=_gated_init, post_process=_gated)
+exclusive = low_rank._replace(post_process=_exclusive)
+keys = low_rank._replace(init=_keys_init, apply=_keys, from_keys=True)
+full_rank = Value(_full_rank_init, _tokens, _sum_over_heads, takes_layout=True)
+identity = Value(_identity_init, _tokens, _mean_over_heads, takes_layout=True)

@@ -42,15 +42,14 @@ def search(
     stop: generate.Stop = None,
     length_penalty: Number = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The `beam` best continuations of each prompt, best first: words w_BQ(N+steps) and score_BQ.
+    """Return the `beam` best continuations of each prompt, best first: token ids w_BQ(N+steps) and score_BQ.
 
-    The score is log p(continuation) / penalty(L, length_penalty) in nats, where L counts the appended words, a stop
-    word included. At every word the `beam` best hypotheses count: those that end in a stop word are kept for good, and
-    the best `beam` that do not end are followed. What still lives after `steps` words counts as ended. The loop
-    ends as soon as no live hypothesis can enter the result any more. Where fewer than `beam` continuations are
-    possible, the rest have score -inf and the bare prompt. A beam of 1 without penalty is greedy.
-    prompt_BN is right-padded, of length_B words each; after the last word stands id 0. ValueError for a beam below 1
-    or above W, prompts without a word, and negative steps.
+    The score is log p(continuation) / penalty(L, length_penalty) in nats for L appended tokens, a stop token included.
+    At every token the `beam` best hypotheses that end in a stop token are kept, and the best `beam` others are
+    followed. A hypothesis that is live after `steps` tokens counts as ended. The loop ends when no live hypothesis can
+    enter the result. If fewer than `beam` continuations are possible, the rest have score -inf and the bare prompt. A
+    beam of 1 without penalty is greedy. prompt_BN is right-padded, of length_B tokens each; id 0 follows the last
+    token. Raises ValueError for a beam below 1 or above W, prompts without a token, and negative steps.
     """
     w_BN, length_B, logits_BW, cache = generate.read(start, prompt_BN, length_B, steps=steps)
     W = logits_BW.shape[-1]
@@ -71,11 +70,7 @@ def search(
         logits_RW, cache = step(state.cache, w_BQ.reshape(-1), jnp.repeat(n_B, beam))
         return extended(state._replace(cache=cache), logits_RW)
 
-    # At first the prompt is the only hypothesis: the other places of the beam have probability 0.
-    w_BQN = jnp.repeat(w_BN[:, None], beam, axis=1)
-    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.wide(logits_BW).dtype)
-    cache = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), cache)
-    state = State(jnp.int32(0), w_BQN, none_BQ.at[:, 0].set(0), w_BQN, none_BQ, cache)
+    state = _first_state(w_BN, logits_BW, cache, beam)
     if steps:
         state = jax.lax.while_loop(unfinished, advance, extended(state, jnp.repeat(logits_BW, beam, axis=0)))
     cut_BQ = state.log_p_BQ / penalty(state.count, length_penalty)
@@ -83,11 +78,20 @@ def search(
     return jnp.where(score_BQ[..., None] > -jnp.inf, w_BQN, w_BN[:, None]), score_BQ
 
 
+def _first_state(w_BN: jax.Array, logits_BW: jax.Array, cache: Any, beam: int) -> State:
+    """Return the state before the first token: the prompt is the only hypothesis, and the other places of the beam have
+    probability 0."""
+    w_BQN = jnp.repeat(w_BN[:, None], beam, axis=1)
+    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.to_float32(logits_BW).dtype)
+    cache = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), cache)
+    return State(jnp.int32(0), w_BQN, none_BQ.at[:, 0].set(0), w_BQN, none_BQ, cache)
+
+
 def _extended(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, alpha: Number) -> State:
     """Every live hypothesis with every word at n_B: the best of those that end are kept, of the others followed."""
     B, Q, N = state.live_BQN.shape
     W = logits_RW.shape[-1]
-    log_p_BQW = state.log_p_BQ[..., None] + jax.nn.log_softmax(linear.wide(logits_RW), axis=-1).reshape(B, Q, W)
+    log_p_BQW = state.log_p_BQ[..., None] + jax.nn.log_softmax(linear.to_float32(logits_RW), axis=-1).reshape(B, Q, W)
     ends_W = generate.is_stop(jnp.arange(W), stop)
 
     def top(log_p_BQW: jax.Array) -> tuple[jax.Array, ...]:

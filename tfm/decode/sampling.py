@@ -82,7 +82,7 @@ def filtered(
     temperature; cut to the `top_k` most likely, of these to the nucleus of `top_p`, of these to `min_p`. Temperature 0
     neither divides nor cuts: `draw` takes the most likely word. ValueError for numbers out of range."""
     refuse(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
-    l_BW = linear.wide(jnp.asarray(logits_BW))
+    l_BW = linear.to_float32(jnp.asarray(logits_BW))
     if repetition_penalty != 1:
         if w_BN is None or length_B is None:
             raise ValueError("a repetition penalty needs the words so far")

@@ -13,13 +13,14 @@ import reference_scores
 import test_ring
 import tiny
 from cases import B, N
+from errors import raises
 from jax.sharding import PartitionSpec as P
 from test_score import SCORES
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import compilation, errors, mesh as meshes
-from tfm import layout as layouts, shapes
-from tfm.attention import explicit, flash, fused, heads, mask, relative_position, value
+from tfm import head, layout as layouts, shapes
+from tfm.attention import explicit, flash, mask, relative_position, value
 
 H, K = 8, 2
 D = H * K
@@ -42,9 +43,11 @@ def parameters(G: int, bias: bool = True) -> dict:
     return params | {"relative_position": {}}
 
 
-def attended(params: dict, x_BND: jax.Array, *, positions=relative_position.none, itself=True, **call) -> tuple:
-    parts = cases.parts(score=SCORES["asymmetric"], H=H, relative_position=positions, itself=itself).attention
-    return heads.self_attention(params, x_BND, parts=parts, mask=mask.causal, **call)
+def attended(params: dict, x_BND: jax.Array, *, positions=relative_position.none, attend_to_self=True, **call) -> tuple:
+    own = SCORES["asymmetric"]._replace(attend_to_self=attend_to_self)
+    attend = flash.attention if call.get("layout", layouts.ONE).sequence else explicit.attention
+    parts = cases.spec(score=own, H=H, relative_position=positions, attend=attend).attention
+    return cases.self_attention(params, x_BND, spec=parts, mask=mask.causal, **call)
 
 
 @pytest.mark.parametrize(("G", "bias"), [(2, True), (1, False)])
@@ -63,13 +66,14 @@ def test_the_slow_reference_with_equal_keys_and_values_for_the_heads_of_a_group(
     cases.close(y_BND[0], Y.T)
 
 
-WAYS = {"explicit": explicit.attention, "flash": flash.attention, "fused": fused.attention}
+WAYS = {
+    "explicit": explicit.attention,
+    "flash": flash.attention,
+}
 WAYS["flash in blocks"] = functools.partial(flash.attention, queries=3, keys=2)
 
 
-@pytest.mark.parametrize(
-    ("G", "of_values", "ways"), [(2, 2, ("flash in blocks", "fused")), (4, 1, ("explicit", "flash"))]
-)
+@pytest.mark.parametrize(("G", "of_values", "ways"), [(2, 2, ("flash in blocks",)), (4, 1, ("explicit", "flash"))])
 @cases.float64()
 def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(G, of_values, ways):
     """Beside a bias that is learned, of each sequence's own positions too, and the lengths of a batch."""
@@ -81,15 +85,15 @@ def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(G
 
     @jax.jit
     def every(arrays) -> dict:
-        call = {"n": jnp.asarray(cases.ANY_BN % N)} if "fused" in ways else {"n": None, "cap": 1.3}
+        call = {"n": jnp.asarray(cases.ANY_BN % N)} if "flash in blocks" in ways else {"n": None, "cap": 1.3}
         call |= dict(name="padding", bias=True, N=N)
         computed = {way: WAYS[way] for way in ways} | {"repeated": of_own_heads}
-        return {way: test_ring.gradients(arrays, compute=compute, **call) for way, compute in computed.items()}
+        return {way: test_ring.gradients(arrays, attend=compute, **call) for way, compute in computed.items()}
 
     found = jax.device_get(every(arrays))
     expected = found.pop("repeated")
-    for way, each in found.items():
-        cases.agree(each, expected, 1e-5 if way == "fused" else 1e-10)
+    for each in found.values():
+        cases.agree(each, expected, 1e-10)
     assert all(expected[0][name].any() for name in arrays)
 
 
@@ -105,8 +109,8 @@ def test_devices_that_share_heads_and_tokens_compute_what_one_does():
 
     def gradients(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE) -> dict:
         def total(params: dict) -> jax.Array:
-            own, n = layouts.gathered(params, layout), layouts.positions(layout, x_BND.shape[1])
-            y_BND, *_ = attended(own, x_BND, **how, itself=False, n=n, layout=layout)
+            own, n = layouts.gather_features(params, layout), layouts.positions(layout, x_BND.shape[1])
+            y_BND, *_ = attended(own, x_BND, **how, attend_to_self=False, n=n, layout=layout)
             return jax.lax.psum(jnp.sin(y_BND).sum(), over.tokens if layout.sequence else ())
 
         return jax.grad(total)(params)
@@ -117,7 +121,7 @@ def test_devices_that_share_heads_and_tokens_compute_what_one_does():
     cases.agree(found, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].grouped and SCORES[name].factors])
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].supports_gqa and SCORES[name].factors])
 def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
     params, x_BND = drawn(SCORES[name], 2, bias=True), cases.normal(1, B, N, D)
     cases.agree(*(SCORES[name].factors(p, D=D) for p in (params, repeated(params))), 1e-12)
@@ -132,7 +136,7 @@ def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
 def test_heads_leave_out_the_value_of_their_group():
     y_BHNK, v_BGNK = cases.normal(1, B, H, N, K), cases.normal(2, B, 2, N, K)
     both = v_BGNK, np.repeat(v_BGNK, H // 2, 1)
-    cases.close(*(value.exclusive.between({}, y_BHNK, None, v) for v in both), 1e-6)
+    cases.close(*(value.exclusive.post_process({}, y_BHNK, None, v) for v in both), 1e-6)
 
 
 def test_the_optimiser_takes_heads_of_keys_for_heads():
@@ -143,7 +147,7 @@ def test_the_optimiser_takes_heads_of_keys_for_heads():
 
 def language(**changes) -> models.Model:
     m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.relative_position": "rotary"} | changes).model
-    return models.language(m, answer=models.head.next_word, W=11, N=8)
+    return models.language(m, answer=head.next_word, W=11, N=8)
 
 
 def test_a_cache_of_fewer_heads_says_the_same_in_less_memory_after_fewer_products():
@@ -165,19 +169,16 @@ def test_a_cache_of_fewer_heads_says_the_same_in_less_memory_after_fewer_product
 
 
 REFUSED = {
-    "model.G = 4 heads of keys and values do not divide model.H = 6": {"model.G": 4},
-    "model.G must be at least 1": {"model.G": 0},
-    "model.score = tied declares none .* are identity_query, nonlinear": {
-        "model.G": 2,
-        "model.score": "tied",
-    },
+    ("model.G = 4", "model.H = 6"): {"model.G": 4},
+    ("model.G", "at least 1"): {"model.G": 0},
+    ("model.G = 2", "model.score = tied", "identity_query"): {"model.G": 2, "model.score": "tied"},
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_no_group_can_share_is_refused(words):
-    with pytest.raises(errors.UserError, match=words):
+    with raises(errors.UserError, *words):
         language(**REFUSED[words])
     m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.G": 3}).model
-    with pytest.raises(errors.UserError, match="model.G = 3 heads of keys and values do not divide evenly over mesh.t"):
+    with raises(errors.UserError, "model.G = 3", "mesh.tensor"):
         models.layout(m, meshes.make(tensor=2))

@@ -17,10 +17,10 @@ from cases import B, N, S
 from test_explicit import MASKS, paper_allowed
 from test_score import SCORES, D, H, K, drawn
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
-from tfm import block, kernels, shapes
-from tfm.attention import explicit, heads, mask, relative_position, score, value
+from tfm import platform, shapes
+from tfm.attention import explicit, mask, relative_position, score, spec, value
 
 
 def parameters(name: str, bias: bool = True, **sizes: int) -> dict:
@@ -29,8 +29,9 @@ def parameters(name: str, bias: bool = True, **sizes: int) -> dict:
     return {"score": drawn(name, bias, **sizes), "value": values, "relative_position": {}}
 
 
-def parts_of(name: str, **changes) -> heads.Parts:
-    return cases.parts(**dict(score=SCORES[name], H=H, itself=SCORES[name].itself) | changes).attention
+def parts_of(name: str, *, attend_to_self: bool | None = None, **changes) -> spec.Spec:
+    own = SCORES[name] if attend_to_self is None else SCORES[name]._replace(attend_to_self=attend_to_self)
+    return cases.spec(**dict(score=own, H=H) | changes).attention
 
 
 @pytest.mark.parametrize(
@@ -42,15 +43,14 @@ def parts_of(name: str, **changes) -> heads.Parts:
         ("none", True, "none", "1/sqrt(K)", D, 2.0),
         ("tied_wide", False, "none", "1/sqrt(K)", 2 * K, 0.0),
         ("l2_tied", True, "causal", "1/sqrt(K)", K + 4, 0.0),
-        ("additive", True, "none", "1/sqrt(K)", K, 0.5),
     ],
 )
 @cases.float64()
 def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bias, where, scale, features, cap):
     """Queries of one sequence, keys of another (E26), whose keys and values may be kept from an earlier call."""
     params, x_BND, x_BSD = parameters(name, bias), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    run = functools.partial(heads.cross_attention, parts=parts_of(name, scale=score.SCALES[scale], cap=cap))
-    attend = jax.jit(functools.partial(run, memory=block.Memory(x_BSD, MASKS[where])))
+    run = functools.partial(cases.cross_attention, spec=parts_of(name, scale=score.SCALES[scale], cap=cap))
+    attend = jax.jit(functools.partial(run, memory=spec.Memory(x_BSD, MASKS[where])))
     y_BND, A_BHNS, kept = jax.device_get(attend(params, x_BND))
     p = {leaf: np.asarray(numbers) for leaf, numbers in params["value"].items()}
     for b in range(B):
@@ -63,7 +63,7 @@ def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bi
         Y = reference.low_rank_multi_head(X[0], p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D"))
         cases.close(y_BND[b], Y.T)
     if where == "none":
-        again, *_ = jax.jit(functools.partial(run, memory=block.Memory(None, None)))(params, x_BND[:, 3:4], cache=kept)
+        again, *_ = jax.jit(functools.partial(run, memory=spec.Memory(None, None)))(params, x_BND[:, 3:4], cache=kept)
         cases.close(again, y_BND[:, 3:4])
 
 
@@ -79,7 +79,7 @@ def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
     def both(params, x_BND):
         qk = score.asymmetric.apply(params["score"], x_BND, x_BND)
         averages = explicit.attention(*qk, value.low_rank.apply(params["value"], x_BND), mask=None, scale=1.0)
-        return heads.self_attention(params, x_BND, parts=parts_of("asymmetric"), mask=None)[0], averages[0]
+        return cases.self_attention(params, x_BND, spec=parts_of("asymmetric"), mask=None)[0], averages[0]
 
     y_BND, y_BHNK = jax.device_get(both(params, x_BND))
     Q, K_, V = ([U.T for U in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD, Uv_HKD))
@@ -98,8 +98,8 @@ NEAR = {"none": None, "window of one": mask.window(1), "causal padding": mask.bo
 def test_weights_are_those_of_the_other_tokens(name, variant):
     """As with model.score = tied_noself and asymmetric_noself. Diagonals are 0 and 1 to the last bit."""
     params, x_BND = parameters(name), cases.normal(1, B, N, D)
-    made = parts_of(name, itself=False, relative_position=getattr(relative_position, variant))
-    every = jax.jit(lambda: [heads.self_attention(params, x_BND, parts=made, mask=m)[1] for m in NEAR.values()])
+    made = parts_of(name, attend_to_self=False, relative_position=getattr(relative_position, variant))
+    every = jax.jit(lambda: [cases.self_attention(params, x_BND, spec=made, mask=m)[1] for m in NEAR.values()])
     n, other = np.arange(N)[None, :], np.arange(N)[:, None]
     for where, A_BHNN in zip(NEAR, jax.device_get(every()), strict=True):
         for b, h in [(0, 0), (1, 2)]:
@@ -116,9 +116,9 @@ def test_weights_are_those_of_the_other_tokens(name, variant):
 
 
 def test_the_bias_says_where_query_and_key_are_one_token():
-    alone = relative_position.apart(None, jnp.array([2, 0]), jnp.arange(4))
+    alone = relative_position.self_bias(None, jnp.array([2, 0]), jnp.arange(4))
     np.testing.assert_array_equal(alone, relative_position.ALONE * np.array([[[0, 0, 1, 0], [1, 0, 0, 0]]]))
-    of_each = relative_position.apart(None, jnp.array([[3], [1]]), jnp.arange(4))
+    of_each = relative_position.self_bias(None, jnp.array([[3], [1]]), jnp.arange(4))
     np.testing.assert_array_equal(of_each, relative_position.ALONE * np.array([[[[0, 0, 0, 1]]], [[[0, 1, 0, 0]]]]))
 
 
@@ -126,9 +126,9 @@ def test_the_bias_says_where_query_and_key_are_one_token():
 @cases.float64()
 def test_one_token_after_the_other_equals_the_whole_sequence(name, itself):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
-    made = parts_of(name, cap=0.7, itself=itself)
+    made = parts_of(name, cap=0.7, attend_to_self=itself)
     params, x_BND = parameters(name), np.array(cases.normal(1, B, N, D))
-    run = jax.jit(functools.partial(heads.self_attention, params, parts=made, mask=mask.causal))
+    run = jax.jit(functools.partial(cases.self_attention, params, spec=made, mask=mask.causal))
     y_BND, _, whole = jax.device_get(run(x_BND))
     cache = jax.tree.map(lambda x: np.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
     for n in range(2, N - 2):
@@ -145,19 +145,20 @@ def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
     cache_BHSK, new_BHNK = np.float32(rng.standard_normal((3, 2, 5, 7))), np.float32(rng.standard_normal((3, 2, 1, 7)))
     expected = cache_BHSK.copy()
     expected[0, :, 4], expected[2, :, 1] = new_BHNK[0, :, 0], new_BHNK[2, :, 0]
-    write = jax.jit(kernels.write)
+    write = jax.jit(platform.write_cache)
     np.testing.assert_array_equal(write(cache_BHSK, new_BHNK, jnp.array([[4], [5], [1]])), expected)
     np.testing.assert_array_equal(write(cache_BHSK, new_BHNK, jnp.full((3, 1), 5)), cache_BHSK)
 
 
 def test_the_config_and_the_score_say_who_attends_to_itself():
-    def parts(**changes) -> heads.Parts:
-        return models.block_parts(tiny.settings("vision", **changes).model).attention
+    def parts(**changes) -> spec.Spec:
+        return models.block_spec(tiny.settings("vision", **changes).model).attention
 
     assert parts(model__cap=9.0).cap == 9
     for name, of in SCORES.items():
         plain, others = parts(model__score=name), parts(model__score=f"{name}_noself")
-        assert plain.itself == of.itself and not others.itself and others.score.factors == plain.score.factors
+        assert plain.score.attend_to_self == of.attend_to_self and not others.score.attend_to_self
+        assert others.score.factors == plain.score.factors
     with pytest.raises(errors.UserError, match=r'unknown score "tide" \(did you mean "tied"\?\)'):
         parts(model__score="tide_noself")
     with pytest.raises(errors.UserError, match='unknown norm "rms_noself"'):
@@ -182,4 +183,4 @@ def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
             assert np.any(leaf) or not scaled
     for field in ("score_std", "output_std"):
         with pytest.raises(errors.UserError, match=f"model.{field} must be at least 0"):
-            models.block_parts(tiny.settings("vision", **{f"model.{field}": -1.0}).model)
+            models.block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)

@@ -20,7 +20,6 @@ from tfm import block, initial, shapes
 from tfm.attention import explicit, relative_position, score
 
 SCORES = by_name.candidates(score)
-reference_scores.OF["additive"] = reference_alternatives.additive_logits
 H, K = 3, 5
 D = H * K  # what `identity_query` asks for
 # For each head: the parameters of queries and keys, and how many more there are with biases.
@@ -28,7 +27,7 @@ COUNTS = dict.fromkeys(("none", "constant"), (0, 0)) | {"tied_signed": (D * K + 
 COUNTS |= dict.fromkeys(("tied", "tied_keynorm", "identity_query"), (D * K, K))
 COUNTS |= dict.fromkeys(("pairwise", "pairwise_sym"), (D * K + K * K, K))
 COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # gains that the heads share
-COUNTS |= {"additive": (2 * D * K + K, K), "nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
+COUNTS |= {"nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
 SYMMETRIC = {"none", "tied", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
@@ -49,8 +48,7 @@ def begun_with(name: str, bias: bool = False) -> dict:
 
 
 def logits(name: str, params: dict, x_BND, x_BSD) -> jax.Array:
-    compare, qk = SCORES[name].logits, SCORES[name].apply(params, x_BND, x_BSD)
-    return compare(params, *qk) if compare else explicit.logits(*qk, scale=1.0)
+    return explicit.logits(*SCORES[name].apply(params, x_BND, x_BSD), scale=1.0)
 
 
 TOKENS = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
@@ -100,7 +98,7 @@ def test_bfloat16_is_close_to_float64():
 @cases.float64()
 def test_who_is_symmetric_behind_rotary_positions():
     """U^T R_{n-s} U is the transpose of U^T R_{s-n} U; with signs, or P, between the two it is so no longer."""
-    names = [name for name in SCORES if SCORES[name].rotatable and name not in SAME]
+    names = [name for name in SCORES if SCORES[name].supports_rope and name not in SAME]
     variants, x_BND = (relative_position.rotary, relative_position.rotary_halves), cases.normal(1, B, N, 12)
 
     @jax.jit
@@ -152,9 +150,9 @@ def test_factors_make_the_bilinear_form(name):
 
 
 def test_what_is_said_of_scores_beside_their_functions():
-    assert [name for name in SCORES if SCORES[name].factors is None] == ["nonlinear_query", "additive", "constant"]
-    assert [name for name in SCORES if not SCORES[name].itself] == ["tied_keynorm"]
-    assert [name for name in SCORES if not SCORES[name].rotatable] == ["l2_tied", "additive", "constant"]
+    assert [name for name in SCORES if SCORES[name].factors is None] == ["nonlinear_query", "constant"]
+    assert [name for name in SCORES if not SCORES[name].attend_to_self] == ["tied_keynorm"]
+    assert [name for name in SCORES if not SCORES[name].supports_rope] == ["l2_tied", "constant"]
     scales = {name: scale(4, 25) for name, scale in score.SCALES.items()}
     assert scales == {"1/sqrt(K)": 0.5, "1/sqrt(D)": 0.2, "1": 1.0}
     zeros = score.constant.apply({}, *[cases.normal(1, 1, 5, D)] * 2)
@@ -203,16 +201,6 @@ def test_squared_lengths_pass_on_their_gradient():
     cases.agree(found, expected)
 
 
-def test_additive_logits_are_bounded_and_their_hidden_units_are_not_kept():
-    """|v . tanh(...)| <= sum_k |v_k|; a gradient keeps no array as large as N x S x K."""
-    params = drawn("additive")
-    l_BHNS, gradient = jax.eval_shape(lambda p: jax.vjp(lambda p: logits("additive", p, *TOKENS), p), params)
-    assert l_BHNS.shape == (B, H, N, S) and max(leaf.size for leaf in jax.tree.leaves(gradient)) < B * H * N * S * K
-    l_BHNS = np.abs(logits("additive", params, *(100 * x for x in TOKENS)))
-    most_H = np.abs(params["v_HK"]).sum(-1)
-    assert (l_BHNS <= most_H[:, None, None] * 1.00001).all() and l_BHNS.max() > 0.9 * most_H.max()
-
-
 STD = {  # of the entries, which make logits of variance 1 for K = 3 and D = 5: here every term of a formula counts
     "tied": {"U_HKD": (5 * (5 + 3 + 1)) ** -0.25},
     "tied_keynorm": {"U_HKD": (5 + 3 - 1) ** -0.5},
@@ -231,7 +219,7 @@ def test_logits_of_other_tokens_begin_with_variance_one():
     heads, k, runs, n = 4, 12, 150, 32
     d = heads * k
     names = [*STD, "none", "tied_signed", "identity_query", "asymmetric_std", "symmetric_init", "asymmetric_qknorm"]
-    names += ["additive", "nonlinear_query"]
+    names += ["nonlinear_query"]
     keys = jax.random.split(jax.random.key(1), (2, runs))
     x_RND = jax.random.normal(keys[1, 0], (runs, n, d))
     x_RND = (x_RND - x_RND.mean(-1, keepdims=True)) / x_RND.std(-1, keepdims=True)
@@ -248,7 +236,7 @@ def test_logits_of_other_tokens_begin_with_variance_one():
 
     for name, l in of_run(keys[0], x_RND).items():
         others = np.asarray(l)[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
-        near = 0.08 if name == "additive" else 0.04  # its numbers v are few
+        near = 0.04
         assert float(others.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=near), name
 
 
@@ -282,7 +270,7 @@ def test_parameters_of_one_name_begin_alike():
     """The same draws, and where scores ask for another variance those times a number."""
     begun = {name: begun_with(name, bias=True) for name in SCORES}
     common = {leaf: [name for name in SCORES if leaf in begun[name]] for leaf in ("U_HKD", "Uq_HKD", "Uk_HKD", "P_HKK")}
-    assert [len(names) for names in common.values()] == [6, 5, 7, 2]
+    assert [len(names) for names in common.values()] == [6, 4, 6, 2]
     for leaf, names in common.items():
         for first, other in itertools.combinations(names, 2):
             if leaf != "Uk_HKD" or "symmetric_init" not in (first, other):
@@ -297,8 +285,8 @@ def test_parameters_of_one_name_begin_alike():
 
 def test_the_rest_of_a_block_begins_alike_and_the_score_with_the_scale_of_its_design():
     def begun(name: str, std: float = 1.0) -> dict:
-        parts, sizes = cases.parts(score=SCORES[name], H=H, score_std=std), dict(D=D, H=H, K=K, F=7, M=2, N=N)
-        return block.init(jax.random.key(3), parts=parts, bias=True, cross=True, **sizes)
+        parts, sizes = cases.spec(score=SCORES[name], H=H, score_std=std), dict(D=D, H=H, K=K, F=7, M=2, N=N)
+        return block.init(jax.random.key(3), spec=parts, bias=True, cross=True, **sizes)
 
     first, other, scaled = begun("asymmetric"), begun("pairwise"), begun("pairwise", 0.5)
     for part in ("score", "score_cross"):
@@ -312,7 +300,7 @@ def test_what_weight_decay_calls_a_matrix():
     decayed = {leaf: here for name in SCORES for leaf, here in optim.matrices(begun_with(name, bias=True)).items()}
     matrices = {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK", "W1_ID", "W2_DI"}
     assert {leaf for leaf, here in decayed.items() if here} == matrices
-    others = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "v_HK", "gain1_D", "gain2_D"}
+    others = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "gain1_D", "gain2_D"}
     assert {leaf for leaf, here in decayed.items() if not here} == others
 
 

@@ -16,7 +16,7 @@ from cases import B, H, K
 from test_score import SYMMETRIC, TURNED
 
 from experiments import synthetic
-from experiments.engine import mesh, run as runs, step as steps
+from experiments.engine import mesh, run as runs, train_step as steps
 from tfm.attention import explicit, relative_position, score
 
 D, N = 34, 13  # `none` compares D features, of which rotary positions turn pairs
@@ -88,5 +88,5 @@ def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_d
         np.testing.assert_allclose(odds_BN.sum(-1), 0, atol=1e-4 * largest)
     if name == "asymmetric":
         assert (np.abs(odds[0].sum(-1)) > 1e-3).all() and (odds[1] > 0).all() and (odds[1].sum(-1) > 1).all()
-        value, count = jax.jit(task.loss_and_metrics)(state.params, task.evaluation[0], None)["accuracy"]
+        value, count = tiny.measure(task)(state.params, task.evaluation[0], None)["accuracy"]
         assert value / count >= 0.999

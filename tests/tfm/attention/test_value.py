@@ -13,7 +13,7 @@ import reference_tokens
 import translate
 from cases import B, D, H, K, N, S
 
-from tfm import kernels, shapes
+from tfm import platform, shapes
 from tfm.attention import explicit, value
 
 VALUES = {"low_rank": value.low_rank, "full_rank": value.full_rank, "identity": value.identity}
@@ -28,7 +28,7 @@ def attend(values: str, scores: str, params: dict, score_params: dict, x_BND, x_
     q_BHNK, k_BHSK = cases.SCORES[scores].apply(score_params, x_BND, x_BSD)
     v_BHSV = VALUES[values].apply(params, x_BSD)
     y_BHNV, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSV, mask=None, scale=1.0)
-    return VALUES[values].combine(params, y_BHNV), A_BHNS
+    return VALUES[values].out_proj(params, y_BHNV), A_BHNS
 
 
 @pytest.mark.parametrize("scores", ["asymmetric", "none"])
@@ -102,19 +102,19 @@ def test_initial_values(name):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     kept = jax.eval_shape(
-        lambda x_BND: VALUES[name].combine(half, VALUES[name].apply(half, x_BND)),
+        lambda x_BND: VALUES[name].out_proj(half, VALUES[name].apply(half, x_BND)),
         jnp.ones((1, 2, 97)).astype(jnp.bfloat16),
     )
     assert kept.dtype == jnp.bfloat16
     if name != "identity":
         v_BHNV = jax.jit(VALUES[name].apply)(params, cases.normal(1, 1, 499, 97))
         independent = v_BHNV if v_BHNV.shape[1] == 3 else cases.normal(2, 1, 3, 499, 97)
-        assert float(np.var(jax.jit(VALUES[name].combine)(params, independent))) == pytest.approx(1 / 14, rel=0.1)
+        assert float(np.var(jax.jit(VALUES[name].out_proj)(params, independent))) == pytest.approx(1 / 14, rel=0.1)
 
 
-@pytest.mark.parametrize("tokens", [1, kernels.FEW, kernels.FEW + 1])
+@pytest.mark.parametrize("tokens", [1, platform.FEW, platform.FEW + 1])
 def test_few_tokens_heads_are_summed_as_many_are(tokens):
     y_BHNV, U_HDV = cases.normal(0, 1, H, tokens, K), cases.normal(1, H, D, K)
     expected = np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV)
-    run = jax.jit(lambda y_BHNV: value.low_rank.combine({"Uo_HDK": U_HDV}, y_BHNV))
+    run = jax.jit(lambda y_BHNV: value.low_rank.out_proj({"Uo_HDK": U_HDV}, y_BHNV))
     np.testing.assert_allclose(run(y_BHNV), expected, rtol=1e-4, atol=1e-5)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cases import N
 
-from tfm import attention, norm, position
-from tfm.attention import fused, mask, relative_position, rotary_scaling, score, value
+from tfm import norm, position
+from tfm.attention import flash, mask, relative_position, rotary_scaling, score, spec, value
 from tfm.decode import generate, kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
@@ -23,17 +23,16 @@ CASES = {  # each with parts that no other has
         value=value.full_rank,
         position=position.sinusoidal,
         relative_position=relative_position.relative,
-        compute=attention.IMPLEMENTATIONS["flash"],
+        attend=flash.attention,
     ),
-    "none, identity, concatenated, alibi, batch norm, fused": dict(
+    "none, identity, concatenated, alibi, batch norm": dict(
         score=score.none,
         value=value.identity,
         position=position.learned_concatenated,
         relative_position=relative_position.alibi,
         norm=norm.batch,
-        compute=fused.attention,
     ),
-    "window": dict(position=position.none, relative_position=LONGER, score=score.tied, itself=False),
+    "window": dict(position=position.none, relative_position=LONGER, score=score.tied._replace(attend_to_self=False)),
 }
 NEAR = mask.both(mask.causal, mask.window(3))
 
@@ -47,7 +46,7 @@ def test_every_position_through_the_cache_equals_the_full_pass(name):
     """
     sizes = SMALL | dict(N=N + 4, M=2 if name == "window" else 1)
     model, the_mask = cases.model(sizes=sizes, **CASES[name]), NEAR if name == "window" else mask.causal
-    params, tolerance = cases.drawn(model.init), 1e-6 if "fused" in name else 1e-9  # whose softmax is in float32
+    params, tolerance = cases.drawn(model.init), 1e-9
     if "norm" in CASES[name]:  # a variance is positive
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: np.abs(leaf) + 0.5 if path[-1].key == "var_D" else leaf, params
@@ -58,7 +57,7 @@ def test_every_position_through_the_cache_equals_the_full_pass(name):
         other_BN = np.where(np.arange(N) == 1, w_BN[:, ::-1], w_BN)
         unlike_BN = (model.apply(params, other_BN, mask=the_mask) != full_BNW).any(-1)
         np.testing.assert_array_equal(unlike_BN, (w_BN[:, 1:2] != w_BN[:, -2:-1]) & (np.abs(np.arange(N) - 3) < 3))
-    call = dict(mask=the_mask, parts=model.parts)
+    call = dict(call=spec.Call(mask=the_mask), spec=model.spec)
     start = jax.jit(functools.partial(kv_cache.start, capacity=6 if name == "window" else N + 3, **call))
     step = jax.jit(functools.partial(kv_cache.step, **call))
     logits_BW, cache = start(params, w_BN[:, :4], length_B)
@@ -66,24 +65,25 @@ def test_every_position_through_the_cache_equals_the_full_pass(name):
     own = kv_cache.by_layer(params) if name == "window" else params
     for t in range(N - 4):
         n_B = length_B + t
-        if n_B.max() == kv_cache.places(cache):
+        if n_B.max() == kv_cache.count_positions(cache):
             cache = kv_cache.grow(cache, N + 1)
         logits_BW, cache = step(own, cache, w_BN[rows, n_B], n_B)
         cases.close(logits_BW, full_BNW[rows, n_B], tolerance)
-    assert kv_cache.places(cache) == (N + 1 if name == "window" else N + 3)
+    assert kv_cache.count_positions(cache) == (N + 1 if name == "window" else N + 3)
 
 
 def test_a_norm_that_looks_at_later_tokens_is_refused():
     model = cases.model(norm=norm.instance, sizes=SMALL)
     params = cases.drawn(model.init)
-    with pytest.raises(ValueError, match="this norm looks at later tokens"):
-        kv_cache.start(params, cases.words(), jnp.full(2, N), capacity=N, mask=mask.causal, parts=model.parts)
+    with pytest.raises(ValueError):
+        call = spec.Call(mask=mask.causal)
+        kv_cache.start(params, cases.words(), jnp.full(2, N), capacity=N, call=call, spec=model.spec)
 
 
 def test_parameters_of_numpy_are_decoded_with_as_those_of_jax():
     """Inside the loop the words are traced, and numpy's arrays give no rows of such: so it is only traced here."""
     model = cases.model(sizes=SMALL | dict(N=N + 4))
-    numpys, call = jax.device_get(cases.drawn(model.init)), dict(mask=mask.causal, parts=model.parts)
+    numpys, call = jax.device_get(cases.drawn(model.init)), dict(call=spec.Call(mask=mask.causal), spec=model.spec)
     start = functools.partial(kv_cache.start, numpys, capacity=N + 3, **call)
     step = functools.partial(kv_cache.step, kv_cache.by_layer(numpys), **call)
     assert kv_cache.by_layer(numpys, jnp.bfloat16)["embed"]["E_WD"].dtype == jnp.bfloat16

@@ -1,6 +1,5 @@
-"""Techniques that people argue about, in models of words as a config asks for them: gates, exclusive attention, value
-embeddings, skips as in a U-net, values that are the keys, capped answers. Their equations by hand; causal, word by
-word, and on devices that share the model."""
+"""Techniques that people argue about, in models of tokens: gates, exclusive attention, values that are the keys, capped
+logits. Their equations by hand; causal, token by token, and on devices that share the model."""
 
 import functools
 from unittest import mock
@@ -14,19 +13,20 @@ import reference
 import test_mesh
 import tiny
 from cases import B, D, H, K, N
+from errors import raises
 from test_mesh import task_of  # noqa: F401  (a fixture)
 
-from experiments import model as models
+from experiments.build import model as models
 from experiments.engine import errors
-from tfm import block, head, loss, transformer, word_loss
-from tfm.attention import heads, mask, relative_position, value
+from tfm import head, loss
+from tfm.attention import mask, relative_position, spec as attentions, value
 
 W, G = 11, 1
 TECHNIQUES = {
     "gated": {"value": "gated", "G": 2, "mlp": "relu_squared"},
     "keys, turned": {"value": "keys", "G": 2, "output_cap": 1.5},
     "keys alone": {"value": "keys", "score": "tied", "relative_position": "none", "position": "learned"},
-    "exclusive, embedded, skips": {"value": "exclusive", "value_embedding": True, "skips": True, "M": 2},
+    "exclusive": {"value": "exclusive", "M": 2},
 }
 
 
@@ -44,17 +44,17 @@ def sigmoid(x):
 @pytest.mark.parametrize("name", ["gated", "exclusive"])
 @cases.float64()
 def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
-    """Of one value for all heads, to which an embedding of the words is added; and between two sequences."""
+    """Of one value for all heads; and between two sequences."""
     of, x_BND = getattr(value, name), cases.normal(1, B, N, D)
-    attention = cases.parts(value=of).attention
+    attention = cases.spec(value=of).attention
     sizes = dict(H=H, K=K, D=D, bias=True)
     params = {"score": cases.drawn(functools.partial(attention.score.init, **sizes))}
-    params |= {"value": cases.drawn(functools.partial(of.init, **sizes, M=1, G=G)) | {"mix_G": cases.normal(3, G)}}
-    params, e_BGNK = params | {"relative_position": {}}, cases.normal(2, B, G, N, K)
-    attend = jax.jit(functools.partial(heads.self_attention, parts=attention, mask=mask.causal))
-    y_BND, A_BHNS, cache = jax.device_get(attend(params, x_BND, embedded=e_BGNK))
+    params |= {"value": cases.drawn(functools.partial(of.init, **sizes, M=1, G=G))}
+    params |= {"relative_position": {}}
+    attend = jax.jit(functools.partial(cases.self_attention, spec=attention, mask=mask.causal))
+    y_BND, A_BHNS, cache = jax.device_get(attend(params, x_BND))
     p, x = jax.device_get((params["value"], x_BND))
-    v_BNK = x @ p["Uv_GKD"][0].T + p["bv_GK"][0] + p["mix_G"][0] * np.asarray(e_BGNK)[:, 0]
+    v_BNK = x @ p["Uv_GKD"][0].T + p["bv_GK"][0]
     cases.close(cache["v_BHSV"][:, 0], v_BNK)
     along = v_BNK / np.linalg.norm(v_BNK, axis=-1, keepdims=True)
 
@@ -72,7 +72,7 @@ def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
     cases.close(y_BND, answer(A_BHNS, v_BNK, True))
     first_BD = np.abs(y_BND[:, 0] - p["bo_D"]).max()  # it sees nothing but its own value
     assert first_BD < 1e-10 if name == "exclusive" else first_BD > 0.1
-    ask = functools.partial(heads.cross_attention, parts=attention, memory=block.Memory(x_BND[:, :3], None))
+    ask = functools.partial(cases.cross_attention, spec=attention, memory=attentions.Memory(x_BND[:, :3], None))
     y_BND, A_BHNS, cache = jax.device_get(jax.jit(ask)(params, x_BND))
     cases.close(y_BND, answer(A_BHNS, cache["v_BHSV"][:, 0], False))
 
@@ -82,15 +82,15 @@ def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
 def test_values_that_are_keys_are_of_low_rank_with_the_matrix_of_the_keys(turned, G):
     """Before positions turn them; where none does, what is kept for later words is one array. Between sequences too."""
     own = {"relative_position": relative_position.rotary} if turned else {}
-    attention, x_BND = cases.parts(value=value.keys, **own).attention, cases.normal(1, B, N, D)
+    attention, x_BND = cases.spec(value=value.keys, **own).attention, cases.normal(1, B, N, D)
     parts, sizes = {"score": attention.score, "value": value.keys}, dict(H=H, K=K - 1, D=D, G=G, bias=True)
     more = {"score": {}, "value": {"M": 1}}
     params = {name: cases.drawn(functools.partial(of.init, **sizes, **more[name])) for name, of in parts.items()}
     params |= {"relative_position": {}}
     assert params["value"].keys() == {"Uo_HDK", "bo_D"}
-    memory = block.Memory(x_BND[:, :3], None)
-    attend = jax.jit(functools.partial(heads.self_attention, parts=attention, mask=mask.causal))
-    ask = jax.jit(functools.partial(heads.cross_attention, parts=attention, memory=memory))
+    memory = attentions.Memory(x_BND[:, :3], None)
+    attend = jax.jit(functools.partial(cases.self_attention, spec=attention, mask=mask.causal))
+    ask = jax.jit(functools.partial(cases.cross_attention, spec=attention, memory=memory))
     key, U_o = params["score"], np.asarray(params["value"]["Uo_HDK"])
     U_k, b_k = (
         np.repeat(key.get(f"{name}_HK{d}", key.get(f"{name}_GK{d}")), H // G, 0)
@@ -109,7 +109,7 @@ def test_a_value_of_zero_takes_nothing_away_and_has_a_finite_gradient():
 
     @jax.jit
     def both(y, v):
-        left, pull = jax.vjp(lambda y, v: value.exclusive.between({}, y, None, v), y, v)
+        left, pull = jax.vjp(lambda y, v: value.exclusive.post_process({}, y, None, v), y, v)
         return left, pull(jnp.ones_like(left))
 
     left, gradient = both(y, zero)
@@ -131,14 +131,6 @@ def test_later_words_change_nothing_and_word_by_word_is_the_whole(name):
     other_BNW = apply(params, np.where(np.arange(N) < 4, w_BN, (w_BN + 1) % W))
     np.testing.assert_array_equal(other_BNW[:, :4], logits_BNW[:, :4])
     assert (other_BNW[:, 4:] != logits_BNW[:, 4:]).any(-1).all()
-    if "skips" in params:
-        without = params | {"skips": {"weight_U": np.zeros(1, np.float32)}}
-        assert (apply(without, w_BN) != logits_BNW).any(-1).all()
-        E_WHK = params["embed"]["values"]["E_WHK"].copy()
-        E_WHK[w_BN[0, 2]] = 1  # of one word: it changes what is said from there on
-        other = params | {"embed": params["embed"] | {"values": {"E_WHK": E_WHK}}}
-        there_BN = np.logical_or.accumulate(w_BN == w_BN[0, 2], axis=1)
-        np.testing.assert_array_equal((apply(other, w_BN) != logits_BNW).any(-1), there_BN)
     start = jax.jit(functools.partial(model.start, capacity=N, mask=mask.causal))
     found_BW, cache = start(params, w_BN[:, :3], np.full(3, 3))
     cases.close(found_BW, logits_BNW[:, 2], 1e-5)
@@ -150,13 +142,14 @@ def test_later_words_change_nothing_and_word_by_word_is_the_whole(name):
 
 def test_a_cap_is_on_what_the_head_says():
     both, w_BN = [language(output_cap=cap) for cap in (0.0, 0.5)], np.array([[1, 2, 2, 5]])
-    asked = word_loss.Asked(w_BN, np.ones(w_BN.shape, np.float32))
+    weight_BN = np.ones(w_BN.shape, np.float32)
 
     @jax.jit
     def answers(params):
         logits = [of.apply(params, w_BN, mask=mask.causal)[0] for of in both]
-        (total, _), *_ = both[1].apply(params, w_BN, mask=mask.causal, asked=asked)[0].values()
-        return *logits, total, loss.cross_entropy(logits[1], *asked[:2])[0]
+        x_BND, matrix = both[1].output(params, both[1].hidden(params, w_BN, mask=mask.causal)[0])
+        total, _ = loss.next_token(x_BND, matrix, w_BN, weight_BN, cap=both[1].cap)["loss"]
+        return *logits, total, loss.cross_entropy(logits[1], w_BN, weight_BN)[0]
 
     plain, capped, total, expected = jax.device_get(answers(cases.drawn(both[0].init)))
     cases.close(capped, 0.5 * np.tanh(plain / 0.5), 1e-6)
@@ -171,51 +164,19 @@ def test_the_norms_of_a_score_have_the_eps_of_the_config(score):
     assert np.ptp(answers(cases.drawn(both[0].init)), axis=0).max() > 1e-3
 
 
-def test_an_embedding_in_the_values_begins_as_nothing():
-    def begun(key):  # of which no more is compiled
-        params = language(value_embedding=True).init(key)
-        return params["embed"]["values"], params["blocks"]["value"]["mix_H"]
-
-    values, mix_H = jax.jit(begun)(jax.random.key(0))
-    assert not values["E_WHK"].any() and (mix_H == 1).all()
-
-
-@cases.float64()
-def test_skips_add_outputs_of_the_first_half_to_inputs_of_the_second():
-    """Blocks 1 ... M one after the other."""
-    M, parts, x_BND = 4, cases.parts(), cases.normal(1, 1, N, D)
-    layers = cases.drawn(cases.model(sizes=dict(M=M), bias=False).init)["blocks"]
-    weight_U, call = cases.normal(2, M // 2), {"parts": parts, "mask": mask.causal}
-
-    @jax.jit
-    def by_hand(layers, weight_U):
-        outputs = [x_BND]
-        for m in range(1, M + 1):
-            first = M + 1 - m
-            skip = weight_U[first - 1] * outputs[first] if first <= M // 2 else 0
-            own = jax.tree.map(lambda leaf, m=m: leaf[m - 1], layers)
-            outputs.append(block.apply(own, outputs[-1] + skip, **call)[0])
-        return outputs[-1]
-
-    ours = jax.jit(functools.partial(transformer.stack, remat="products", unroll=1, **call))
-    cases.close(ours(layers, x_BND, skips={"weight_U": weight_U})[0], by_hand(layers, weight_U), 1e-9)
-
-
-EMBEDDED = {"model__value": "exclusive", "model__value_embedding": True}
-GATED = {"model__value": "gated", "model__skips": True, "model__M": 2, "model__output_cap": 0.5}
-LAYOUTS = {"1x1x2x1": GATED, "1x2x1x2": EMBEDDED}
+EXCLUSIVE = {"model__value": "exclusive"}
+GATED = {"model__value": "gated", "model__output_cap": 0.5}
+LAYOUTS = {"1x1x2x1": GATED, "1x2x1x2": EXCLUSIVE}
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_devices_have_the_gradient_of_one(task_of, sizes, monkeypatch):  # noqa: F811
     monkeypatch.setitem(test_mesh.KINDS, "techniques", ("language", LAYOUTS[sizes] | test_mesh.FEW))
     expected = test_mesh.gradient(task_of, "techniques", "1x1x1x1", 1)[:2]
-    chunks = mock.patch.multiple("tfm.word_loss", FROM=1, LOGITS=8 * 256)  # also of a vocabulary that devices share
+    chunks = mock.patch.multiple("tfm.loss", FROM=1, LOGITS=8 * 256)  # also of a vocabulary that devices share
     test_mesh.agree(chunks(test_mesh.gradient)(task_of, "techniques", sizes, 1)[:2], expected)
 
 
-def test_a_table_for_words_and_heads_is_not_shared(task_of):  # noqa: F811
-    cut = EMBEDDED | {"model__score": "nonlinear_query"}
-    for changes, words in ((cut, "cuts whole tokens"), (EMBEDDED, "one table for the words")):
-        with pytest.raises(errors.UserError, match=words):
-            task_of("language", test_mesh.mesh_of("1x1x2x1"), **changes)
+def test_a_score_that_cuts_tokens_is_not_shared(task_of):  # noqa: F811
+    with raises(errors.UserError, "nonlinear_query", "mesh.tensor"):
+        task_of("language", test_mesh.mesh_of("1x1x2x1"), model__score="nonlinear_query")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import mesh as meshes, step as training
+from experiments.engine import mesh as meshes, train_step as training
 
 EIGHT = 8
 
@@ -22,7 +22,7 @@ def trained(*, devices, seed):
     """The losses and the last state of a few steps of the linear task."""
     task, (rate, optimiser) = tiny.linear_task(seed=seed), tiny.adamw()
     state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
-    step = training.update(task, optimiser, rate, mesh(devices), accumulation=1)
+    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(devices), accumulation=1)
     losses = []
     for i in range(5):
         state, metrics = step(state, meshes.place_batch(mesh(devices), task.train[i]))
@@ -34,7 +34,7 @@ def plain(task):
     """(params, batch, key_B) -> gradient and means by their definition: sum / count over the batch, on one device."""
 
     def means(params, batch, key_B=None):
-        ratios = task.loss_and_metrics(params, batch, key_B)
+        ratios, _ = task.loss(params, batch, key_B=key_B)
         found = {name: total / count for name, (total, count) in ratios.items()}
         return found["loss"], found
 
@@ -65,17 +65,17 @@ def test_the_same_seed_gives_the_same_bits_another_seed_others_and_one_device_th
 
 
 def test_running_averages_follow_the_statistics_of_the_batches():
-    def loss_and_metrics(params, batch, key_B, over=None):
-        answer = tiny.linear_task().loss_and_metrics({name: params[name] for name in ("G_CD", "b_C")}, batch, key_B)
+    def loss(params, batch, *, key_B=None, layout=None):
+        measures, _ = tiny.linear_task().loss({name: params[name] for name in ("G_CD", "b_C")}, batch)
         now = jax.lax.pmean(batch["x_BD"].mean(0), meshes.BATCH)
-        return answer | training.running({"running": {"norm": {"mean_D": now}}})
+        return measures, {"running": {"norm": {"mean_D": now}}}
 
-    task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
+    task = tiny.linear_task()._replace(loss=loss)
     rate, optimiser = tiny.adamw()
     params = tiny.linear_task().init(jax.random.key(0)) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
     state = training.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
     state = jax.device_put(state, meshes.replicated(mesh(EIGHT)))
-    step = training.update(task, optimiser, rate, mesh(EIGHT), accumulation=2)
+    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=2)
     expected = np.ones(tiny.D)
     for i in range(3):
         state, metrics = step(state, meshes.place_batch(mesh(EIGHT), task.train[i]))
@@ -89,22 +89,22 @@ def test_devices_and_accumulated_parts_have_the_gradient_of_the_mean_over_the_ba
     """Also where parts ask for unequal numbers, or nothing; an example's random key is that of its place alone."""
     linear = tiny.linear_task()
 
-    def loss_and_metrics(params, batch, key_B, over=None):
+    def loss(params, batch, *, key_B=None, layout=None):
         draw_B = jax.vmap(jax.random.normal)(key_B)
-        ratios = linear.loss_and_metrics(params, batch, key_B)
+        ratios, _ = linear.loss(params, batch)
         total, count = ratios["loss"]
         drawn = jnp.sum(params["G_CD"].sum() * draw_B * batch["weight_B"])
-        return ratios | {"loss": (total + drawn, count), "draw": (draw_B.sum(), jnp.float32(len(draw_B)))}
+        return ratios | {"loss": (total + drawn, count), "draw": (draw_B.sum(), jnp.float32(len(draw_B)))}, {}
 
-    task, key = linear._replace(loss_and_metrics=loss_and_metrics), jax.random.key(1)
+    task, key = linear._replace(loss=loss), jax.random.key(1)
     params = linear.init(jax.random.key(0))
-    gradient = jax.jit(training.gradient(task, mesh(devices), accumulation=accumulation))
+    gradient = tiny.gradient(task, mesh(devices), accumulation)
     key_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(16))
     assert len(set(jax.vmap(jax.random.normal)(key_B).tolist())) == 16
     batch, reference = dict(linear.train[0]), plain(task)
     for weight_B in (batch["weight_B"], [1, 2, 0, 0, 3, 0, 0, 0, 1, 1, 0, 0, 0, 0, 5, 1], [0] * 16):
         batch["weight_B"] = np.float32(weight_B)
-        found, metrics = gradient(params, meshes.place_batch(mesh(devices), batch), key)
+        found, metrics, _ = gradient(params, meshes.place_batch(mesh(devices), batch), key)
         expected, means = reference(params, batch, key_B)
         if not any(weight_B):  # no NaN
             expected, means = jax.tree.map(jnp.zeros_like, params), means | {"loss": 0.0, "accuracy": 0.0}
@@ -148,7 +148,7 @@ def test_the_state_is_whole_on_every_device_and_donated_and_metrics_tell_the_nor
     task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
     old = training.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
     expected, means = plain(task)(old.params, task.train[0])
-    step = training.update(task, optimiser, rate, mesh(EIGHT), accumulation=1)
+    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=1)
     new, metrics = step(old, meshes.place_batch(mesh(EIGHT), task.train[0]))
     for leaf in jax.tree.leaves((new, metrics)):
         assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == EIGHT
@@ -162,13 +162,13 @@ def test_the_state_is_whole_on_every_device_and_donated_and_metrics_tell_the_nor
 
 
 def test_the_random_key_of_a_step_depends_on_seed_and_step():
-    def loss_and_metrics(params, batch, key_B, over=None):
+    def loss(params, batch, *, key_B=None, layout=None):
         draw = jax.random.uniform(key_B[0])
-        return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}
+        return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}, {}
 
-    task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
+    task = tiny.linear_task()._replace(loss=loss)
     rate, optimiser = tiny.adamw()
-    step = training.update(task, optimiser, rate, mesh(1), accumulation=1)
+    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(1), accumulation=1)
     draws = []
     for seed in (0, 1):
         state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(1))

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import model as models
-from experiments.engine import batches, by_name, config, errors, step
-from tfm import layout as layouts, loss, word_loss
+from experiments.build import model as models
+from experiments.engine import batches, by_name, config, errors, train_step
+from tfm import layout as layouts, loss
 
 NAMED = "cross_entropy"
 BLOCK, SHARE = 32, 10  # one of SHARE blocks, of so many examples each that have nothing in common, is the third part
@@ -67,55 +67,73 @@ def third(train: Examples, *, most: int, apart: int = 1) -> tuple[Examples, Exam
 
 
 def of_model(
-    settings: config.Settings, model: models.Model, answer: Callable, measure: Callable, **more: Any
-) -> step.Task:
-    """answer(params, batch, **options of model.apply) -> (its answer, what was seen); measure(answer, batch, over)."""
+    settings: config.Settings, model: models.Model, apply: Callable, measure: Callable, **more: Any
+) -> train_step.Task:
+    """Return the task of a model that answers with classes or pixels. apply(params, batch, **options of model.hidden)
+    -> (answer, aux); measure(answer, batch, layout) -> measures. more: other fields of Task."""
 
-    def loss_and_metrics(
-        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
-    ) -> step.Ratios:
-        found, seen = answer(params, batch, key_B=key_B, over=over)
-        return measure(found, batch, over) | step.running(seen)
+    def evaluate_loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        answer, aux = apply(params, batch, key_B=key_B, layout=layout)
+        return measure(answer, batch, layout), aux
 
-    def maps(params: Any, batch: dict) -> jax.Array:
-        return answer(params, batch, maps=True)[1]["A_MBHNS"]
-
-    own = {"probe": models.probe(settings.model), "maps": maps}
-    return step.Task(init=model.init, loss_and_metrics=loss_and_metrics, **own | more)
+    return _task(settings, model, evaluate_loss, apply, **more)
 
 
-def of_words(
-    settings: config.Settings, model: models.Model, answer: Callable, *, few: bool = False, **more: Any
-) -> step.Task:
-    """Of a model of words: loss and accuracy of every token that is asked (target_BN, weight_BN), without its logits
-    where these are many (word_loss.py). few: whether many tokens are not asked. answer: as in of_model.
-    A loss of one's own takes the logits: UserError where devices would share these."""
+def of_tokens(
+    settings: config.Settings, model: models.Model, hidden: Callable, *, sparse: bool = False, **more: Any
+) -> train_step.Task:
+    """Return the task of a model of tokens: loss and accuracy of every token that is a target (target_BN, weight_BN).
+
+    hidden(params, batch, **options of model.hidden) -> (x_BND, aux). sparse: whether few tokens are targets. A loss of
+    the user's takes the logits; raises UserError if devices would share these.
+    """
     own = measured(settings)
     if settings.train.loss != NAMED:
         if more["layout"].vocab:
             raise errors.UserError(f"train.loss = {settings.train.loss} takes whole logits: mesh.tensor must be 1")
 
-        def words(logits_BNW: Any, batch: dict, over: layouts.Layout) -> step.Ratios:
+        def apply(params: Any, batch: dict, **options: Any) -> tuple[jax.Array, dict]:
+            x_BND, aux = hidden(params, batch, **options)
+            return model.logits(params, x_BND, layout=options.get("layout", layouts.ONE)), aux
+
+        def measure(logits_BNW: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
             return own(logits_BNW, batch["target_BN"], batch["weight_BN"])
 
-        return of_model(settings, model, answer, words, **more)
+        return of_model(settings, model, apply, measure, **more)
 
-    def asked(params: Any, batch: dict, **options: Any) -> Any:
-        if "maps" not in options:
-            options["asked"] = word_loss.Asked(batch["target_BN"], batch["weight_BN"], few)
-        return answer(params, batch, **options)
+    def evaluate_loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        x_BND, head = model.output(params, x_BND, layout=layout)
+        options = {"cap": model.cap, "sparse": sparse, "layout": layout}
+        return loss.next_token(x_BND, head, batch["target_BN"], batch["weight_BN"], **options), aux
 
-    return of_model(settings, model, asked, lambda found, batch, over: found, **more)
+    return _task(settings, model, evaluate_loss, hidden, **more)
+
+
+def _task(
+    settings: config.Settings, model: models.Model, evaluate_loss: Callable, apply: Callable, **more: Any
+) -> train_step.Task:
+    """Return the task with what every model has: its initial parameters, symmetry measures and attention maps."""
+
+    def maps(params: Any, batch: dict) -> jax.Array:
+        return apply(params, batch, maps=True)[1]["A_MBHNS"]
+
+    own = {"probe": models.probe(settings.model), "maps": maps, "lines": (f"attention: {model.attention}",)}
+    return train_step.Task(init=model.init, loss=evaluate_loss, **own | more)
 
 
 def of_classes(
-    settings: config.Settings, model: models.Model, logits: Callable, labels: Sequence[np.ndarray], **more: Any
-) -> step.Task:
-    """Of a model that tells the class of an example (label_B, weight_B); where two were mixed, each label counts by its
-    share (other_label_B, other_share_B). labels: label_B of both parts. logits: as answer in of_model."""
+    settings: config.Settings, model: models.Model, apply: Callable, labels: Sequence[np.ndarray], **more: Any
+) -> train_step.Task:
+    """Return the task of a model that classifies an example (label_B, weight_B). If two examples were mixed, each label
+    counts by its share (other_label_B, other_share_B). labels: label_B of both parts. apply: as in of_model."""
     own, (train_B, evaluation_B) = measured(settings), labels
 
-    def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
+    def measure(logits_BC: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
         answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
         if "other_label_B" in batch:
             weight_B, share_B = batch["weight_B"], batch["other_share_B"]
@@ -125,14 +143,14 @@ def of_classes(
 
     guess = {"accuracy": "always the training part's most frequent class"}
     baseline = {"accuracy": float(np.mean(evaluation_B == np.bincount(train_B).argmax()))}
-    return of_model(settings, model, logits, measure, baseline=baseline, guess=guess, **more)
+    return of_model(settings, model, apply, measure, baseline=baseline, guess=guess, **more)
 
 
-def told(task: step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the likeliest class of each of the n held-out examples, and its probability. logits: as in of_classes."""
+def told(task: train_step.Task, apply: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the likeliest class of each of the n held-out examples, and its probability. apply: as in of_classes."""
 
     def likeliest(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:
-        p_BC = jax.nn.softmax(logits(params, batch)[0])
+        p_BC = jax.nn.softmax(apply(params, batch)[0])
         return p_BC.argmax(-1), p_BC.max(-1)
 
     answer = jax.jit(likeliest)
@@ -150,7 +168,7 @@ def recalls(label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
     return {"recall": {classes[c]: float(recall_C[c]) for c in np.sort(lowest)}}
 
 
-def measured(settings: config.Settings) -> Callable[..., step.Ratios]:
+def measured(settings: config.Settings) -> Callable[..., train_step.Ratios]:
     """(logits, target, weight) -> the loss that train.loss names, and the accuracy. UserError for a loss of one's own
     that raises, or is not (sum, count)."""
     name = settings.train.loss
@@ -164,7 +182,7 @@ def measured(settings: config.Settings) -> Callable[..., step.Ratios]:
     return lambda *answer: {"loss": own(*answer), "accuracy": loss.accuracy(*answer)}
 
 
-def example(task: step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
+def example(task: train_step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
     """The first held-out example, of words up to so many of them, and its attention weights A_MHNS."""
     batch = {name: array[:1] if tokens is None else array[:1, :tokens] for name, array in task.evaluation[0].items()}
     return batch, np.asarray(jax.jit(task.maps)(params, batch))[:, 0]
@@ -181,7 +199,7 @@ def always(evaluation: Any, *, W: int, answer: int | None = None) -> float:
     return float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
 
 
-def explained(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> step.Ratios:
+def explained(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> train_step.Ratios:
     """The squared error per number asked for, and the share it explains of the squared distance from the average."""
     average_BNP = jnp.broadcast_to(average_NP, target_BNP.shape)
     error, count = loss.squared_error(prediction_BNP, target_BNP, weight_BN)

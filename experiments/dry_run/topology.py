@@ -1,0 +1,116 @@
+"""Compile for TPU chips that this machine does not have: libtpu contains the whole compiler of a TPU.
+
+Nothing can be placed on such chips or run. The usable memory is the number in the compiler's own message about a
+program that is too large (libtpu 0.0.23 and 0.0.50).
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from experiments.engine import compilation, errors
+
+THREADS = 2  # programs compiled at once: one takes one core
+INSTALL = 'pip install -e ".[aot]"'
+MEMORY_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24}  # usable, of one device
+# Without these variables libtpu looks for chips of this machine and for other users of them, and prints warnings.
+ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_SKIP_MDS_QUERY": "1"}
+ENVIRONMENT |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+ONE_CHIP, EIGHT_CHIPS = {"chips_per_host_bounds": (1, 1, 1)}, {"chips_per_host_bounds": (2, 4, 1)}  # of one host
+TWO_CORES = {"chip_config_name": "megacore"}  # the two cores of a chip are one device
+# Google's name (v4 and v5p count cores, two on a chip) -> libtpu's name and options.
+NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "v5e-1": ("v5e:1x1", ONE_CHIP),
+    "v5e-4": ("v5e:2x2", {}),
+    "v5e-8": ("v5e:2x4", EIGHT_CHIPS),
+    "v5e-64": ("v5e:8x8", {}),
+    "v5e-256": ("v5e:16x16", {}),
+    "v6e-1": ("v6e:1x1", ONE_CHIP),
+    "v6e-8": ("v6e:2x4", EIGHT_CHIPS),
+    "v4-8": ("v4:2x2x1", TWO_CORES),
+    "v5p-8": ("v5p:2x2x1", TWO_CORES),
+}
+NUMBER = r"([\d.]+)([BKMGT]?)"  # 15.75G, 512M or bytes
+TOO_LARGE = (  # messages of libtpu 0.0.23 (two) and 0.0.50: how much a program needs, how much there is
+    rf"Used {NUMBER} of {NUMBER} hbm",
+    rf"\(size={NUMBER}\) would exceed memory \(size={NUMBER}\)",
+    rf"\({NUMBER}\) exceeds available HBM \({NUMBER}\)",
+)
+
+
+class Topology(NamedTuple):
+    """The chips to compile for: `devices` of JAX, and the bytes that a program may use on one of them."""
+
+    name: str
+    devices: Sequence[Any]
+    memory: float
+
+
+class Request(NamedTuple):
+    """A program to compile: the jitted `function` for abstract arguments with shardings."""
+
+    name: str
+    function: Callable
+    arguments: tuple
+
+
+class Program(NamedTuple):
+    """The result of compiling a request: `compiled` (jax.stages.Compiled), or None and the compiler's reason."""
+
+    request: Request
+    compiled: Any
+    reason: str
+
+
+def describe(name: str) -> Topology:
+    """Return the chips of a topology. From here on JAX uses the CPU and keeps no compiled programs.
+
+    Raises UserError for an unknown name, and if libtpu is missing or belongs to another JAX.
+    """
+    if name not in NAMES:
+        raise errors.UserError(f'unknown --topology "{name}". Choose one of: {", ".join(NAMES)}')
+    if compilation.libtpu() is None:
+        raise errors.UserError(f"--topology needs libtpu, the compiler for TPUs, which is not installed: {INSTALL}")
+    jax.config.update("jax_platforms", "cpu")
+    compilation.keep_nothing()
+    libtpu_name, options = NAMES[name]
+    missing = {variable: value for variable, value in ENVIRONMENT.items() if variable not in os.environ}
+    os.environ.update(missing)  # libtpu reads them while it is loaded
+    try:
+        devices = topologies.get_topology_desc(libtpu_name, "tpu", **options).devices
+    except RuntimeError as error:
+        why = f"{foreign}: {INSTALL}" if (foreign := compilation.foreign()) else str(error).strip().splitlines()[0]
+        raise errors.UserError(f"libtpu cannot describe --topology={name}: {why}") from error
+    finally:
+        for variable in missing:
+            del os.environ[variable]
+    return Topology(name, devices, MEMORY_GIB[name.partition("-")[0]] * 2**30)
+
+
+def compile_programs(requests: Iterable[Request]) -> list[Program]:
+    """Compile the programs, two at a time."""
+
+    def compile_one(request: Request, lowered: jax.stages.Lowered) -> Program:
+        try:
+            return Program(request, lowered.compile(), "")
+        except jax.errors.JaxRuntimeError as error:
+            return Program(request, None, refusal(str(error)))
+
+    with futures.ThreadPoolExecutor(THREADS) as pool:
+        jobs = [pool.submit(compile_one, one, one.function.lower(*one.arguments)) for one in requests]
+        return [job.result() for job in jobs]
+
+
+def refusal(message: str) -> str:
+    """Return the compiler's reason against a program in one line: the memory that it needs, or the first line."""
+    for pattern in TOO_LARGE:
+        if match := re.search(pattern, message):
+            numbers = zip(match.groups()[::2], match.groups()[1::2], strict=True)
+            needs, has = (float(n) * 1024.0 ** ("BKMGT".index(unit or "B") - 3) for n, unit in numbers)
+            return f"needs {needs:,.2f} GiB of memory, and the chip has {has:.2f}"
+    return f"is refused by the compiler: {message.strip().splitlines()[0]}"

@@ -1,0 +1,58 @@
+"""Rotary positions in config.json (rope_theta, rope_scaling, rope_parameters) and as model.relative_position."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.build import variants
+from experiments.pretrained import families
+
+# A type of scaled rotary positions -> the fields that say its numbers, in the order of rotary_scaling.py. N is the
+# number of positions of the model.
+ORIGINAL = "original_max_position_embeddings"
+SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "N"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor"),
+}
+YARN = {"beta_fast": 32, "beta_slow": 1, "attention_factor": 0}  # the defaults
+UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (None, True)}
+
+
+def read(config: families.HfConfig, N: int) -> str:
+    """Return model.relative_position: rotary_halves with the base and the scaling that config.json says."""
+    theta, scaling = config.get("rope_theta"), []
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = config.get(name) or {}
+        families.expect(rope, {"partial_rotary_factor": 1.0})
+        theta = theta if rope.get("rope_theta") is None else rope["rope_theta"]
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in SCALINGS:
+            raise families.refuse(f"{name}.type", kind, " or ".join(SCALINGS))
+        for field in [field for field, right in UNSUPPORTED.items() if rope.get(field) not in right]:
+            raise families.refuse(f"{name}.{field}", rope[field], str(UNSUPPORTED[field][1]))
+        if kind != "default":
+            own = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
+            scaling = [kind, *_numbers(kind, {**rope, **own})]
+    base = variants.written(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
+    return variants.joined("relative_position", "rotary_halves", ":".join([base, *scaling]))
+
+
+def _numbers(kind: str, said: Mapping[str, Any]) -> list[str]:
+    """Return the numbers of a scaling in our order, without trailing ones that are defaults."""
+    numbers = {name: families.number(said, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is refused
+    while YARN.get(last := [*numbers][-1]) == numbers[last]:
+        del numbers[last]
+    return [variants.written(number) for number in numbers.values()]
+
+
+def write(settings: families.Settings) -> dict[str, Any]:
+    """Return the fields of config.json: the inverse of `read`; also those of transformers before version 5."""
+    base, *scaling = variants.split("relative_position", settings["relative_position"])[1].split(":")
+    kind, *numbers = scaling or ["default"]
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": float(base)}
+    for name, number in zip(SCALINGS.get(kind, ()), map(float, numbers), strict=False):
+        rope |= {name: int(number) if name == ORIGINAL else number} if name != "N" else {}
+    old = {"rope_scaling": rope} if numbers else {}
+    return {"rope_parameters": rope, "rope_theta": float(base)} | old

@@ -1,0 +1,263 @@
+"""The report of a study, from its folder alone: report.json, report.md, report.html, report.tex, runs.csv and figures.
+
+The templates are in this folder. Every value is escaped, as a config or a file name may hold anything.
+"""
+
+import base64
+import csv
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+import markupsafe
+import ml_collections
+
+from experiments.engine import config, disk, errors, log, mesh, workdir
+from experiments.studies import (
+    figures,
+    figures_across,
+    inference,
+    overall,
+    plan,
+    runs,
+    scaling,
+    statistics,
+    study as studies,
+    tables,
+    tuning,
+    words,
+)
+
+# Sections of the page -> the kinds of figures in them.
+SECTIONS = {"Training": ["course", "cost"], "Paired differences": ["differences"]}
+SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"], "Tuning": [tuning.FOLDER]}
+LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
+_NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
+LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()}
+
+
+class Across(NamedTuple):
+    """A section of the report on several conditions together."""
+
+    heading: str
+    kind: str  # of its figure
+    numbers: overall.Overall | scaling.Family
+    table: tables.Table
+
+
+class Analysis(NamedTuple):
+    """The numbers of a study's finished runs."""
+
+    runs: list[runs.Run]
+    conditions: list[statistics.Condition]
+    past: plan.Past
+    across: list[Across]
+
+
+def saved(folder: pathlib.Path) -> config.Settings:
+    """Load the config of a study's folder without running its code. Raises UserError if there is none."""
+    values = disk.read_json(folder / "config.json", says="what was compared").get("config", {})
+    if "study" not in values:
+        raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
+    made = ml_collections.ConfigDict(values)
+    return config.Settings(made, made)
+
+
+def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
+    """Analyse the finished runs of a folder. Raises UserError if one cannot be read, or has not measured the metric."""
+    finished, past = runs.load(folder, study), plan.read(folder)
+    conditions = statistics.analyse(study, finished, past)
+    return Analysis(finished, conditions, past, analyse_across(conditions, finished))
+
+
+def analyse_across(conditions: list[statistics.Condition], finished: list[runs.Run]) -> list[Across]:
+    """Return the measures over all conditions, and the laws of loss against compute, as far as they exist."""
+    measures, found = overall.measure(conditions, finished), []
+    if measures:
+        found.append(Across("Over all conditions", "profile", measures, tables.of_overall(measures)))
+    families = scaling.families(conditions)
+    for i, one in enumerate(families):
+        names = f": {words.listed(one.conditions)}" if len(families) > 1 else ""
+        found.append(Across(f"Loss against compute{names}", f"compute{i or ''}", one, tables.of_laws(one)))
+    return found
+
+
+def write_again(folder: pathlib.Path, device: str | None = None, correction: str | None = None) -> list[pathlib.Path]:
+    """Write the report of the study in this folder.
+
+    device: a line on the devices of this session, if it trains. correction: of the Study, if it is to be another one.
+    """
+    settings = saved(folder)
+    what = {"config": settings.to_dict(), "versions": mesh.versions(), "device": device, "commit": workdir.commit()}
+    study = studies.read(settings)
+    return write(folder, study._replace(correction=correction or study.correction), what=what)
+
+
+def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:
+    """Write the report of the finished runs, and return its files; of each figure the PNG.
+
+    what: of the session that writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
+    """
+    found = analyse(folder, study)
+    if seeds := statistics.judged(found.conditions):
+        plan.look(folder, study, seeds)
+        found = found._replace(past=plan.read(folder))
+    tuned = tuning.read(folder, study)
+    numbers = record(study, found, what) | disk.finite({"tuned": [one.record() for one in tuned]})
+    pictures = figures.draw(folder, study, found.conditions, found.runs)
+    pictures += figures_across.draw(folder, study, [(one.kind, one.numbers) for one in found.across])
+    pictures += tuning.draw(folder, study, tuned)
+    title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
+    begun, waiting = split_by_progress(found.conditions)
+    content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
+    content |= {"sections": SECTIONS, "words": words, "tables": tables, "across": found.across}
+    content["tuned"] = tuning.table(tuned)
+    disk.write_json(folder / "report.json", numbers)
+    disk.write(folder / "runs.csv", rows(found.runs).encode())
+    files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
+    for file, escape in zip(files, (plain, legal, latex), strict=True):
+        disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
+    return [folder / "report.json", *files, folder / "runs.csv", *(one.file for one in pictures)]
+
+
+def split_by_progress(conditions: list[statistics.Condition]) -> tuple[list[statistics.Condition], list[str]]:
+    """Return the conditions that have a finished run, and a line on each of the others."""
+    missing = {one.name: sum(len(arm.missing) for arm in one.arms) for one in conditions}
+    begun = [one for one in conditions if any(arm.values or arm.diverged for arm in one.arms)]
+    waiting = [one.name for one in conditions if one not in begun]
+    return begun, [f"{name}: none of its {missing[name]} runs is finished yet." for name in waiting]
+
+
+def rows(finished: list[runs.Run]) -> str:
+    """Return runs.csv: a row for each run with its final metrics and its costs."""
+    metrics = dict.fromkeys(name for run in finished for name in run.summary if name.startswith("eval/"))
+    names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(run.summary | run._asdict() | {"seconds": run.summary.get("wall_seconds")} for run in finished)
+    return table.getvalue()
+
+
+def record(study: studies.Study, found: Analysis, what: dict) -> dict:
+    """Return report.json, the whole study in numbers; what does not exist (an interval of two seeds) is null.
+
+    "conditions" have the fields of statistics.Condition, their arms those of statistics.Arm, and so on, with "verdict"
+    or "words" added. "overall" is null or has the fields of overall.Overall, "scaling" those of each scaling.Family.
+    "looks": the number of sets of seeds over which verdicts were read. "what": of the session that wrote the report.
+    """
+    arms = [(condition.name, arm) for condition in found.conditions for arm in condition.arms]
+    missing = [{"condition": where, "arm": arm.name, "seed": seed} for where, arm in arms for seed in arm.missing]
+    diverged = [
+        {"condition": where, "arm": arm.name, "seed": seed, "step": step}
+        for where, arm in arms
+        for seed, step in arm.diverged.items()
+    ]
+    whole = {
+        "experiment": study.experiment,
+        "reference": study.reference,
+        "seeds": study.seeds,
+        "verdict": _verdict(study, found),
+        "looks": len(found.past.looks),
+        "finished_runs": len(found.runs),
+        "planned_runs": len(found.runs) + len(missing),
+        "missing": missing,
+        "diverged": diverged,
+        "conditions": [_record_condition(one) for one in found.conditions],
+        "overall": next((dataclasses.asdict(one.numbers) for one in found.across if one.kind == "profile"), None),
+        "scaling": [dataclasses.asdict(one.numbers) for one in found.across if one.kind != "profile"],
+        "ran": _record_runs(found.runs),
+        "curves": [
+            {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in found.runs
+        ],
+        "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
+    }
+    return disk.finite(whole)
+
+
+def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
+    fields = dataclasses.asdict(condition) | {"verdict": words.of_condition(condition)}
+    del fields["reference"]  # of the whole study, as are the missing and the diverged runs
+    for arm, of_arm in zip(condition.arms, fields["arms"], strict=True):
+        del of_arm["missing"], of_arm["diverged"]
+        if arm.difference:
+            of_arm["difference"]["words"] = words.of_arm(condition, arm.difference)
+    return fields
+
+
+def _record_runs(finished: Sequence[runs.Run]) -> dict[str, Any]:
+    """Return the software, hardware, data and time of the runs, with the number of runs that report each."""
+    summaries = [run.summary for run in finished]
+    seconds = [one["wall_seconds"] for one in summaries if one.get("wall_seconds") is not None]
+    names = dict.fromkeys(name for one in summaries for name in one.get("versions", {}))
+    data: dict[str, dict[str, None]] = {}  # condition -> the different lines about its data, in order
+    for run in finished:
+        data.setdefault(run.condition, {}).update(dict.fromkeys(run.summary.get("data", [])))
+    return {
+        "commits": Counter(one.get("commit") or "not from a checkout" for one in summaries),
+        "devices": Counter(one.get("device", tables.UNKNOWN) for one in summaries),
+        "versions": {n: Counter(one.get("versions", {}).get(n, tables.UNKNOWN) for one in summaries) for n in names},
+        "training_seconds": sum(seconds) if seconds else None,
+        "timed_runs": len(seconds),
+        "data": {condition: [*lines] for condition, lines in data.items() if lines},
+    }
+
+
+def _verdict(study: studies.Study, found: Analysis) -> str:
+    return " ".join([words.of_study(found.conditions), *words.of_past(study, found.past)])
+
+
+@functools.cache  # a template is compiled once
+def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
+    """Return the templates. escape: applied to every value, before jinja escapes what is special in HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if isinstance(value, markupsafe.Markup) else escape(str(value)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
+    environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
+    return environment
+
+
+def legal(text: str) -> str:
+    """Replace control characters, which HTML does not allow, and keep "95 %" in one line."""
+    return text.translate(log.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
+
+
+def plain(text: str) -> markupsafe.Markup:
+    """Escape a text for one line of Markdown: no name becomes a column, a link, a heading or a tag."""
+    escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(text.split()))
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return markupsafe.Markup(escaped.translate(log.CONTROL))
+
+
+def latex(text: str) -> markupsafe.Markup:
+    """Escape a text for one line of LaTeX."""
+    escaped = " ".join(text.split()).translate(log.CONTROL | str.maketrans(LATEX))
+    return markupsafe.Markup(re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped))
+
+
+def text(folder: pathlib.Path, study: studies.Study) -> str:
+    """Return the tables and verdicts of the finished runs, for a terminal."""
+    found = analyse(folder, study)
+    begun, waiting = split_by_progress(found.conditions)
+    parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in begun]
+    overview = tables.overview(begun)
+    parts += [("all conditions", overview, overview.notes[0])] if overview else []
+    fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
+    indented = functools.partial(fill, initial_indent="  ", subsequent_indent="  ")
+    blocks = [f"{name}\n{tables.aligned(table)}\n\n{indented(below)}" for name, table, below in parts]
+    return "\n\n".join([*blocks, *waiting, fill(_verdict(study, found))]).translate(log.CONTROL)

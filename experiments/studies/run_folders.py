@@ -1,0 +1,71 @@
+"""The folders of a study's runs: make or reopen them, find the runs that are not finished, remove old checkpoints."""
+
+import contextlib
+import pathlib
+import re
+
+from experiments.engine import disk, errors, workdir
+from experiments.studies import programs, study as studies
+
+
+def enter_runs(
+    folder: pathlib.Path,
+    every: list[studies.Program],
+    waiting: list[programs.Checked],
+    session: programs.Session,
+) -> None:
+    """Make or reopen the folders of the runs, except those that another process is in.
+
+    waiting: the programs that are not trained yet. Raises UserError if a run had other settings before, or if its arm
+    was trained on other data than there are now, also if all runs are finished.
+    """
+    data = {run.place: one.data for one in waiting for run in one.program.runs}
+    for program in every:
+        if unknown := [run for run in program.runs if run.place not in data]:
+            work = programs.prepare_work(program, unknown[0].settings, session.devices)
+            data |= {run.place: work.data for run in unknown}
+    begun = [one.program for one in waiting if (folder / "checkpoints" / one.program.folder).exists()]
+    begun = {run.name for program in begun for run in program.runs}
+    runs = [run for program in every for run in program.runs]
+    for run in runs:
+        saved = folder / run.name / "config.json"
+        if saved.is_file() and (run.name in begun or is_finished(folder, run)):
+            before = disk.read_json(saved, says="its settings").get("data") or data[run.place]
+            if before != data[run.place]:
+                raise errors.UserError(
+                    f"{folder / run.name} was trained on other data than there are now, so the seeds of arm {run.arm} "
+                    "could not be compared: bring back the data, or choose another --workdir"
+                )
+    for run in runs:
+        with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
+            place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
+            with workdir.hold(place):
+                workdir.enter(place, run.settings.to_dict(), data=data[run.place])
+                if not is_finished(folder, run):  # a result of other steps, or a damaged one
+                    (place / "summary.json").unlink(missing_ok=True)
+
+
+def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studies.Program]:
+    """Return the programs that are still to be trained: first those that were begun, unchanged."""
+    begun, rest = [], []
+    for one in every:
+        left = [run for run in one.runs if not is_finished(folder, run)]
+        if left and (folder / "checkpoints" / one.folder).exists():
+            begun.append(one)
+        else:
+            rest += left
+    return begun + (studies.programs(rest, tuning=every[0].tuning, spread=every[0].spread) if rest else [])
+
+
+def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
+    return workdir.finished(folder / run.name, run.settings.train.steps)
+
+
+def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
+    """Remove the checkpoints of these runs, which are all finished; those of other runs stay."""
+    kinds = "|".join(re.escape(run.kind) for run in runs)
+    for left in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
+        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", left.name):
+            disk.remove(left)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

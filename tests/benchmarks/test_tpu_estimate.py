@@ -1,0 +1,95 @@
+"""The estimate from a compiled TPU program: turns of loops, named scopes, the longest branch, collectives."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+from benchmarks import tpu_estimate
+from experiments.engine import compilation
+
+
+def estimate(entry: str, *computations: str) -> tpu_estimate.Estimate:
+    """Estimate a program with these computations. "N cycles" stands for libtpu's notation."""
+    text = "\n\n".join(
+        ["HloModule jit_step", *computations, f"ENTRY %main.1 (x.1: f32[3,5]) -> f32[3,5] {{\n{entry}\n}}"]
+    )
+    return tpu_estimate.estimate(re.sub(r"(\d+) cycles", r'backend_config={"estimated_cycles":"\1"}', text + "\n"))
+
+
+def replaced(text: str, **values: object) -> str:
+    return functools.reduce(lambda text, item: text.replace(item[0], str(item[1])), values.items(), text)
+
+
+LOOP = """
+%body.1 (given.1: (s32[], f32[3,5])) -> (s32[], f32[3,5]) {
+  %given.1 = (s32[]{:T(128)}, f32[3,5]{1,0:T(8,128)S(1)}) parameter(0)
+  %x.2 = f32[3,5]{1,0:T(8,128)S(1)} get-tuple-element(%given.1), index=1
+  %tanh.1 = f32[3,5]{1,0:T(8,128)} tanh(%x.2), metadata={op_name="jit(step)/jvp(blocks)/while/body/mlp/tanh"}, 7 cycles
+  ROOT %tuple.2 = (s32[]{:T(128)}, f32[3,5]{1,0}) tuple(%add.1, %tanh.1)
+}
+
+%condition.1 (given.2: (s32[], f32[3,5])) -> pred[] {
+  %end.1 = s32[]{:T(128)} constant(13)
+  %i.2 = s32[]{:T(128)} get-tuple-element(%given.2), index=0
+  ROOT %test.1 = pred[]{:T(512)} compare(%i.2, %end.1), direction=LT
+}
+""".strip()
+ENTRY = """
+  %while.1 = (s32[]{:T(128)}, f32[3,5]{1,0}) while(%tuple.1), condition=%condition.1, body=%body.1KNOWN
+  ROOT %sin.1 = f32[3,5]{1,0:T(8,128)} sine(%x.1), metadata={op_name="jit(step)/sin"}, 11 cycles
+"""
+KNOWN = ', backend_config={"known_trip_count":{"n":"17"}}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "turns"),
+    [({}, 13), ({"KNOWN": KNOWN}, 17), ({"direction=LT": "direction=NE"}, None), ({"constant(13)": "copy(%a)"}, None)],
+)
+def test_turns_of_a_loop_are_in_its_condition(changes, turns):
+    changes = {"KNOWN": ""} | changes
+    one = estimate(replaced(ENTRY, **changes), replaced(LOOP, **changes))
+    assert one.cycles == {"blocks/mlp": 7 * (turns or 1), "(none)": 11} and one.unknown_loops == (turns is None)
+
+
+def test_a_fusion_counts_once_in_the_scope_of_its_root_and_of_branches_the_longest():
+    fused = """%fused.1 (p.1: f32[3,5]) -> f32[3,5] {
+  %exp.1 = f32[3,5]{1,0} exponential(%p.1), metadata={op_name="jit(step)/mlp/exp"}, 3 cycles
+  ROOT %tanh.1 = f32[3,5]{1,0} tanh(%exp.1), metadata={op_name="jit(step)/transpose(jvp(blocks))/score/tanh"}
+}"""
+    branch = """%branch.N (p.N: f32[3,5]) -> f32[3,5] {
+  ROOT %t.N = f32[3,5] tanh(%p.N), metadata={op_name="a/N/t"}, N7 cycles
+}"""
+    branches = [branch.replace("N", n) for n in "132"]
+    called = "branch_computations={%branch.1, %branch.3, %branch.2}"
+    entry = f"%x.1 = f32[3,5] fusion(%y), calls=%fused.1, 5 cycles\n ROOT %c.1 = f32[3,5] conditional(%x.1), {called}"
+    assert estimate(entry, fused, *branches).cycles == {"a/3": 37, "blocks/score": 5}
+
+
+def test_the_estimate_of_libtpus_own_text(monkeypatch):
+    """Seven products in a loop take about seven times as long as one."""
+    pytest.importorskip("libtpu", reason="needs libtpu, the TPU's compiler")
+    from jax.experimental import topologies
+
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    before = jax.config.jax_enable_compilation_cache
+    compilation.keep_nothing()
+    devices = topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
+    mesh = Mesh(np.array(devices), ("chips",), axis_types=(AxisType.Auto,))
+
+    def cycles(function, *shapes):
+        arrays = [jax.ShapeDtypeStruct(x, jnp.bfloat16, sharding=NamedSharding(mesh, P())) for x in shapes]
+        one = tpu_estimate.estimate(jax.jit(function).lower(*arrays).compile().as_text())
+        assert one.unknown_loops == 0
+        return sum(one.cycles.values())
+
+    n = 1024
+    alone = cycles(lambda x, W: jnp.tanh(x @ W), (n, n), (n, n))
+    loop = cycles(lambda x, W: jax.lax.scan(lambda x, W: (jnp.tanh(x @ W), None), x, W)[0], (n, n), (7, n, n))
+    jax.config.update("jax_enable_compilation_cache", before)
+    assert 1 < alone / 1.5e9 / (2 * n**3 / 197e12) < 4 and 6 < loop / alone < 11

@@ -1,0 +1,102 @@
+"""Settings that make no sense together: one sentence that names them, before anything runs or is written."""
+
+import contextlib
+import io
+
+import pytest
+import tiny
+from errors import raises
+
+from experiments.build import model as models
+from experiments.engine import by_name, errors, mesh, run
+from tfm.attention import score
+
+MODELS = [  # settings of the section `model`, and parts of the sentence besides their names and values
+    (dict(window=-1), "0"),
+    (dict(cap=-1.0), "0"),
+    (dict(output_cap=-1.0), "0"),
+    (dict(dropout=1.0), "1"),
+    (dict(dropout=-0.1), "0"),
+    (dict(value="keys", score="tied_wide"), "model.K = 4"),
+    (dict(relative_position="rotary", K=3), "3 features"),
+    (dict(relative_position="rotary_halves", score="none", D=9, H=3), "9 features"),
+    (dict(relative_position="rotary_halves:9:yarn:2"), "rotary_halves:base:yarn:factor:N:fast:slow:length"),
+    (dict(relative_position="rotary:9:linear:0"), "angles"),
+    (dict(relative_position="rotary:0.5"), "at least 1"),
+    (dict(relative_position="rotary:"), "angles"),
+    (dict(relative_position="rotary:9:linear:2:3"), "angles"),
+    (dict(relative_position="rotery:2"), '"rotary"'),
+    (dict(relative_position="alibbi"), "alibi"),
+    (dict(relative_position="rotary", score="constant"), "supports_rope"),
+    (dict(relative_position="rotary_halves", score="l2_tied"), "supports_rope"),
+    (dict(norm="rms:x"), "rms:1e-6"),
+    (dict(norm="rms:-1"), "rms:1e-6"),
+    (dict(norm="token:"), "rms:1e-6"),
+    (dict(norm="batch:0.1:0.2"), "rms:1e-6"),
+    (dict(score="identity_query", K=3), "2 x 3"),
+    (dict(compute_dtype="bf16"), "bfloat16"),
+    (dict(attention="flish"), "flash"),
+]
+TEXTS = [
+    (dict(model__norm="instance"), "model.norm = instance"),
+    (dict(model__segments=-1), "model.segments"),
+    (dict(text__objective="prefix", text__N=1), "text.N"),
+    (dict(text__objective="masked", text__head="linear+gelu", model__norm="batch"), "text.head = linear+gelu"),
+    (dict(model__share=3), "model.share = 3"),
+    (dict(model__share=2, model__norm="batch"), "model.share = 2"),
+    (dict(model__E=3, text__head="tied"), "model.E = 3"),
+    (dict(model__E=3, model__norm="batch"), "model.E = 3"),
+    (dict(text__tokenizer="/nowhere/tok512.bin"), "/nowhere/tok512.bin"),
+]
+TRAININGS = [
+    (dict(model__norm="batch_features", train__accumulation=2), "train.accumulation"),
+    (dict(optim__betas=[0.9, 1.0]), "optim.betas"),
+    (dict(optim__schedule="a:b"), "a:b"),
+    (dict(seed=-1), "seed"),
+    (dict(optim__ema=1.0), "optim.ema"),
+    (dict(optim__ema=-0.5), "optim.ema"),
+    (dict(optim__name="hyperball", model__output_std=0.0), "model.output_std"),
+]
+
+
+@pytest.mark.parametrize(("changes", "part"), MODELS)
+def test_a_model_that_cannot_be(changes, part):
+    settings = tiny.settings("vision", **{f"model__{name}": value for name, value in changes.items()})
+    name, value = next(iter(changes.items()))
+    with raises(errors.UserError, name, str(value).partition(":")[0], part):
+        models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+
+
+def test_twice_as_many_features_are_an_even_number():
+    settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
+    model = models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+    assert model.spec.block.attention.score is score.tied_wide
+
+
+@pytest.mark.parametrize(("changes", "part"), TEXTS)
+def test_a_text_run_that_cannot_be(changes, part, tmp_path):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    with raises(errors.UserError, part):
+        tiny.task_of(tiny.settings("language", **dict(text__source=str(tmp_path / "text.txt"), text__N=8) | changes))
+
+
+@pytest.mark.parametrize(("changes", "part"), TRAININGS)
+def test_a_training_that_cannot_be(changes, part, tmp_path):
+    with raises(errors.UserError, part), contextlib.redirect_stdout(io.StringIO()):
+        settings = tiny.settings("vision", image__patch=4, **changes)
+        devices = run.devices(settings)
+        run.run(settings, tmp_path / "run", by_name.experiment("vision").prepare(settings, devices), devices)
+    assert not (tmp_path / "run").exists()
+
+
+def test_statistics_of_each_position_need_all_tokens_of_a_sequence_on_one_device():
+    settings = tiny.settings("vision", model__norm="batch_features")
+    with raises(errors.UserError, "model.norm = batch_features", "mesh.sequence"):
+        models.layout(settings.model, mesh.make(sequence=2, data=1), N=4)
+
+
+@pytest.mark.parametrize(("name", "of"), [("norm", "instance"), ("outer_norm", "both")])
+def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead_and_one_before_its_blocks(name, of):
+    settings = tiny.settings("vision", **{f"model__{name}": of})
+    with raises(errors.UserError, f"model.{name} = {of}"):
+        models.encoder_decoder(settings.model, W=5, N=4, tied_output=True)

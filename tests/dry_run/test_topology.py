@@ -1,0 +1,159 @@
+"""Programs for TPU chips that this machine does not have: what the compiler reports about them."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from errors import raises
+
+from experiments.build import model as models
+from experiments.dry_run import topology
+from experiments.engine import compilation, errors, mesh as meshes
+from experiments.tools import generation
+from tfm import head
+from tfm.attention import mask
+
+libtpu = pytest.mark.skipif(compilation.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
+SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16}
+
+
+@pytest.fixture(autouse=True)
+def restore_jax_config():
+    names = "jax_platforms", "jax_enable_compilation_cache", "jax_optimization_level"
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_optimization_level", "O0")  # what is compiled need not be fast
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def dry(tmp_path, *flags, **changes):
+    return tiny.run("--config", tiny.config_file(tmp_path, "vision", **SMALL | changes), "--dry_run", *flags)
+
+
+def test_an_unknown_topology_and_a_missing_libtpu_are_reported(tmp_path, monkeypatch):
+    unknown = dry(tmp_path, "--topology=v5e-3")
+    assert unknown.code == 2 and "--topology" in unknown.err and "v5e-3" in unknown.err and "v5e-4" in unknown.err
+    monkeypatch.setattr(compilation, "libtpu", lambda: None)
+    without = dry(tmp_path, "--topology=v5e-1")
+    assert without.code == 2 and "libtpu" in without.err and topology.INSTALL in without.err
+
+
+def test_a_libtpu_of_another_jax_is_named(monkeypatch):
+    def refuse(*arguments, **options):
+        raise RuntimeError("INVALID_ARGUMENT: no such thing\nmore")
+
+    monkeypatch.setattr(topology.topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(compilation, "libtpu", lambda: "0.0.1")
+    with raises(errors.UserError, "v5e-1", "libtpu 0.0.1", topology.INSTALL):
+        topology.describe("v5e-1")
+    monkeypatch.setattr(compilation, "foreign", lambda: "")
+    with raises(errors.UserError, "v5e-1", "INVALID_ARGUMENT: no such thing"):
+        topology.describe("v5e-1")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("error. Used 16.40G of 15.75G hbm. Exceeded", "needs 16.40 GiB of memory, and the chip has 15.75"),
+        ("temporaries (1.5T) exceeds available HBM (512M).", "needs 1,536.00 GiB of memory, and the chip has 0.50"),
+        ("(size=3221225472) would exceed memory (size=2147483648)", "needs 3.00 GiB of memory, and the chip has 2.00"),
+        ("INTERNAL: RET_CHECK\nmore", "is refused by the compiler: INTERNAL: RET_CHECK"),
+    ],
+)
+def test_the_compilers_reason_is_one_line(message, reason):
+    assert topology.refusal(message) == reason
+
+
+@libtpu
+def test_a_topology_has_a_device_for_each_chip(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # with which the tests compile for a CPU
+    for name in topology.NAMES:
+        kind, _, cores = name.partition("-")
+        devices = topology.describe(name).devices
+        assert len(devices) == int(cores) // (2 if kind in ("v4", "v5p") else 1)
+    mesh = meshes.make(devices=devices)
+    assert mesh.size == len(devices) and meshes.backend(mesh) == "tpu"
+    assert meshes.backend(meshes.make()) == "cpu"
+
+
+@libtpu
+def test_flags_of_libtpu_follow_from_the_mesh_and_from_what_this_libtpu_knows(monkeypatch):
+    devices = topology.describe("v5e-4").devices
+    flags = [flag for axis in ("fsdp", "tensor") for flag in meshes.BESIDE[axis]]
+    mesh = meshes.make(data=1, fsdp=-1, tensor=2, devices=devices)
+    assert meshes.compiler_options(meshes.make(devices=devices)) == meshes.MEMORY
+    assert meshes.compiler_options(mesh) == meshes.MEMORY | dict.fromkeys(flags, "true")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{flags[0]}=false --{next(iter(meshes.MEMORY))}=65536")
+    assert meshes.compiler_options(mesh) == dict.fromkeys(flags[1:], "true")
+    monkeypatch.setattr(meshes, "MEMORY", {"xla_tpu_flag_of_another_libtpu": "1"})
+    assert not meshes.compiler_options(meshes.make(devices=devices))
+    assert not meshes.compiler_options(meshes.make(data=1, fsdp=-1))
+
+
+@libtpu
+def test_a_step_is_compiled_and_reported(tmp_path):
+    file = tmp_path / "report.json"
+    shown = dry(tmp_path, "--topology=v5e-4", f"--json={file}")
+    assert shown.code == 0, shown.err
+    report = json.loads(file.read_text())
+    assert report["compiled"] and report["reason"] == "" and report["chips"] == 4
+    step, evaluation = report["programs"]
+    assert (step["name"], evaluation["name"]) == ("step of 16 examples", "evaluation of 336 examples")
+    assert 0 < report["parameters_bytes"] < report["optimiser_bytes"] < step["argument_bytes"] < step["needed_bytes"]
+    assert step["needed_bytes"] < report["hbm_bytes"] == 15.75 * 2**30
+    assert step["collectives"]["all-reduce"]["bytes"] >= report["parameters_bytes"]
+    assert "all-reduce" in shown.out and "evaluation of 336 examples" in shown.out and "15.8 GiB" in shown.out
+    assert not (tmp_path / "runs").exists()
+
+
+@libtpu
+def test_too_large_a_step_is_the_compilers_own_reason(tmp_path):
+    file = tmp_path / "report.json"
+    shown = dry(tmp_path, "--topology=v5e-1", f"--json={file}", **{"model.D": 65536, "model.H": 512})
+    report = json.loads(file.read_text())
+    assert shown.code == 1 and not report["compiled"] and "15.75" in report["reason"] and "15.75" in shown.err
+
+
+@libtpu
+@pytest.mark.parametrize(("M", "loop"), [(models.UNROLLED, False), (models.UNROLLED + 1, True)])
+def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
+    settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
+
+    def loops(mesh):
+        layout = models.layout(settings.model, mesh)
+        model = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))
+        program = jax.make_jaxpr(apply)(params, np.ones((2, 4, 16), np.float32))
+        return any(one.primitive.name == "scan" and one.params["unroll"] == 1 for one in program.eqns)
+
+    assert not loops(meshes.make(data=1))
+    assert loops(meshes.make(data=1, devices=topology.describe("v5e-1").devices)) == loop
+
+
+@libtpu
+def test_the_most_expensive_program_of_a_study_is_compiled(tmp_path):
+    file = tmp_path / "report.json"
+    study = {"study.experiment": "vision", "study.arms": [("wide", {"model.D": 12}), ("narrow", {})]}
+    config = tiny.config_file(tmp_path, "ablation", **SMALL, **study | {"study.seeds": [0, 1]})
+    shown = tiny.run("--config", config, "--dry_run", "--topology=v5e-1", f"--json={file}")
+    assert shown.code == 0, shown.err
+    names = [one["name"] for one in json.loads(file.read_text())["programs"] if one["compiled"]]
+    assert names == ["step of wide x 2 seeds", "evaluation of wide x 2 seeds"]
+
+
+@libtpu
+def test_generation_is_compiled_for_the_prompt_and_for_the_next_tokens():
+    chip = meshes.make(data=1, devices=topology.describe("v5e-1").devices)
+    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272)
+    how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": chip}
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    generator = generation.Generator(model, params, mask=lambda length_B=None: mask.causal, **how)
+    reading, further = topology.compile_programs(generation.requests(generator, [[1] * 256], steps=9))
+    assert (reading.reason, further.reason) == ("", "")
+    assert reading.request.name.startswith("reading 1 x 256 tokens") and "next 8" in further.request.name
+    assert further.compiled.memory_analysis().alias_size_in_bytes > 0  # the state is used up
