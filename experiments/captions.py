@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import checks, model as models, sharding, task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head
@@ -44,8 +44,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     examples = ((functools.partial(with_captions, fetch, w_CL, patches), n) for fetch, n in (train, evaluation))
     parts = tasks.parts(settings, *examples, tokens=N)
 
-    models.check_causal(m)
-    layout = models.layout(m, devices, W=W)
+    checks.check_causal(m)
+    layout = sharding.choose_layout(m, devices, W=W)
     if layout.sequence:
         raise errors.UserError(
             "mesh.sequence must be 1: patches and letters are one sequence, which devices cannot share"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import checks, model as models, sharding, task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
 from experiments.engine import by_name, config as configs, disk, errors, run, train_step as steps
 from tfm import head
@@ -74,11 +74,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     corpus = read(settings, by_name.choose("objective", t.objective, OBJECTIVES))
     masked, W = t.objective == "masked", corpus.tokenizer.size
     if not masked:
-        models.check_causal(m)
+        checks.check_causal(m)
     configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
     prefix = t.N // 2 if t.objective == "prefix" else 0
     causal = masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
-    layout = models.layout(m, devices, W=W)
+    layout = sharding.choose_layout(m, devices, W=W)
     own = {"mask": models.masked(m, masks.padding(np.ones((1, t.N), bool)) if masked else causal), "layout": layout}
     answer = head.masked_word if masked else head.next_word
     model = models.language(m, answer=answer, W=W, N=t.N, output=t.head, **own)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import model as models, sharding, task as tasks
 from experiments.data import images, windows
 from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts
@@ -28,7 +28,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)), tokens=N)
     ends = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    layout, mask = models.layout(settings.model, devices, N=N), models.masked(settings.model, None)
+    layout, mask = sharding.choose_layout(settings.model, devices, N=N), models.masked(settings.model, None)
     model = models.build(settings.model, **ends, N=N, layout=layout, mask=mask)
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import checks, model as models, sharding, task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs, errors, run, train_step
 from tfm import head
@@ -44,8 +44,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     W, fetch = 2 * N, synthetic.examples(name, N=N, W=2 * N)
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
-        models.check_causal(m)
-    layout, mask = models.layout(m, devices, W=W), models.masked(m, masks.causal if causal else None)
+        checks.check_causal(m)
+    layout, mask = sharding.choose_layout(m, devices, W=W), models.masked(m, masks.causal if causal else None)
     model = models.language(m, answer=head.masked_word, W=W, N=N, layout=layout, mask=mask)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import model as models, sharding, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import head
@@ -48,7 +48,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
     examples = [inputs(id_BN, valid_BN, label_B) for (id_BN, valid_BN, _), label_B in zip(rows, labels, strict=True)]
 
-    layout, pooled = models.layout(m, devices, W=tokenizer.size), t.head == "pooled"
+    layout, pooled = sharding.choose_layout(m, devices, W=tokenizer.size), t.head == "pooled"
     if layout.sequence:
         raise errors.UserError("mesh.sequence must be 1: one answer is for a whole text")
     answer = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}

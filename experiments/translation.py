@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import model as models, sharding, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run
 from tfm.attention import mask as masks
@@ -59,7 +59,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
     parts = tasks.parts(settings, pairs.examples(corpus.train), pairs.examples(corpus.evaluation), tokens=2 * N)
-    layout, padding = models.layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
+    layout, padding = sharding.choose_layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
     model = models.encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, task as tasks
+from experiments.build import model as models, sharding, task as tasks
 from experiments.data import images
 from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
@@ -27,7 +27,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     train, evaluation, _ = images.both(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
     N = models.patches(Y, X, Z, patch=i.patch)[0] + models.FIRST.get(i.head, 0)
-    layout, mask = models.layout(settings.model, devices, N=N, head=i.head), models.masked(settings.model, None)
+    layout = sharding.choose_layout(settings.model, devices, N=N, head=i.head)
+    mask = models.masked(settings.model, None)
     image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
     model = models.vision(settings.model, answer=i.head, **image, layout=layout, mask=mask)
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.build import variants
-from experiments.engine import by_name, config, errors, mesh
+from experiments.build import checks, variants
+from experiments.engine import by_name, config, errors
 from tfm import (
     block,
     embed,
@@ -19,7 +19,6 @@ from tfm import (
     initial as initials,
     layout as layouts,
     mlp,
-    symmetry,
     transformer,
     variant,
 )
@@ -32,8 +31,6 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parame
 # evaluation; it expects a loop over four layers to take 1.5 times as long (causal_lm, llama; vit 1.77; v5e).
 UNROLLED, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
-CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
-OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
 PIXELS = head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
 TEXT_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
@@ -180,7 +177,7 @@ def language(
     config.at_least(0, {"model.segments": m.segments, "model.E": m.E})
     (tied, layer) = by_name.choose("head", output, TEXT_HEADS if C else WORD_HEADS)
     activation, answer = mlp.ACTIVATIONS.get(layer), head.pooled if output == "pooled" else answer
-    check_embedding(m, output=output, tied=tied, transformed=bool(activation))
+    checks.check_embedding(m, output=output, tied=tied, transformed=bool(activation))
     if answer is head.first_word:
         answer = head.first_word_of(activation) if activation else head.class_token
     made = sized(answer, **({"C": C} if C else {"W": W, "bias": "b_W"} if layer == "bias" else {"W": W}))
@@ -190,17 +187,6 @@ def language(
     words = sized(embed.words, W=W, J=m.segments)
     own = {"activation": activation} if activation else {}
     return build(m, embed=words, head=made, N=N, tied_output=tied, E=m.E, **own, **devices)
-
-
-def check_embedding(m: config.Settings, *, output: str, tied: bool, transformed: bool) -> None:
-    """Raise UserError if model.E or the layer before the output matrix do not fit the rest of the model."""
-    batch = m.norm.startswith("batch")
-    if m.E and batch:
-        raise errors.UserError(f"model.E = {m.E} needs another model.norm than {m.norm}")
-    if m.E and tied and not transformed:
-        raise errors.UserError(f"model.E = {m.E} needs text.head = linear, or with a layer, as tied+gelu; not {output}")
-    if transformed and batch:
-        raise errors.UserError(f"text.head = {output} has a norm without statistics: choose another model.norm")
 
 
 def sized(choice: variant.Variant, **sizes: Any) -> variant.Variant:
@@ -229,7 +215,7 @@ def encoder_decoder(
     m: config.Settings, *, W: int, N: int, tied_output: bool, output_bias: bool = False, **devices: Any
 ) -> Model:
     """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
-    check_causal(m)
+    checks.check_causal(m)
     words, output = sized(embed.words, W=W), sized(head.next_word, W=W, **({"bias": "b_W"} if output_bias else {}))
     return build(m, embed=words, head=output, N=N, cross=True, tied_output=tied_output, **devices)
 
@@ -252,15 +238,18 @@ def build(
     mask: one like those of its calls: by both the implementation of attention is chosen. tree: class_token,
     tied_output, E (transformer.init).
     """
-    check(m, N=N, cross=cross, pixels=head.apply is PIXELS)
-    first, last = OUTER_NORMS[m.outer_norm]
+    by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
+    checks.check_model(m, N=N, cross=cross, pixels=head.apply is PIXELS)
+    first, last = checks.OUTER_NORMS[m.outer_norm]
     own = {"activation": activation} if activation else {}
     spec = transformer.Spec(embed, variants.choose(m, "position"), block_spec(m, N=N), head, **own)
     spec = spec._replace(cap=m.output_cap, share=m.share, dtype=DTYPES[m.compute_dtype], remat=m.remat)
-    variants.rehearse(m, spec, sizes(m), N=N, cross=cross)
+    variants.rehearse(m, spec, checks.check_sizes(m), N=N, cross=cross)
     chosen = choose_attention(m, spec, N=N, layout=layout, mask=mask, cross=cross)
     usual = implementations.DEFINED if m.attention == "explicit" else implementations.BLOCKS
-    tree |= sizes(m) | {"N": N, "final_norm": last, "bias": m.bias} | ({} if cross else {"embed_norm": first})
+    tree |= (
+        checks.check_sizes(m) | {"N": N, "final_norm": last, "bias": m.bias} | ({} if cross else {"embed_norm": first})
+    )
     make = functools.partial((seq2seq if cross else transformer).init, **tree)
 
     def scale(params: dict, changed: set[str]) -> dict:
@@ -279,7 +268,7 @@ def choose_attention(
     own = spec.block.attention
 
     def trace(key: jax.Array, x_BND: jax.Array) -> tuple:
-        params = block.init(key, **sizes(m), N=N, spec=spec.block, bias=m.bias, cross=cross)
+        params = block.init(key, **checks.check_sizes(m), N=N, spec=spec.block, bias=m.bias, cross=cross)
         params, x_BND = transformer.cast(params, spec.dtype), x_BND.astype(spec.dtype or x_BND.dtype)
         q, k = own.score.apply(params["score"], x_BND, x_BND)
         return q, k, own.value.apply(params["value"], k if own.value.from_keys else x_BND)
@@ -290,42 +279,10 @@ def choose_attention(
     return implementations.choose(m.attention, layout.platform, *qkv, **options)
 
 
-def check(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> None:
-    """Raise UserError for settings of the section `m` that are wrong or do not fit together."""
-    for what, right in (("compute_dtype", DTYPES), ("remat", transformer.REMAT), ("bias", block.BIASES)):
-        by_name.choose(what, getattr(m, what), right)
-    by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
-    by_name.choose("attention", m.attention, dict.fromkeys(implementations.NAMES))
-    config.at_least(0, {"model.window": m.window})
-    config.at_least(1, {"model.share": m.share})
-    batch = m.norm.startswith("batch")
-    unseen = isinstance(m, config.Settings) and m.window >= N and not endless(m, N=N)  # published models may say it
-    for wrong, says in (
-        (unseen, f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window"),
-        (m.share > 1 and batch, f"model.share = {m.share} needs another model.norm than {m.norm}"),
-        (m.M % m.share, f"model.share = {m.share} needs to divide model.M = {m.M}"),
-        (
-            OUTER_NORMS[m.outer_norm][0] and cross,
-            f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none",
-        ),
-        (m.output_cap and pixels, "model.output_cap needs tokens or classes as the answer"),
-        (m.window and cross, "model.window needs a single sequence"),
-    ):
-        if wrong:
-            raise errors.UserError(says)
-
-
 def block_spec(m: config.Settings, *, N: int = 0) -> block.Spec:
     """Return the function for each place of a block, by its name in the config."""
-    config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
-    if m.dropout >= 1:
-        raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if m.score.removesuffix(variants.NOSELF) in CUTS and m.D != m.H * m.K:
-        raise errors.UserError(
-            f"model.score = {m.score} cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
-            f"{m.H} x {m.K}"
-        )
-    chosen = variants.checked(m, sizes(m))
+    checks.check_block(m)
+    chosen = variants.checked(m, checks.check_sizes(m))
     takes_eps = chosen["score"].takes_eps
     if m.norm.startswith("none:") and not takes_eps:
         raise errors.UserError(f"model.norm = {m.norm}: nothing uses the number after the colon. Choose none")
@@ -347,28 +304,6 @@ def block_spec(m: config.Settings, *, N: int = 0) -> block.Spec:
     return block.Spec(own, chosen["norm"], chosen["mlp"], order, variants.eps(m), m.dropout, m.score_std)
 
 
-def sizes(m: config.Settings) -> dict[str, int]:
-    """The sizes M, D, H, K, F, checked, and G with them."""
-    numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
-    config.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
-    if m.H % m.G:
-        raise errors.UserError(f"model.G = {m.G} heads of keys and values do not divide model.H = {m.H} heads")
-    if m.D % m.H and m.K == m.D // m.H:
-        raise errors.UserError(
-            f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
-        )
-    return numbers
-
-
-def check_causal(m: config.Settings) -> None:
-    """UserError for a norm that a causal model cannot have."""
-    if variants.choose(m, "norm").needs_all_tokens:
-        raise errors.UserError(
-            f"model.norm = {m.norm} needs all tokens of a sequence at once, and a causal model sees those before alone:"
-            " choose another norm"
-        )
-
-
 def mean_of_words(answer_BNC: jax.Array, valid_BN: jax.Array) -> jax.Array:
     """Return answer_BC, the mean over the words that are no padding: what their mean would answer."""
     valid_BN1 = valid_BN[..., None]
@@ -381,66 +316,3 @@ def masked(m: config.Settings, who: masks.Mask | None) -> masks.Mask | None:
         return who
     near = masks.window(m.window)
     return near if who is None else masks.both(who, near)
-
-
-def endless(m: config.Settings, *, N: int) -> bool:
-    """Whether the KV cache serves texts beyond the context of N: each token sees those of a window, and how far they
-    are away, both as in training. (Without a window, keys that saw what has left the context would mislead.)"""
-    return 0 < m.window <= N and m.position == "none" and not by_name.CODE.fullmatch(m.relative_position)
-
-
-def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
-    """Return how the model that `m` describes is shared over a mesh. W: its vocabulary; N, head: its patches and class
-    head. Raises UserError if it cannot be shared so."""
-    own, size, spec = mesh.layout(devices, W=W), devices.shape, block_spec(m)
-    sequence, tensor = size.get(own.sequence, 1), size.get(own.tensor, 1)
-    parts = {"mlp": spec.mlp, "value": spec.attention.value}
-    whole = [f"model.{name} = {getattr(m, name)}" for name, part in parts.items() if not part.takes_layout]
-    features = variants.split("norm", m.norm)[0] == "batch_features"
-    cuts = m.score.removesuffix(variants.NOSELF) in CUTS
-    for wrong, says in (
-        (own.sequence and head in FIRST, f"image.head = {head} has a class token, which devices cannot share"),
-        (own.sequence and features, "model.norm = batch_features keeps statistics of each position"),
-        (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
-    ):
-        if wrong:
-            raise errors.UserError(f"{says}: mesh.sequence must be 1")
-    for wrong, says in (
-        (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
-        (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
-        (own.tensor and cuts, f"model.score = {m.score} cuts whole tokens into heads"),
-        (own.tensor and whole, f"{(*whole, '')[0]} does not take the layout of the devices (takes_layout)"),
-    ):
-        if wrong:
-            raise errors.UserError(f"{says}: mesh.tensor must be 1")
-    return own
-
-
-def probe(m: config.Settings) -> Callable | None:
-    """params -> {"symmetry/1": number, ...}: how symmetric and directional the scores of each layer are (symmetry.py).
-    symmetry is the mean over heads; symmetry_sum and directionality are of the sum over heads. In an encoder-decoder
-    the names are symmetry/encoder/1, ... None where scores have no bilinear form."""
-    look = symmetries(m)
-
-    def numbers(params: Any) -> dict[str, jax.Array]:
-        measures = {}
-        for part, of in look(params).items():
-            mean_M = symmetry.mean(of.symmetry_H, axis=-1)
-            named = {"symmetry": mean_M, "symmetry_sum": of.symmetry, "directionality": of.directionality}
-            measures |= {f"{name}/{part}{i + 1}": x_M[i] for name, x_M in named.items() for i in range(len(x_M))}
-        return measures
-
-    return look and numbers
-
-
-def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]] | None:
-    """params -> what is measured of the scores among the tokens themselves, of all layers, by the part of the model.
-    The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it."""
-    factors = variants.choose(m, "score").factors
-
-    def look(params: Any) -> dict[str, symmetry.Layer]:
-        sides = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params} or {"": params}
-        scores = {part: trunk["blocks"]["score"] for part, trunk in sides.items()}
-        return {part: symmetry.layers(of, factors, M=m.M // m.share, D=m.D) for part, of in scores.items()}
-
-    return factors and look

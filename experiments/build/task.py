@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.build import model as models
+from experiments.build import model as models, probe
 from experiments.engine import batches, by_name, config, errors, train_step
 from tfm import layout as layouts, loss
 
@@ -122,7 +122,7 @@ def _task(
     def maps(params: Any, batch: dict) -> jax.Array:
         return apply(params, batch, maps=True)[1]["A_MBHNS"]
 
-    own = {"probe": models.probe(settings.model), "maps": maps, "lines": (f"attention: {model.attention}",)}
+    own = {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "lines": (f"attention: {model.attention}",)}
     return train_step.Task(init=model.init, loss=evaluate_loss, **own | more)
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments.build import model as models
+from experiments.build import checks, model as models
 from experiments.data import tokenizer as tokenizers
 from experiments.dry_run import dry_run, topology as topologies
 from experiments.engine import config, errors, log, mesh as meshes
@@ -114,7 +114,7 @@ def make_generator(
         return models.masked(model.fields, masks.causal)
 
     N, ends = model.facts["N"], open_model.ends(model, tokenizer)
-    context = None if models.endless(model.fields, N=N) else N
+    context = None if checks.has_unlimited_context(model.fields, N=N) else N
     how = {"mask": mask, "mesh": mesh, "context": context, "stop": ends}
     return generation.Generator(model.network(), model.params, **how, **chance)
 

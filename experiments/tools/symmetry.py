@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from experiments.build import model as models
+from experiments.build import probe
 from experiments.engine import errors
 from experiments.tools import command
 from tfm import symmetry
@@ -28,7 +28,7 @@ def run(
 ) -> str:
     """Print and return the table of the model's layers."""
     model, file = command.load(checkpoint, trust, device), command.output(workdir, "symmetry.txt")
-    measure = models.symmetries(model.fields)
+    measure = probe.symmetry_layers(model.fields)
     if measure is None or not {"blocks", "encoder"} & model.params.keys():
         raise errors.UserError(f"model.score = {model.fields.score} of {model.path} has no matrix U_q^T U_k")
     return command.report(table(jax.device_get(jax.jit(measure)(model.params))), file)

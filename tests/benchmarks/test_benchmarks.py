@@ -62,15 +62,15 @@ def test_models_of_different_sizes_are_not_compared(turns):
 
 
 def test_a_process_answers_when_it_is_asked():
-    one = participant.Participant("one", ("tests.helpers.stand_in", "works"), SIZE)
+    one = participant.Participant("one", ("stand_in", "works"), SIZE)
     assert (one.facts["parameters"], one.facts["title"]) == (7, SIZE.title)
     answer = one.take(3, lead=100)
     assert answer["loss"] == 3.0 and 0.03 <= answer["seconds"] < 1 and answer["peak_bytes"] > 2**20
     one.close()
     with raises(participant.Unavailable, "no such library"):
-        participant.Participant("one", ("tests.helpers.stand_in", "missing"), SIZE)
+        participant.Participant("one", ("stand_in", "missing"), SIZE)
     with raises(RuntimeError, "one"):
-        participant.Participant("one", ("tests.helpers.stand_in", "fails"), SIZE)
+        participant.Participant("one", ("stand_in", "fails"), SIZE)
 
 
 @pytest.mark.parametrize("name", ["step_a", "step_c"])

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models
+from experiments.build import model as models, sharding
 from experiments.engine import by_name, errors, mesh, run
 from tfm.attention import score
 
@@ -92,7 +92,7 @@ def test_a_training_that_cannot_be(changes, part, tmp_path):
 def test_statistics_of_each_position_need_all_tokens_of_a_sequence_on_one_device():
     settings = tiny.settings("vision", model__norm="batch_features")
     with raises(errors.UserError, "model.norm = batch_features", "mesh.sequence"):
-        models.layout(settings.model, mesh.make(sequence=2, data=1), N=4)
+        sharding.choose_layout(settings.model, mesh.make(sequence=2, data=1), N=4)
 
 
 @pytest.mark.parametrize(("name", "of"), [("norm", "instance"), ("outer_norm", "both")])

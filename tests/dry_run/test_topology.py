@@ -9,7 +9,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models
+from experiments.build import model as models, sharding
 from experiments.dry_run import topology
 from experiments.engine import compilation, errors, mesh as meshes
 from experiments.tools import generation
@@ -124,7 +124,7 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
     settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
 
     def loops(mesh):
-        layout = models.layout(settings.model, mesh)
+        layout = sharding.choose_layout(settings.model, mesh)
         model = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
         params = jax.eval_shape(model.init, jax.random.key(0))
         apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))

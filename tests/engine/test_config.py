@@ -10,7 +10,7 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.build import model as models
+from experiments.build import checks, model as models
 from experiments.engine import by_name, config as configs, errors
 from tfm import block, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value
@@ -206,7 +206,7 @@ OFFERED = {
     "relative_position": by_name.candidates(relative_position),
     "scale": score.SCALES,
     "bias": block.BIASES,
-    "outer_norm": models.OUTER_NORMS,
+    "outer_norm": checks.OUTER_NORMS,
     "block": block.ORDERS,
     "attention": implementations.NAMES,
     "compute_dtype": models.DTYPES,

@@ -12,7 +12,7 @@ from scipy import special
 from small_files import idx, write
 
 from experiments import language
-from experiments.build import model as models, task as tasks
+from experiments.build import checks, model as models, task as tasks
 from experiments.data import tokenizer
 from experiments.engine import by_name, disk, log
 from experiments.figures import images
@@ -22,7 +22,7 @@ from tfm.attention import implementations, mask as masks, relative_position, sco
 ROOMS = {"score": score, "value": value, "norm": norm, "mlp": mlp, "position": position}
 ROOMS |= {"relative_position": relative_position}
 OFFERED = {field: by_name.candidates(room) for field, room in ROOMS.items()}
-OFFERED |= {"scale": score.SCALES, "block": block.ORDERS, "bias": block.BIASES, "outer_norm": models.OUTER_NORMS}
+OFFERED |= {"scale": score.SCALES, "block": block.ORDERS, "bias": block.BIASES, "outer_norm": checks.OUTER_NORMS}
 OFFERED |= {"attention": implementations.NAMES, "remat": transformer.REMAT, "compute_dtype": models.DTYPES}
 
 

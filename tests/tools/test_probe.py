@@ -9,7 +9,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models
+from experiments.build import probe
 from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, train_step as steps
 
 
@@ -54,7 +54,7 @@ def test_what_happens_every_so_many_steps_and_at_the_end():
 
 def test_the_probe_finds_on_eight_devices_what_it_finds_on_one():
     changed = tiny.settings("vision", image__patch=4, model__H=4, model__D=32, model__K=3)
-    probe = models.probe(changed.model)
+    measure = probe.symmetry_metrics(changed.model)
     found = []
     for mesh in (meshes.make(data=2, fsdp=2, tensor=2), meshes.make(data=1)):
         task = tiny.work_of(changed, mesh).task
@@ -62,7 +62,7 @@ def test_the_probe_finds_on_eight_devices_what_it_finds_on_one():
         params["blocks"]["score"]["Uq_HKD"] = params["blocks"]["score"]["Uq_HKD"].at[..., 5].mul(9)  # a direction
         placed = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
         assert placed["blocks"]["score"]["Uq_HKD"].is_fully_replicated == (mesh.size == 1)
-        found.append({name: float(x) for name, x in jax.jit(probe)(placed).items()})
+        found.append({name: float(x) for name, x in jax.jit(measure)(placed).items()})
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5) and all(abs(x) > 1e-3 for x in found[1].values())
 
 

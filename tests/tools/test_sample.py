@@ -15,7 +15,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models
+from experiments.build import checks
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors, log, mesh as meshes
 from experiments.pretrained import open_model
@@ -113,7 +113,7 @@ def test_a_cache_goes_on_beyond_the_context_if_tokens_see_a_window_at_relative_p
         text = sample.run(folder, prompt="kings", max_new_tokens=3 * N - 5, temperature=0.0)
     assert text == pretrained_tokenizer.read(folder).decode(right)
     learned = tiny.settings("language", **settings | {"model__position": "learned"})  # a table, which has an end
-    assert not models.endless(learned.model, N=N)
+    assert not checks.has_unlimited_context(learned.model, N=N)
 
 
 def test_the_text_ends_before_the_stop_however_it_comes():

@@ -8,7 +8,7 @@ import reference_symmetry as reference
 import tiny
 from errors import raises
 
-from experiments.build import model as models
+from experiments.build import model as models, probe
 from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as command
@@ -66,14 +66,14 @@ def test_layers_without_a_form_are_left_out_of_the_medians():
 
 
 def test_both_sides_of_an_encoder_decoder_are_measured_and_scores_without_a_form_are_not():
-    def probe(**changes):
+    def build_probe(**changes):
         m = tiny.settings("language", **{f"model__{name}": value for name, value in changes.items()}).model
-        return models.probe(m), m
+        return probe.symmetry_metrics(m), m
 
-    look, m = probe(K=5, score="tied")
+    look, m = build_probe(K=5, score="tied")
     tree = jax.eval_shape(models.encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
     names = ("symmetry", "symmetry_sum", "directionality")
     sides = {f"{name}/{side}/{i}" for name in names for side in ("encoder", "decoder") for i in "12"}
     found = jax.eval_shape(look, tree)
     assert set(found) == sides and all(x.shape == () for x in found.values())
-    assert probe(score="constant")[0] is None
+    assert build_probe(score="constant")[0] is None

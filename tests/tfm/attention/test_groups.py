@@ -17,7 +17,7 @@ from errors import raises
 from jax.sharding import PartitionSpec as P
 from test_score import SCORES
 
-from experiments.build import model as models
+from experiments.build import model as models, sharding
 from experiments.engine import compilation, errors, mesh as meshes
 from tfm import head, layout as layouts, shapes
 from tfm.attention import explicit, flash, mask, relative_position, value
@@ -181,4 +181,4 @@ def test_what_no_group_can_share_is_refused(words):
         language(**REFUSED[words])
     m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.G": 3}).model
     with raises(errors.UserError, "model.G = 3", "mesh.tensor"):
-        models.layout(m, meshes.make(tensor=2))
+        sharding.choose_layout(m, meshes.make(tensor=2))
