@@ -103,7 +103,7 @@ def next_token(
 
 
 def _measures(x: jax.Array, matrix: tuple, target: jax.Array, weight: jax.Array, cap: float, vocab: str | None) -> dict:
-    logits = explicit.capped(linear.logits(x, *matrix), cap)
+    logits = explicit.soft_cap(linear.logits(x, *matrix), cap)
     measures = {"loss": cross_entropy, "accuracy": accuracy}
     return {name: measure(logits, target, weight, vocab=vocab) for name, measure in measures.items()}
 

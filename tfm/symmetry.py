@@ -3,8 +3,8 @@
 l_{n,s} = x_n^T M_h x_s with M_h = U_q,h^T U_k,h (score.py): a row of M belongs to a feature of the query, a column to
 one of the key. Symmetry s and directionality d are those of Saponati et al. 2025, here by definition, from M, and in
 closed form, from its two factors: without a D x D matrix, in O(D K^2) for a head. Neither depends on the size of M, and
-all is computed in float32 at least. A cap of the logits (explicit.capped) acts on each alone, and is odd and monotonic:
-M is of the logits before it, and symmetric ones stay symmetric.
+all is computed in float32 at least. A soft cap (explicit.soft_cap) is odd and
+monotonic and acts on each logit: M is of the logits before it, and symmetric logits stay symmetric.
 """
 
 import functools

@@ -81,6 +81,7 @@ def self_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) 
 
 def cross_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
     """Return (y_BND, A_BHNS, keys and values of the memory)."""
+    params = {f"{name}_cross": leaves for name, leaves in params.items()}
     call = attentions.Call(cache=None if cache is None else {"cross": cache}, **call)
     y_BND, seen = heads.cross_attention(params, x_BND, spec, call)
     return y_BND, seen["A"], seen["cache"]

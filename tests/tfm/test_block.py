@@ -40,7 +40,7 @@ def test_blocks_equal_the_reference(norm_name, mlp_name):
         settings = dict(order=order, score="asymmetric", mlp=mlp_name, scale="1/sqrt(K)", eps=eps)
         allowed = reference.upper_triangular(N, N)
         cases.close(y_BND[0], translate.block(params, translate.columns(x_BND[0]), allowed=allowed, **settings).T)
-        assert seen["A"].shape == (1, H, N, N) and seen["running"] == {} and "cache" not in seen
+        assert seen["A"]["self"].shape == (1, H, N, N) and seen["running"] == {} and "cache" not in seen
 
 
 @pytest.mark.parametrize("bias", block.BIASES)

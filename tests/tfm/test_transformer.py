@@ -85,7 +85,7 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
 def stack_of(params, x_BND, *, unroll=1, remat="none", maps=False, **parts):
     parts = cases.spec(**parts)
     y_BND, seen = cases.stack(params, x_BND, mask=mask.causal, spec=parts, unroll=unroll, remat=remat, maps=maps)
-    return y_BND, seen.get("A")
+    return y_BND, seen.get("A", {}).get("self")
 
 
 def layers(depth: int = M, **changes) -> dict:

@@ -63,7 +63,7 @@ def _padding(valid_BS: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 def both(first: Mask, second: Mask) -> Mask:
     """The product of two masks: what both allow."""
-    return Partial(_both, block_mask.arrays_of(first), block_mask.arrays_of(second))
+    return Partial(_both, block_mask.as_partial(first), block_mask.as_partial(second))
 
 
 def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 def either(first: Mask, second: Mask) -> Mask:
     """The sum of two masks: what one of them allows."""
-    return Partial(_either, block_mask.arrays_of(first), block_mask.arrays_of(second))
+    return Partial(_either, block_mask.as_partial(first), block_mask.as_partial(second))
 
 
 def _either(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndar
     it, or None if there is none. (None, None) for a mask that is not the product of these two."""
     (terms, valid_BS), shown_NS = split(mask), np.ones((n.size, s_S.size), bool)
     for term in terms:
-        arrays = jax.tree.leaves(block_mask.arrays_of(term))
+        arrays = jax.tree.leaves(block_mask.as_partial(term))
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
             return None, None
         with jax.ensure_compile_time_eval():

@@ -1,8 +1,8 @@
-"""How two tokens are compared: a score turns tokens into the queries and keys whose product is the logit.
+"""Scores: a score maps tokens to queries and keys, whose product is the logit.
 
-l_{n,s} = scale * q_n . k_s, where n attends to s. A score is `(init, apply)`:
-`init(key, *, H, K, D, bias) -> params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`; a head axis of size one
-is shared by all heads. In self-attention both arguments are the same array. `Score` says what else a score may declare.
+l_{n,s} = scale * q_n . k_s; n attends to s. A score is `(init, apply)`: `init(key, *, H, K, D, bias) -> params` and
+`apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`. A head axis of size one is shared by all heads. In self-attention
+both arguments are the same array. `Score` lists what else a score may declare.
 
 | score                       | l_{n,s}, unscaled, without biases | parameters a head | from                           |
 |-----------------------------|-----------------------------------|-------------------|--------------------------------|
@@ -16,17 +16,17 @@ is shared by all heads. In self-attention both arguments are the same array. `Sc
 | pairwise_sym                | U x_n . (P + P^T)/2 U x_s         | D K + K^2         | Courtois et al. 2024           |
 | identity_query              | x_n, cut into heads, . U_k x_s    | D K               | Karbevski 2025                 |
 | nonlinear_query             | (x_n + f(x_n))/2, cut, . U_k x_s  | 2 D K             | Karbevski 2026                 |
-| asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
+| asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; other std: `_narrow`       |
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
 | asymmetric_qknorm           | RMS(U_q x_n) . RMS(U_k x_s)       | 2 D K + 2 K shared| Henry et al. 2020; Qwen3       |
 | constant                    | 0                                 | 0                 | E28                            |
 
-Keys of a matrix of their own, U_k, may be shared by the heads of a group (groups.py): then they are D K parameters a
-group, and in symmetric_init the heads of a group also begin with one U_q.
+The heads of a group may share U_k (groups.py): then it has D K parameters a group, and in symmetric_init the heads of a
+group also begin with the same U_q.
 
-Initial values make the logits of a query with the keys of other tokens vary alike, with variance 1, where tokens are
-independent, of mean 0 and of D features of variance 1, as a token norm makes them, and where the scale is
-1/sqrt(the features of a query).
+The initial logits of a query with the keys of other tokens have variance 1 in every score, if the tokens are
+independent with D features of mean 0 and variance 1, as a token norm makes them, and the scale is
+1/sqrt(features of a query).
 """
 
 import functools
@@ -37,22 +37,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear, mlp, norm
-from tfm.attention import groups, score_symmetric as one
+from tfm import initial, linear, mlp, norm, platform
+from tfm.attention import groups, score_symmetric
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bilinear form
 
 
 class Score(NamedTuple):
-    """`init` and `apply` as above, and what else is known of the comparison.
+    """`init` and `apply` as above, and properties of the score.
 
     factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
-    l_{n,s} = x_n^T M_h x_s without biases and scale; None: there is no such form.
-    attend_to_self: whether a token attends to itself if it may attend to others too (heads.py).
-    supports_rope: whether rotary positions may turn queries and keys (relative_position.py). They may if all features
-    are of one kind and only the product of two tokens is used: not if one of them is a square or a 1.
-    supports_gqa: whether `init` also takes G, the number of heads of keys (groups.py).
-    takes_eps: whether `apply` also takes eps, the number inside the root of its norms.
+    l_{n,s} = x_n^T M_h x_s without biases and scale. None: the score has no bilinear form.
+    attend_to_self: False if a token attends to itself only if it may attend to no other (relative_position.self_bias).
+    supports_rope: True if rotary positions may rotate queries and keys (relative_position.py). This requires that only
+    the product of two tokens is used: no feature may be a square or a constant.
+    supports_gqa: True if `init` also takes G, the number of heads of keys (groups.py).
+    takes_eps: True if `apply` also takes eps, the number inside the root of its norms.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -65,76 +65,84 @@ class Score(NamedTuple):
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """A proportional to exp(x_s^T x_n): queries and keys are the tokens, K = D, one map for all heads (E4)."""
+    """Return the tokens as queries and keys: A ~ exp(x_s^T x_n), K = D, the same for all heads (E4)."""
     return x_BND[:, None], x_BSD[:, None]
 
 
 def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """All logits 0: the weights follow from positions alone, from a mask or a relative position's bias (E28)."""
+    """Return zeros: the weights depend only on positions, through a mask or the bias of relative positions (E28)."""
     return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
 
 
 def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
-    return linear.matmul_heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), groups.heads(params, "k", x_BSD)
+    """Return q_n = U_q x_n + b_q and k_s = U_k x_s + b_k: A ~ exp(x_s^T U_k^T U_q x_n) (E6, biases E11)."""
+    return platform.matmul_heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), platform.matmul_heads(
+        x_BSD, *groups.find_matrix(params, "k")
+    )
 
 
 def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
-    """q_n = RMS(U_q x_n + b_q) * g_q, k_s = RMS(U_k x_s + b_k) * g_k, over the features of each head, with gains that
-    all heads share: no logit passes |g_q| |g_k| sqrt(K) (Henry et al. 2020; with RMS norms as in Qwen3)."""
+    """Return q_n = RMS(U_q x_n + b_q) * g_q and k_s = RMS(U_k x_s + b_k) * g_k, normalised over each head's features.
+
+    All heads share the gains. No logit exceeds |g_q| |g_k| sqrt(K) (Henry et al. 2020; with RMS norms as in Qwen3).
+    """
     q_BHNK, k_BHSK = _asymmetric(params, x_BND, x_BSD)
-    return tuple(
-        norm.rms.apply({"gain_D": params[gain]}, x, eps=eps) for gain, x in (("gainq_K", q_BHNK), ("gaink_K", k_BHSK))
-    )
+    q_BHNK = norm.rms.apply({"gain_D": params["gainq_K"]}, q_BHNK, eps=eps)
+    return q_BHNK, norm.rms.apply({"gain_D": params["gaink_K"]}, k_BHSK, eps=eps)
 
 
 def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
-    """q_n = (x_n + f(x_n)) / 2, cut into heads, f(x) = LN(W_2 gelu(W_1 RMS(x))) with D/2 hidden units, I: as many
-    weights as U_q of all heads has (Karbevski 2026, with the half of its second version); norms have gains alone."""
-    h_BNI = mlp.exact_gelu(
-        linear.matmul(norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps), params["W1_ID"])
-    )
+    """Return q_n = (x_n + f(x_n)) / 2, cut into heads, and k_s = U_k x_s + b_k.
+
+    f(x) = LN(W_2 gelu(W_1 RMS(x))) with I = D/2 hidden units has as many weights as U_q of all heads (Karbevski 2026,
+    second version). Its norms have gains only.
+    """
+    normed_BND = norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps)
+    h_BNI = mlp.exact_gelu(linear.matmul(normed_BND, params["W1_ID"]))
     f_BND = norm.token.apply({"gain_D": params["gain2_D"]}, linear.matmul(h_BNI, params["W2_DI"]), eps=eps)
-    return one.identity_query(params, (x_BND + f_BND) / 2, x_BSD)
+    return score_symmetric.identity_query(params, (x_BND + f_BND) / 2, x_BSD)
 
 
 # ------------------------------------------------------------------------------------------- parameters and their forms
 
 
 def _init(*biases: str, **std: Callable[[int, int], float]) -> Callable[..., dict]:
-    """The `init` of matrices of normal numbers, whose standard deviations follow from (K, D), and of biases."""
+    """Return an `init` of these biases, and of normal matrices with standard deviation std[name](K, D)."""
 
     def init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, G: int | None = None) -> dict:
         sizes, params = {"H": H, "G": G, "K": K, "D": D, "Q": 2 * K}, {}
-        for name, of in std.items():
-            params |= initial.normal(key, groups.named(name, H, G), of(K, D), **sizes)
+        for name, std_of in std.items():
+            params |= initial.normal(key, groups.name_leaf(name, H, G), std_of(K, D), **sizes)
         for name in biases if bias else ():
-            params |= initial.zeros(groups.named(name, H, G), **sizes)
+            params |= initial.zeros(groups.name_leaf(name, H, G), **sizes)
         return params
 
     return init
 
 
 def _unit(K: int, D: int) -> float:
-    """Of either of two matrices that are independent."""
+    """Return the standard deviation of the entries of two independent matrices."""
     return D**-0.5
 
 
 def _narrow(K: int, D: int) -> float:
-    """In the published code of Saponati et al. 2025, matrices that begin with U_k = U_q are drawn as PyTorch draws any,
-    with this, and the others as BERT's, with 0.02: at D = 256 the first are 1.8 times larger. Here the first is theirs.
+    """Return the standard deviation with which Saponati et al. 2025 draw U_k = U_q: PyTorch's default.
+
+    Their code draws all other matrices with BERT's 0.02: at D = 256 the first is 1.8 times larger.
     """
     return 3**-0.5 * D**-0.5
 
 
 def _tied(K: int, D: int) -> float:
-    """Entries of N(0, 1/D) would give logits of the variance E tr((U^T U)^2)/K = (D + K + 1)/D, not 1."""
+    """Return the std for which E tr((U^T U)^2)/K = 1; entries of N(0, 1/D) would give (D + K + 1)/D."""
     return (D * (D + K + 1)) ** -0.25
 
 
 def _l2(K: int, D: int) -> float:
-    """With entries of N(0, s^2) the variance over the keys of one query is 4 tr(C^2) from u_n . u_s, C = U U^T, and
-    2 s^4 K D (D - 1) from |u_s|^2, together s^4 K D (6 D + 4 K + 2); and the scale is 1/sqrt(K + 4).
+    """Return the std s for which the logits of one query, with scale 1/sqrt(K + 4), have variance 1.
+
+    The variance is 4 tr(C^2) from u_n . u_s, C = U U^T, and 2 s^4 K D (D - 1) from |u_s|^2, together
+    s^4 K D (6 D + 4 K + 2).
     """
     return ((K + 4) / (K * D * (6 * D + 4 * K + 2))) ** 0.25
 
@@ -146,12 +154,12 @@ def _signed_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
 
 def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
     if D != H * K:
-        raise ValueError(f"queries that are the token cut into heads need D = H K, and {D} is not {H} x {K}")
+        raise ValueError(f"this score cuts tokens into heads: D = {D} must be H x K = {H} x {K}")
     return _init("bk_GK", Uk_GKD=_unit)(key, H=H, K=K, D=D, **more)
 
 
 def _nonlinear_query_init(key: jax.Array, *, D: int, **sizes: Any) -> dict:
-    """Half the sum of two independent tokens has half their variance, which the keys make up for."""
+    """Scale the keys by sqrt(2): half the sum of two independent tokens has half their variance."""
     params, I = initial.scaled(identity_query.init(key, D=D, **sizes), 2**0.5, "U"), max(1, D // 2)  # noqa: E741
     params |= initial.normal(key, "W1_ID", D**-0.5, I=I, D=D) | initial.normal(key, "W2_DI", I**-0.5, I=I, D=D)
     return params | {"gain1_D": jnp.ones(D), "gain2_D": jnp.ones(D)}
@@ -165,12 +173,11 @@ def _symmetric_init(key: jax.Array, *, H: int, G: int | None = None, **sizes: An
     params, share = asymmetric_std.init(key, H=H, G=G, **sizes), H // (G or H)
     Uk_GKD = params["Uq_HKD"][::share]
     # A training step may give away an array only once.
-    return params | {"Uq_HKD": jnp.repeat(Uk_GKD, share, 0), groups.named("Uk_GKD", H, G): Uk_GKD.copy()}
+    return params | {"Uq_HKD": jnp.repeat(Uk_GKD, share, 0), groups.name_leaf("Uk_GKD", H, G): Uk_GKD.copy()}
 
 
 def _factors(params: dict, *, D: int) -> Pair:
-    """U_q and U_k, by the names of the leaves; where there is none of queries it is the identity, cut into heads. That
-    of a group's keys is repeated for its heads."""
+    """Return U_q and U_k from the leaves. A missing U_q is the identity, cut into heads; U_k of a group is repeated."""
     U = params.get("U_HKD", params.get("U_HQD"))
     Uq_HKD, Uk_HKD = params.get("Uq_HKD", U), params.get("Uk_HKD", params.get("Uk_GKD", U))
     if Uq_HKD is None:
@@ -185,45 +192,47 @@ def _factors(params: dict, *, D: int) -> Pair:
 
 
 def _qknorm_factors(params: dict, *, D: int) -> Pair:
-    """Of queries and keys before they are divided by their length, which turns none."""
+    """Return gain * U: the factors of queries and keys before they are normalised, which keeps their directions."""
     Uq_HKD, Uk_HKD = _factors(params, D=D)
     return params["gainq_K"][..., None] * Uq_HKD, params["gaink_K"][..., None] * Uk_HKD
 
 
 def _pairwise_sym_factors(params: dict, *, D: int) -> Pair:
-    return _factors(one.symmetric(params), D=D)
+    return _factors(score_symmetric.symmetric(params), D=D)
 
 
 def _l2_factors(params: dict, *, D: int) -> Pair:
-    """2 U^T U, beside what depends on one of the two tokens only."""
+    """Return the factors of 2 U^T U; the other terms of the logit depend on only one of the two tokens."""
     return _factors({"U_HKD": math.sqrt(2) * params["U_HKD"]}, D=D)
 
 
-# ----------------------------------------------------------------------------------------------- what a config can name
+# ---------------------------------------------------------------------------------------- scores, by their config names
 
-_product = functools.partial(Score, factors=_factors, supports_rope=True)
+_bilinear = functools.partial(Score, factors=_factors, supports_rope=True)
 
-none = _product(_init(), _none)
-tied = _product(_init("b_HK", U_HKD=_tied), one.tied)
-# Queries have a length in tied_keynorm, keys have not; the mean of two spreads less in pairwise_sym.
-tied_keynorm = _product(_init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), one.tied_keynorm, attend_to_self=False)
-tied_wide = _product(_init("b_HQ", U_HQD=lambda K, D: _tied(2 * K, D)), one.tied_wide)
-tied_signed = _product(_signed_init, one.tied_signed)
-l2_tied = Score(_init(U_HKD=_l2), one.l2_tied, _l2_factors)  # a bias would cancel
-pairwise = _product(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), one.pairwise)
-_wider = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
-pairwise_sym = _product(_wider, one.pairwise_sym, factors=_pairwise_sym_factors)
-identity_query = _product(_identity_query_init, one.identity_query, supports_gqa=True)
+none = _bilinear(_init(), _none)
+tied = _bilinear(_init("b_HK", U_HKD=_tied), score_symmetric.tied)
+# In tied_keynorm only the queries vary in length; in pairwise_sym the mean of two matrices varies less than one.
+tied_keynorm = _bilinear(
+    _init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), score_symmetric.tied_keynorm, attend_to_self=False
+)
+tied_wide = _bilinear(_init("b_HQ", U_HQD=lambda K, D: _tied(2 * K, D)), score_symmetric.tied_wide)
+tied_signed = _bilinear(_signed_init, score_symmetric.tied_signed)
+l2_tied = Score(_init(U_HKD=_l2), score_symmetric.l2_tied, _l2_factors)  # a bias would cancel
+pairwise = _bilinear(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), score_symmetric.pairwise)
+_pairwise_sym_init = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
+pairwise_sym = _bilinear(_pairwise_sym_init, score_symmetric.pairwise_sym, factors=_pairwise_sym_factors)
+identity_query = _bilinear(_identity_query_init, score_symmetric.identity_query, supports_gqa=True)
 nonlinear_query = Score(_nonlinear_query_init, _nonlinear_query, supports_rope=True, supports_gqa=True, takes_eps=True)
-symmetric_init = _product(_symmetric_init, _asymmetric, supports_gqa=True)
-asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, supports_gqa=True)
-asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, supports_gqa=True)
-asymmetric_qknorm = _product(_qknorm_init, _qknorm, factors=_qknorm_factors, supports_gqa=True, takes_eps=True)
+symmetric_init = _bilinear(_symmetric_init, _asymmetric, supports_gqa=True)
+asymmetric = _bilinear(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, supports_gqa=True)
+asymmetric_std = _bilinear(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, supports_gqa=True)
+asymmetric_qknorm = _bilinear(_qknorm_init, _qknorm, factors=_qknorm_factors, supports_gqa=True, takes_eps=True)
 constant = Score(_init(), _constant)
 
-# The factor on the logits (E7) from K, the features that queries and keys really have, and D.
+# The factor on the logits (E7) from K, the number of features of queries and keys, and D.
 SCALES = {
-    "1/sqrt(K)": lambda K, D: 1 / math.sqrt(K),  # seeds 001 and 004, the default
-    "1/sqrt(D)": lambda K, D: 1 / math.sqrt(D),  # seed 000
-    "1": lambda K, D: 1.0,  # seed 002; in seed 003 the scale is absorbed in U
+    "1/sqrt(K)": lambda K, D: 1 / math.sqrt(K),  # Vaswani et al. 2017, Prince 2023; the default
+    "1/sqrt(D)": lambda K, D: 1 / math.sqrt(D),  # Turner 2023
+    "1": lambda K, D: 1.0,  # Prince 2023; the scale is part of U
 }

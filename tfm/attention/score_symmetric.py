@@ -1,58 +1,64 @@
-"""One matrix U for queries and keys: the tied score and what lies between it and two matrices, or beside both. They ask
-whether a transformer needs two. score.py gives them their names and parameters; u_n = U_h x_n + b_h."""
+"""Scores with one matrix U for queries and keys: the tied score, and scores between one matrix and two.
+
+They ask whether attention needs both U_q and U_k. score.py has their names and initial parameters. u_n = U_h x_n + b_h.
+"""
 
 import math
 
 import jax
 import jax.numpy as jnp
 
-from tfm import linear
+from tfm import linear, platform
 from tfm.attention import groups
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys
 
 
 def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """A proportional to exp(x_s^T U^T U x_n): one matrix for queries and keys, symmetric logits (E5).
+    """Return q = U x_n and k = U x_s: A ~ exp(x_s^T U^T U x_n), one matrix and symmetric logits (E5).
 
     D K parameters a head.
     """
-    q_BHNK = _rounded(linear.matmul_heads(x_BND, params["U_HKD"], params.get("b_HK")), x_BND.dtype)
-    return q_BHNK, q_BHNK if x_BSD is x_BND else linear.matmul_heads(x_BSD, params["U_HKD"], params.get("b_HK"))
+    return _project_both(x_BND, x_BSD, params["U_HKD"], params.get("b_HK"))
+
+
+def _project_both(x_BND: jax.Array, x_BSD: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None) -> Pair:
+    q_BHNK = _round(platform.matmul_heads(x_BND, U_HKD, b_HK), x_BND.dtype)
+    return q_BHNK, q_BHNK if x_BSD is x_BND else platform.matmul_heads(x_BSD, U_HKD, b_HK)
 
 
 def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = u_n . sqrt(K) u_s / |u_s|: keys of one length, and no token attends to itself (Kitaev et al. 2020).
 
-    D K parameters a head. No longer symmetric: each key has a scale of its own. Keys of length 1, as in that paper,
-    would make logits sqrt(K) times smaller than in the other scores. A zero vector stays one, with zero gradient.
+    D K parameters a head. Not symmetric: each key is scaled on its own. Keys of length 1, as in that paper, would make
+    logits sqrt(K) times smaller than in the other scores. A zero vector stays zero, with zero gradient.
     """
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
-    wide_BHSK = linear.to_float32(u_BHSK)
-    square_BHS1 = jnp.sum(wide_BHSK * wide_BHSK, axis=-1, keepdims=True)
-    K, some = wide_BHSK.shape[-1], square_BHS1 > 0
-    k_BHSK = jnp.where(some, wide_BHSK * jax.lax.rsqrt(jnp.where(some, square_BHS1 / K, 1)), 0)
+    u32_BHSK = linear.to_float32(u_BHSK)
+    square_BHS1 = jnp.sum(u32_BHSK * u32_BHSK, axis=-1, keepdims=True)
+    K, nonzero = u32_BHSK.shape[-1], square_BHS1 > 0
+    k_BHSK = jnp.where(nonzero, u32_BHSK * jax.lax.rsqrt(jnp.where(nonzero, square_BHS1 / K, 1)), 0)
     return q_BHNK, k_BHSK.astype(u_BHSK.dtype)
 
 
 def tied_wide(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = u_n . u_s (E5) with Q = 2 K features: 2 D K parameters a head, as many as `asymmetric` has."""
-    return tied({name.replace("Q", "K"): leaf for name, leaf in params.items()}, x_BND, x_BSD)
+    return _project_both(x_BND, x_BSD, params["U_HQD"], params.get("b_HQ"))
 
 
 def tied_signed(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = u_n . (sigma * u_s), sigma free: symmetric, but not positive semi-definite as U^T U is.
 
-    D K + K parameters a head. Found in no paper: it tells apart what is lost by symmetry and what by definiteness.
+    D K + K parameters a head. Not from a paper: it separates the cost of symmetry from the cost of definiteness.
     """
     q_BHNK, k_BHSK = tied(params, x_BND, x_BSD)
     return params["sigma_HK"][:, None] * q_BHNK, k_BHSK
 
 
 def l2_tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = -|U x_n - U x_s|^2 (Kim et al. 2021): D K parameters a head, symmetric, and none is above l_{n,n} = 0.
+    """l_{n,s} = -|U x_n - U x_s|^2 (Kim et al. 2021): D K parameters a head, symmetric, with maximum l_{n,n} = 0.
 
-    As a product of K + 4 features: with w = sqrt(2) U x and a = |w|^2 / 2 it is w_n . w_s - a_n - a_s.
+    It is a product of K + 4 features: with w = sqrt(2) U x and a = |w|^2 / 2 it is w_n . w_s - a_n - a_s.
     """
     sides = [_with_square(x, params["U_HKD"]) for x in ((x_BND,) if x_BSD is x_BND else (x_BND, x_BSD))]
     (wq_BHNK, aq_BHN2), (wk_BHSK, ak_BHS2) = sides[0], sides[-1]
@@ -61,19 +67,20 @@ def l2_tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def _with_square(x_BND: jax.Array, U_HKD: jax.Array) -> Pair:
-    """w = sqrt(2) U x, and |w|^2 / 2 as a sum of two, since it is large and differences of it count.
+    """Return w = sqrt(2) U x, and |w|^2 / 2 as a sum of two numbers, because it is large and its differences matter.
 
-    The first has the 8 binary digits of bfloat16 and is exact in any product; the second has the rest, in bfloat16
-    another 8 digits. The square is of w as it is rounded, which a compiler would leave out unasked.
+    The first number has the 8 binary digits of bfloat16 and is exact in any product; the second has the rest, in
+    bfloat16 another 8 digits. w is rounded before it is squared: without `_round` a compiler may skip that.
     """
-    w_BHNK = _rounded(math.sqrt(2) * linear.matmul_heads(x_BND, U_HKD), x_BND.dtype)
-    wide_BHNK = linear.to_float32(w_BHNK)
-    a_BHN1 = jnp.sum(wide_BHNK * wide_BHNK, axis=-1, keepdims=True) / 2
-    high_BHN1 = jax.lax.stop_gradient(_rounded(a_BHN1, jnp.bfloat16))
+    w_BHNK = _round(math.sqrt(2) * platform.matmul_heads(x_BND, U_HKD), x_BND.dtype)
+    w32_BHNK = linear.to_float32(w_BHNK)
+    a_BHN1 = jnp.sum(w32_BHNK * w32_BHNK, axis=-1, keepdims=True) / 2
+    high_BHN1 = jax.lax.stop_gradient(_round(a_BHN1, jnp.bfloat16))
     return w_BHNK, jnp.concatenate([high_BHN1, a_BHN1 - high_BHN1], axis=-1).astype(w_BHNK.dtype)
 
 
-def _rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _round(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return x rounded to the precision of `dtype`, in its own dtype."""
     kind = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
 
@@ -90,7 +97,7 @@ def pairwise_sym(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def symmetric(params: dict) -> dict:
-    """The parameters of `pairwise` with (P + P^T)/2 for P."""
+    """Return the parameters of `pairwise` with (P + P^T)/2 in place of P."""
     return params | {"P_HKK": (params["P_HKK"] + params["P_HKK"].swapaxes(-1, -2)) / 2}
 
 
@@ -98,4 +105,4 @@ def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = x_n^(h) . (U_k x_s + b_k), x^(h) the features hK ... (h+1)K-1 of x: D K parameters (Karbevski 2025)."""
     K = params["Uk_HKD" if "Uk_HKD" in params else "Uk_GKD"].shape[-2]
     q_BHNK = x_BND.reshape(*x_BND.shape[:-1], -1, K).swapaxes(-2, -3)
-    return q_BHNK, groups.heads(params, "k", x_BSD)
+    return q_BHNK, platform.matmul_heads(x_BSD, *groups.find_matrix(params, "k"))

@@ -1,8 +1,8 @@
-"""What is averaged: the values of a head, and how the averages of the heads come together again.
+"""Values: what attention averages, and how the averages of the heads are combined.
 
-`apply(params, x_BSD) -> v_BHSV` makes the values, and `out_proj(params, y_BHNV, *, layout) -> y_BND` maps the averages
-back. V is K for values of low rank and D for the others; a head axis of size one is shared by all heads. Values that
-are the tokens themselves are one head for all, whatever G is.
+`apply(params, x_BSD) -> v_BHSV` computes the values, and `out_proj(params, y_BHNV, *, layout) -> y_BND` maps the
+averages back to tokens. V is K for values of low rank and D for the others. A head axis of size one is shared by all
+heads: values that are the tokens themselves have one head, whatever G is.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,22 @@ import jax.numpy as jnp
 from tfm import initial, layout as layouts, linear, platform
 from tfm.attention import groups
 
-EPS = 1e-12  # of a squared length: where it is 0, so is the gradient of what is divided by it
+EPS = 1e-12  # added to a squared length, so that a zero vector has zero gradient
 
 
 def keep_average(params: dict, y_BHNV: jax.Array, x_BND: jax.Array, v_BHNV: jax.Array | None) -> jax.Array:
-    """Return the averages as they are."""
+    """Return the averages unchanged."""
     return y_BHNV
 
 
 class Value(NamedTuple):
     """`init(key, *, H, K, D, M, bias) -> params`, `apply` and `out_proj` as above.
 
-    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj, given the tokens x that
-    attend and, in self-attention, their own values v (None in cross-attention).
-    from_keys: whether `apply` takes the keys that the score makes instead of the tokens.
-    supports_gqa: whether `init` also takes G, the number of heads of values (groups.py).
-    takes_layout: whether out_proj sums over the devices that each have some heads (layout.py).
+    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj. x: the tokens that
+    attend. v: their own values in self-attention, None in cross-attention.
+    from_keys: True if `apply` takes the score's keys instead of the tokens.
+    supports_gqa: True if `init` also takes G, the number of heads of values (groups.py).
+    takes_layout: True if out_proj sums over the devices that each hold some heads (layout.py).
     """
 
     init: Callable[..., dict]
@@ -42,40 +42,42 @@ class Value(NamedTuple):
 
 
 def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool, G: int | None = None) -> dict:
-    """U_h starts at 1/sqrt(2 M H K), so that the 2 M residual terms of a stack add up to unit variance."""
-    params = initial.normal(key, groups.named("Uv_GKD", H, G), D**-0.5, H=H, G=G, K=K, D=D)
+    """Draw U_v, and U_h with std 1/sqrt(2 M H K): the 2 M residual terms of a stack then add up to unit variance."""
+    params = initial.normal(key, groups.name_leaf("Uv_GKD", H, G), D**-0.5, H=H, G=G, K=K, D=D)
     params |= initial.normal(key, "Uo_HDK", (2 * M * H * K) ** -0.5, H=H, D=D, K=K)
-    biases = (groups.named("bv_GK", H, G), "bo_D") if bias else ()
+    biases = (groups.name_leaf("bv_GK", H, G), "bo_D") if bias else ()
     for name in biases:
         params |= initial.zeros(name, H=H, G=G, K=K, D=D)
     return params
 
 
 def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
-    """v_{h,s} = U_{v,h} x_s (+ b_v), K features per head (E9, E11)."""
-    return groups.heads(params, "v", x_BSD)
+    """Return v_{h,s} = U_{v,h} x_s (+ b_v), K features a head (E9, E11)."""
+    return platform.matmul_heads(x_BSD, *groups.find_matrix(params, "v"))
 
 
 def _keys_init(key: jax.Array, *, H: int, K: int, D: int, G: int | None = None, **more: Any) -> dict:
-    """As of low rank, without U_v."""
+    """Draw U_h as in `low_rank`; there is no U_v."""
     params = low_rank.init(key, H=H, K=K, D=D, G=G, **more)
     return {name: leaf for name, leaf in params.items() if name in ("Uo_HDK", "bo_D")}
 
 
 def _keys(params: dict, k_BHSK: jax.Array) -> jax.Array:
-    """v_{h,s} = U_{k,h} x_s (+ b_k): one matrix for keys and values (arXiv 2606.04032, Q-K=V; with the score `tied` its
-    Q=K=V). Positions turn the keys alone, and where none does a KV cache holds both in one array."""
+    """Return the keys: v_{h,s} = U_{k,h} x_s (+ b_k) (arXiv 2606.04032, Q-K=V; with the score `tied` its Q=K=V).
+
+    Rotary positions rotate only the keys. Without them a KV cache stores keys and values as one array.
+    """
     return k_BHSK
 
 
 def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """sum_h U_h y_{h,n} (+ b_o), seed 003 eq. 4: V_h = U_h U_{v,h} (E9), or of D x D, Y = sum_h V_h X A_h (E8).
+    """Return sum_h U_h y_{h,n} (+ b_o): Y = sum_h V_h X A_h with V_h = U_h U_{v,h} (E9), or V_h of D x D (E8).
 
-    One product of the concatenated heads with the U_h side by side (E10). Where devices have some heads each, the
-    products are added up over them.
+    It is one product of the concatenated heads with the U_h side by side (E10), summed over the devices of
+    layout.tensor.
     """
     U_HDV = params["Uo_HDK"] if "Uo_HDK" in params else params["V_HDD"]
-    if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
+    if y_BHNV.shape[1] == 1:  # all heads have the same average: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
     y_BND = platform.sum_heads(y_BHNV, U_HDV)
     y_BND = y_BND if layout.tensor is None else jax.lax.psum(y_BND, layout.tensor)
@@ -83,20 +85,21 @@ def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout =
 
 
 def _gated_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
-    """U_g starts as U_v does: the gates are half open on average."""
+    """Draw U_g like U_v: the gates begin at 1/2 on average."""
     return low_rank.init(key, H=H, K=K, D=D, **more) | initial.normal(key, "Ug_HKD", D**-0.5, H=H, K=K, D=D)
 
 
 def _gated(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
-    """sigma(U_g,h x_n) * y_h,n: a gate for each feature of each head (Qiu et al. 2025, section 2.2, elementwise behind
-    the averages)."""
-    return jax.nn.sigmoid(linear.matmul_heads(x_BND, params["Ug_HKD"])) * y_BHNK
+    """Return sigma(U_g,h x_n) * y_h,n: a gate for each feature of each head (Qiu et al. 2025, section 2.2)."""
+    return jax.nn.sigmoid(platform.matmul_heads(x_BND, params["Ug_HKD"])) * y_BHNK
 
 
 def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
-    """y_n - (y_n . v_n) v_n / |v_n|^2: what a head says along the token's own value is taken away (Zhai 2026, exclusive
-    self-attention); heads of a group have one value. Attention to others only, as a score may have it
-    (`attend_to_self`), may still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
+    """Return y_n - (y_n . v_n) v_n / |v_n|^2: the part along the token's own value is removed (Zhai 2026).
+
+    This differs from attention to other tokens only (`attend_to_self`), whose averages may point along v_n. If v_n is
+    0, and in cross-attention, y_n is unchanged.
+    """
     if v_BHNK is None:
         return y_BHNK
     y, v = linear.to_float32(y_BHNK), linear.to_float32(jnp.repeat(v_BHNK, y_BHNK.shape[1] // v_BHNK.shape[1], axis=1))
@@ -105,16 +108,16 @@ def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Ar
 
 
 def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
-    """V_h starts at 1/sqrt(2 M H D), so that the 2 M residual terms of a stack add up to unit variance.
+    """Draw V_h with std 1/sqrt(2 M H D): the 2 M residual terms of a stack then add up to unit variance.
 
-    A bias of the values would be one of the output, since the weights of a query sum to one: there is b_o only.
+    There is only b_o: the weights of a query sum to one, so a bias of the values would be a bias of the output.
     """
     params = initial.normal(key, "V_HDD", (2 * M * H * D) ** -0.5, H=H, D=D)
     return params | (initial.zeros("bo_D", D=D) if bias else {})
 
 
 def _tokens(params: dict, x_BSD: jax.Array) -> jax.Array:
-    """v_s = x_s for all heads: the tokens themselves are averaged (E3)."""
+    """Return v_s = x_s for all heads: attention averages the tokens themselves (E3)."""
     return x_BSD[:, None]
 
 
@@ -123,7 +126,7 @@ def _identity_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool
 
 
 def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """sum_h V_h y_{h,n} with V_h = I / H: the mean over heads, for one head E3 as it stands."""
+    """Return the mean over heads: sum_h V_h y_{h,n} with V_h = I / H; for one head it is E3."""
     mean_BND = jnp.mean(y_BHND, axis=1)
     return mean_BND if layout.tensor is None else jax.lax.pmean(mean_BND, layout.tensor)
 

@@ -182,7 +182,7 @@ def test_keys_go_around_and_no_device_ever_holds_all_of_them():
 
 @pytest.mark.parametrize(("n", "S"), [(None, 4), (jnp.arange(4), 5), (jnp.ones((1, 4), int), 4)])
 def test_spread_tokens_need_their_positions_and_as_many_keys(n, S):
-    with pytest.raises(ValueError, match=r"positions n of \(N,\), and a key each: 4 queries and"):
+    with pytest.raises(ValueError, match="N = 4 queries"):
         spread = jax.shard_map(
             lambda x: RING(x[:, :, :4], x[:, :, :S], x[:, :, :S], mask=None, scale=1.0, n=n)[0],
             mesh=mesh(**{AXIS: 1}),

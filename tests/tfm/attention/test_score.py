@@ -305,5 +305,5 @@ def test_what_weight_decay_calls_a_matrix():
 
 
 def test_queries_that_are_tokens_need_as_many_features():
-    with pytest.raises(ValueError, match="need D = H K, and 16 is not 3 x 5"):
+    with pytest.raises(ValueError, match="D = 16 must be"):
         score.identity_query.init(jax.random.key(0), H=3, K=5, D=16, bias=True)
