@@ -1,12 +1,13 @@
-"""One model on many devices: who holds which heads, hidden units, words, features and tokens, and the explicit sums and
-gatherings that put the parts together. All of it happens inside `jax.shard_map`; on one device nothing is done.
+"""Layouts: how the devices of a mesh share one model, and the collectives that combine their parts.
+
+All functions run inside `jax.shard_map`; on one device they do nothing.
 
 | axis     | what each device holds                        | what passes between devices                              |
 |----------|-----------------------------------------------|----------------------------------------------------------|
 | batch    | some of the sequences                         | sums of losses and counts (gradients follow)             |
 | fsdp     | a part of each weight's features D            | a block's weights, gathered when the block needs them    |
 | tensor   | some heads and hidden units (E8: sum_h V_h)   | the sum over heads, the sum over hidden units            |
-| vocab    | some words of embedding and output            | sums over words (softmax), the rows that were looked up  |
+| vocab    | some tokens of embedding and output           | sums over the vocabulary (softmax), embedding rows       |
 | sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)                |
 """
 
@@ -19,45 +20,45 @@ from tfm import shapes
 
 
 class Layout(NamedTuple):
-    """The names of the mesh axes; None (or none) where nothing is shared."""
+    """The names of the mesh axes; None (or an empty tuple) if nothing is shared that way."""
 
     batch: tuple[str, ...] = ()
     fsdp: str | None = None
     tensor: str | None = None
     vocab: str | None = None
     sequence: str | None = None
-    platform: str = ""  # of the devices: cpu, gpu, tpu; '' where the program is for any
+    platform: str = ""  # of the devices: cpu, gpu, tpu; '' if the program is for any
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
-        """The mesh axes that may share a letter of a weight (shapes.specs)."""
+        """The mesh axes that may shard each letter of a weight (shapes.specs)."""
         rules = {"F": (self.tensor, self.fsdp), "W": (self.vocab,), "D": (self.fsdp,)}
         rules |= dict.fromkeys("HG", (self.tensor,))
         return {letter: tuple(filter(None, axes)) for letter, axes in rules.items() if any(axes)}
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The axes over which the tokens of a batch are spread."""
+        """The axes over which the tokens of a batch are sharded."""
         return self.batch + ((self.sequence,) if self.sequence else ())
 
     @property
     def whole(self) -> "Layout":
-        """The same for sequences that are not shared: every device has all tokens of its sequences."""
+        """This layout without sequence sharding: every device has all tokens of its sequences."""
         return self._replace(sequence=None)
 
 
-ONE = Layout()  # one device has it all
+ONE = Layout()  # one device
 
 
 def gather_features(params: Any, layout: Layout) -> Any:
-    """Return the weights with all their features D, from the parts of the devices of `fsdp`.
+    """Return the weights with all their features D, gathered from the devices of `fsdp`.
 
-    The transpose of gathering sums gradients and scatters them: each device gets the gradient of its part, and only
-    that is then summed over the other devices with other tokens.
+    The transpose of gathering sums and scatters the gradients: each device receives the gradient of its part, which is
+    then summed over the devices with other tokens.
     """
     if not layout.fsdp:
         return params
-    zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # varies, as far as types say, over those axes
+    zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # its type varies over these axes
 
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
@@ -73,8 +74,8 @@ def gather_features(params: Any, layout: Layout) -> Any:
 def positions(layout: Layout, N: int) -> jax.Array | None:
     """Return the positions of this device's N tokens if devices share sequences; else None, which means 0 ... N-1.
 
-    Tokens are dealt out like cards: of P devices, device i holds the tokens i, P + i, 2 P + i, ... With a causal mask
-    all then have the same work (Brandon et al. 2023, striped attention).
+    Device i of P holds the tokens i, P + i, 2 P + i, ... With a causal mask all devices then have the same work
+    (Brandon et al. 2023, striped attention).
     """
     if layout.sequence is None:
         return None

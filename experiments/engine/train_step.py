@@ -1,4 +1,4 @@
-"""The training step and the evaluation of a task, which an experiment hands over."""
+"""The training step, and the evaluation, of the task that an experiment defines."""
 
 import contextlib
 import dataclasses
@@ -18,43 +18,43 @@ from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 LOSS = "loss"
-RUNNING = "running"  # in what a loss returns besides its measures: statistics of the batch that parameters follow
-PROBE = "probe/"  # begins the names of what a task's probe finds
-MOMENTUM = 0.9  # of running averages, for each step
-NAN = ("abort", "skip", "skip_spikes")  # what happens to a bad step
+RUNNING = "running"  # in aux of a loss: batch statistics that parameters follow as running averages
+PROBE = "probe/"  # prefix of the metrics of a task's probe
+MOMENTUM = 0.9  # of the running averages, per step
+NAN = ("abort", "skip", "skip_spikes")  # settings of train.nan: what to do with a bad step
 OUT_OF_MEMORY = (
-    "a device ran out of memory; --dry_run shows what the step needs, and a smaller train.batch_size, a larger "
-    "train.accumulation, model.remat = products or full or a larger mesh.fsdp needs less"
+    "a device ran out of memory. --dry_run shows what a step needs. A smaller train.batch_size, a larger "
+    "train.accumulation, model.remat = products or full, or a larger mesh.fsdp needs less"
 )
 
 
 class Task(NamedTuple):
-    """What an experiment hands to the loop.
+    """Everything that the loop needs to know of an experiment.
 
-    loss(params, batch, *, key_B=None, layout=layout.ONE) -> (measures, aux). measures: name -> (sum, count); the mean
-    of "loss" is minimised. aux: {}, or {"running": statistics of the batch}, a tree like the parameters' that the
-    parameters of the same paths follow. key_B: a random key for each example in training, None in evaluation. layout:
-    the devices that share the model (inside shard_map).
+    loss(params, batch, *, key_B=None, layout=layout.ONE) -> (metrics, aux). metrics: name -> (sum, count); the mean of
+    "loss" is minimised. aux: {}, or {"running": batch statistics}, a tree with the paths of the parameters that follow
+    them. key_B: a random key for each example in training, None in evaluation. layout: the devices that share the
+    model (inside shard_map).
     """
 
-    init: Callable[..., Any]  # random key -> parameters; with numbers of the model, by name, in a study
+    init: Callable[..., Any]  # random key -> parameters; a study passes settings of single runs by name
     loss: Callable[..., tuple[Ratios, dict]]
     train: Sequence[dict]  # train[step] is the batch of that step
-    evaluation: Sequence[dict]  # every held-out example once
+    evaluation: Sequence[dict]  # batches with every held-out example once
     tokens_per_example: int  # for the throughput
-    baseline: Mapping[str, float] = {}  # the measures of a guess that ignores the input
-    guess: Mapping[str, str] = {}  # what this guess is
+    baseline: Mapping[str, float] = {}  # the metrics of a guess that ignores the input
+    guess: Mapping[str, str] = {}  # the description of this guess
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
-    probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log with the loss
+    probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> metrics to log with the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
-    lines: Sequence[str] = ()  # of the parameter table: how the model is computed ("attention: flash, in blocks")
-    frozen: Sequence[str] = ()  # the parameters that are not trained (optim.trained)
-    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # `train`, `evaluation`: a split of the training part
+    lines: Sequence[str] = ()  # printed below the parameter table, such as the implementation of attention
+    frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (optim.trained)
+    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # a split of the training data
 
 
 @flax.struct.dataclass
 class State:
-    """All that training changes."""
+    """Everything that a training step changes."""
 
     step: jax.Array
     params: Any
@@ -64,29 +64,29 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that a run needs, checked before anything is written (run.plan)."""
+    """Everything that a run needs, checked before the first file is written (run.plan)."""
 
     task: Task
     mesh: Mesh
     optimiser: optax.GradientTransformation
     step: Callable  # `update`
     accumulation: int
-    growth: batches.Growth  # the batch size of every step
+    growth: batches.Growth  # the batch size at every step
     steps: int
     seed: int
-    every: dict[str, int]  # log, evaluate, save: steps between these (0: only at the end)
-    log: Sequence[str]  # the setting log: writers in addition to metrics.jsonl, and symmetry
-    keep_best: str  # the name of a metric, or ''
-    may_skip: bool  # whether skipped steps are counted
-    resume: int | None = None  # the step of the checkpoint to go on from; None: the newest
-    save_minutes: float = 5.0  # between checkpoints, whatever the steps
-    keep: int = 2  # newest checkpoints that are kept
+    every: dict[str, int]  # steps between two logs, evaluations, saves (0: only at the end)
+    log: Sequence[str]  # the setting `log`: writers in addition to metrics.jsonl, and symmetry
+    keep_best: str  # the name of a metric; '': none
+    may_skip: bool  # whether steps may be skipped (train.nan)
+    resume: int | None = None  # step of the checkpoint to resume from; None: the newest
+    save_minutes: float = 5.0  # minutes after which a checkpoint is written in any case
+    keep: int = 2  # number of newest checkpoints to keep
 
 
 def initial_state(
     task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh, params: Mapping | None = None
 ) -> State:
-    """Return the state of step 0, each leaf on its devices. params: initial ones by path, in place of random ones."""
+    """Return the state of step 0, each leaf on its devices. params: initial values by path; the others are random."""
     make, options = functools.partial(_state, task, optimiser), compilation.for_one_run(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimiser, mesh=mesh))
     state = jax.jit(make, out_shardings=places, compiler_options=options)(jax.random.key(seed))
@@ -94,7 +94,7 @@ def initial_state(
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
-    """Return shapes, types and places of `initial_state`, to compile a program for."""
+    """Return the shapes, dtypes and shardings of `initial_state`."""
     shape = jax.eval_shape(functools.partial(_state, task, optimiser), jax.random.key(0))
     places = meshes.shardings(mesh, shape, task.layout)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
@@ -106,62 +106,71 @@ def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) 
 
 
 def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
-    """Return the same of the step's argument `alive`. rows: the number of runs that are trained together."""
+    """Return the shape and sharding of the step's argument `alive`. rows: number of runs that are trained together."""
     return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
 
 
 def gradient(
     params: Any, batch: dict, key: jax.Array, *, task: Task, mesh: Mesh, accumulation: int
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return, inside `sharded`, the gradient of psum(sums) / psum(counts), each leaf where its parameter is; the mean
-    of every measure; and the running statistics by path.
+    """Return the gradient of sum(losses) / count, the mean of every metric, and the batch statistics by path.
 
-    Each device adds its share, and `psum` the devices, separately for sums and counts, so unequal numbers of masked
-    tokens are right. Differentiating a psum inside shard_map gives the summed gradient of a parameter that several
-    devices hold: no other collective is needed. Accumulation adds the sums of the parts before the one division. No
-    gradient reaches a frozen parameter.
+    Runs inside `sharded`: sums and counts are added up separately over devices and microbatches, so unequal numbers of
+    masked tokens are right, and each device holds the gradient of its own parameters. Differentiating a psum inside
+    shard_map already sums the gradient of a replicated parameter. Frozen parameters receive no gradient.
     """
     is_trained = optim.trained(params, task.frozen)
-    follows = shapes.flat(is_trained)
+    trained_paths = shapes.flat(is_trained)
 
-    def sums(params: Any, part: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
-        params = jax.tree.map(lambda x, own: x if own else jax.lax.stop_gradient(x), params, is_trained)
-        measures, aux = task.loss(params, part, key_B=key_B, layout=task.layout)
-        statistics = shapes.flat(aux.get(RUNNING, {}))
-        running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if follows.get(path)}
-        measures, running = meshes.total((measures, running), mesh)
-        return measures[LOSS][0], (measures, running)
+    def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
+        params = jax.tree.map(lambda x, trained: x if trained else jax.lax.stop_gradient(x), params, is_trained)
+        metrics, aux = task.loss(params, batch, key_B=key_B, layout=task.layout)
+        running = {}
+        for path, statistic in shapes.flat(aux.get(RUNNING, {})).items():
+            if trained_paths.get(path):
+                running[path] = statistic, jnp.float32(1)
+        metrics, running = meshes.total((metrics, running), mesh)
+        return metrics[LOSS][0], (metrics, running)
 
-    one_part, key_B = jax.grad(sums, has_aux=True), meshes.keys(key, len(jax.tree.leaves(batch)[0]))
+    gradient_of, key_B = jax.grad(loss, has_aux=True), meshes.keys(key, len(jax.tree.leaves(batch)[0]))
     if accumulation == 1:
-        grads, found = one_part(params, batch, key_B)
+        grads, (metrics, running) = gradient_of(params, batch, key_B)
     else:
-        parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
+        microbatches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
+        varying = 0 * jax.random.key_data(key)[0]  # 0, with the type of the key over the mesh
+        grads, (metrics, running) = _accumulate(gradient_of, params, microbatches, varying)
+    grads = jax.tree.map(lambda g: g / jnp.maximum(metrics[LOSS][1], 1), grads)
+    return grads, _divide(metrics), _divide(running)
 
-        def add(so_far: Any, part: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, so_far, one_part(params, *part)), None
 
-        _, abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
-        zero = 0 * jax.random.key_data(key)[0]  # its type varies over the mesh like that of the key
-        none_yet = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype) + zero.astype(s.dtype), abstract)
-        (grads, found), _ = jax.lax.scan(add, (jax.tree.map(jnp.zeros_like, params), none_yet), parts)
-    measures, running = ({name: x / jnp.maximum(n, 1) for name, (x, n) in pairs.items()} for pairs in found)
-    grads = jax.tree.map(lambda g: g / jnp.maximum(found[0][LOSS][1], 1), grads)
-    return grads, measures, running
+def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying: jax.Array) -> tuple:
+    """Return the sums of gradient_of(params, *microbatch) over all microbatches."""
+
+    def add(sums: Any, microbatch: tuple) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, gradient_of(params, *microbatch)), None
+
+    _, shape = jax.eval_shape(gradient_of, params, *jax.tree.map(lambda x: x[0], microbatches))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype) + varying.astype(s.dtype), shape)
+    return jax.lax.scan(add, (jax.tree.map(jnp.zeros_like, params), zeros), microbatches)[0]
+
+
+def _divide(ratios: Ratios) -> dict[str, jax.Array]:
+    """Return sum / count of each."""
+    return {name: total / jnp.maximum(count, 1) for name, (total, count) in ratios.items()}
 
 
 def gradient_specs(params: Any, batch: dict, task: Task, mesh: Mesh) -> dict[str, tuple]:
-    """Return the specs of the arguments and results of `gradient`, for `sharded`."""
+    """Return the PartitionSpecs of the arguments and results of `gradient`."""
     specs = shapes.specs(params, task.layout.rules)
     return {"in_specs": (specs, meshes.batch_specs(mesh, batch), P()), "out_specs": (specs, P(), P())}
 
 
-def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
-    """Return the numbers of the task's probe, named 'probe/...', if it is due after this step; else zeros."""
+def probe_metrics(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
+    """Return the metrics of the task's probe, named 'probe/...'; zeros if it is not due after this step."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(task.probe, state.params))
     with jax.named_scope("probe"):
-        numbers = jax.lax.cond(due(state.step), lambda: task.probe(state.params), lambda: zeros)
-    return {f"{PROBE}{name}": value for name, value in numbers.items()}
+        metrics = jax.lax.cond(due(state.step), lambda: task.probe(state.params), lambda: zeros)
+    return {f"{PROBE}{name}": value for name, value in metrics.items()}
 
 
 def train_step(
@@ -178,53 +187,55 @@ def train_step(
     probe_due: Callable[[jax.Array], jax.Array] | None = None,
     sharded: Callable = meshes.sharded,
 ) -> tuple[State, dict[str, jax.Array]]:
-    """Return the state after one step, and its metrics. The guard keeps the old state if the loss, the gradient norm,
-    the learning rate or a running statistic is not finite.
+    """Return the state after one step, and its metrics.
 
-    nan="abort": then the metric `alive`, an argument of the next step, is False, and nothing changes from there on.
-    nan="skip": the step counts, without an update; the metric `skipped` counts those. nan="skip_spikes": the same for a
-    spike (spikes.py). The guard does not read the new parameters: the next loss shows whether they are finite, and
-    `nonfinite.check` before a save. probe_due(n): whether the metrics contain the numbers of the task's probe.
+    A guard keeps the old parameters if the loss, the gradient norm, the learning rate or a batch statistic is not
+    finite. nan="abort": the metric `alive`, an argument of the next step, is then False, and no later step changes the
+    state. nan="skip": the step counts, without an update; the metric `skipped` is the number of such steps.
+    nan="skip_spikes": spikes (spikes.py) are skipped as well. The guard does not read the new parameters: the next loss
+    shows whether they are finite, and `nonfinite.check` does before a save. probe_due(n): whether step n measures the
+    task's probe.
     """
     key, weights = jax.random.fold_in(state.key, state.step), optim.trained_at(state.params, state.opt_state)
-    of_device = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
-    on_mesh = sharded(of_device, mesh, **gradient_specs(weights, batch, task, mesh))
-    grads, metrics, running = on_mesh(weights, batch, key)
+    device_gradient = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
+    mesh_gradient = sharded(device_gradient, mesh, **gradient_specs(weights, batch, task, mesh))
+    grads, metrics, running = mesh_gradient(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(updates_made(state.opt_state))
     with jax.named_scope("guard"):
-        # Decided before the update, in one pass. (optax.apply_if_finite sees no loss or spike.)
-        numbers = [loss, norm, learning_rate, *running.values()]
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
+        # Before the update, in one pass. (optax.apply_if_finite knows neither the loss nor spikes.)
+        checked = [loss, norm, learning_rate, *running.values()]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in checked]))
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
         usual = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
         accepted = alive & finite & usual
     with jax.named_scope("optimiser"):
         rule = optax.with_extra_args_support(optimiser)
         updates, opt_state = rule.update(grads, state.opt_state, state.params, value=loss, norm=norm)
-        new, old = follow(optax.apply_updates(state.params, updates), running), (state.params, state.opt_state)
-        params, opt_state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), (new, opt_state), old)
+        params = follow(optax.apply_updates(state.params, updates), running)
+        new, old = (params, opt_state), (state.params, state.opt_state)
+        params, opt_state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, old)
     new = state.replace(step=state.step + alive, params=params, opt_state=opt_state)
-    new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
+    new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))
     metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
     if nan != "abort":
         metrics["skipped"] = new.step - updates_made(new.opt_state)
-    return new, metrics | (probed(task, new, probe_due) if probe_due else {})
+    return new, metrics | (probe_metrics(task, new, probe_due) if probe_due else {})
 
 
 def update(**options: Any) -> Callable[..., tuple[State, dict]]:
-    """Return `train_step` with these options, jitted; the old state is donated."""
+    """Return the jitted `train_step` with these options. It donates the old state."""
     compiler = meshes.compiler_options(options["mesh"])
     return jax.jit(functools.partial(train_step, **options), donate_argnums=0, compiler_options=compiler)
 
 
 def updates_made(opt_state: Any) -> jax.Array:
-    """Return how many steps have changed the parameters: the count of the learning rate's schedule."""
+    """Return the number of steps that changed the parameters: the count of the learning rate's schedule."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, optax.ScaleByScheduleState))
     return next(node.count for node in nodes if isinstance(node, optax.ScaleByScheduleState))
 
 
 def follow(params: Any, running: dict[str, jax.Array]) -> Any:
-    """Move the parameters that keep a running average towards their statistic of this batch (E17)."""
+    """Return the parameters, with each running average moved towards its statistic of this batch (E17)."""
     leaves = shapes.flat(params)
     for path in running:
         leaves[path] = MOMENTUM * leaves[path] + (1 - MOMENTUM) * running[path]
@@ -232,13 +243,13 @@ def follow(params: Any, running: dict[str, jax.Array]) -> Any:
 
 
 def held_out(params: Any, batch: dict, *, task: Task, mesh: Mesh, sharded: Callable = meshes.sharded) -> Ratios:
-    """Return the sums and counts of all measures of a held-out batch."""
+    """Return (sum, count) of every metric of a held-out batch."""
 
-    def of_device(params: Any, batch: dict) -> Ratios:
+    def device_sums(params: Any, batch: dict) -> Ratios:
         return meshes.total(task.loss(params, batch, layout=task.layout)[0], mesh)
 
     specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
-    return sharded(of_device, mesh, in_specs=specs)(params, batch)
+    return sharded(device_sums, mesh, in_specs=specs)(params, batch)
 
 
 def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
@@ -253,18 +264,18 @@ def evaluate(
     params: Any,
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
-    """Return the exact mean of every measure over the held-out part: each example once, padding not counted.
+    """Return the exact mean of every metric over the held-out data: each example once, padding not counted.
 
-    sums: `held_out`, jitted. on_batch: called between two batches; what it raises ends the evaluation.
+    sums: the jitted `held_out`. on_batch: called between two batches; its exceptions end the evaluation.
     """
-    totals, waiting = {}, None
-    for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
-        due = waiting
+    totals, previous = {}, {}
+    for i in range(len(task.evaluation) + 1):  # results are fetched one batch late, so that the devices never wait
+        ready, previous = previous, {}
         if i:
             on_batch()
         if i < len(task.evaluation):
-            waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
-        for name, pair in jax.device_get(due or {}).items():
+            previous = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
+        for name, pair in jax.device_get(ready).items():
             totals[name] = totals.get(name, 0) + np.asarray(pair, np.float64)
     return {name: total / count for name, (total, count) in totals.items()}
 
@@ -277,6 +288,6 @@ def device_errors() -> Iterator[None]:
     except FloatingPointError as error:
         raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
-        first = (str(error).strip().splitlines() or ["it says no more"])[0]
-        what = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else "a device, or the way to another one, failed"
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        what = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else "a device, or the connection to another one, failed"
         raise errors.RunError(f"{what}: {first}") from error
