@@ -1,7 +1,6 @@
-"""From words and images, whole or partly hidden, to tokens (E1, E2, E26)."""
+"""Embeddings: from token ids and images, whole or partly masked, to tokens (E1, E2, E26)."""
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,14 @@ from tfm.variant import Variant
 
 
 def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0, E: int = 0) -> dict:
-    """J: the number of kinds of segments, such as first and second sentence; 0: none. E: features of a row from which
-    a matrix makes D after the norm of the embedding (ALBERT; Lan et al. 2020, section 3.1); 0: rows of D."""
-    of, std, sizes = "E" if E else "D", (E or D) ** -0.5, {"W": W, "J": J, "D": D, "E": E}
-    params = initial.normal(key, f"E_W{of}", std, **sizes)
-    params |= initial.normal(key, f"S_J{of}", std, **sizes) if J else {}
+    """Draw the embedding E_WD, and S_JD for J kinds of segments (first and second sentence); J = 0: no segments.
+
+    E: number of features of a row, which a matrix maps to D after the norm of the embedding (ALBERT; Lan et al. 2020,
+    section 3.1); 0: rows have D features.
+    """
+    letter, std, sizes = "E" if E else "D", (E or D) ** -0.5, {"W": W, "J": J, "D": D, "E": E}
+    params = initial.normal(key, f"E_W{letter}", std, **sizes)
+    params |= initial.normal(key, f"S_J{letter}", std, **sizes) if J else {}
     if E:
         params["up"] = initial.normal(initial.key(key, "up"), "W_DE", std, **sizes) | initial.zeros("b_D", D=D)
     return params
@@ -24,24 +26,29 @@ def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0, E: int = 0) -> di
 def _words(
     params: dict, inputs: jax.Array | dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE
 ) -> jax.Array:
-    """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004). inputs: w_BN, or
-    {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al. 2019, figure 2);
-    words alone belong to segment 0. Devices that share the vocabulary each have some rows of E."""
+    """Return row w_i of the embedding: X_i = x_i E with the one-hot vector x_i (E1).
+
+    inputs: w_BN, or {"w_BN", "segment_BN"}: the row S of each token's segment is added (Devlin et al. 2019, figure 2);
+    without segment_BN all tokens have segment 0. With layout.vocab each device holds some rows of E.
+    """
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
     E_WD, w_BN = jnp.asarray(shapes.find(params, "E")), inputs["w_BN"]
     if layout.vocab is None:
         x_BND = E_WD[w_BN]
-    else:  # one device has the row, and the others add 0
+    else:  # one device holds the row, and the others add 0
         here_BN = w_BN - jax.lax.axis_index(layout.vocab) * len(E_WD)
-        mine_BN = (here_BN >= 0) & (here_BN < len(E_WD))
-        x_BND = jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), layout.vocab)
+        is_here_BN = (here_BN >= 0) & (here_BN < len(E_WD))
+        row_BND = E_WD[jnp.where(is_here_BN, here_BN, 0)]
+        x_BND = jax.lax.psum(jnp.where(is_here_BN[..., None], row_BND, 0), layout.vocab)
     S_JD = shapes.find(params, "S")
     return x_BND if S_JD is None else x_BND + jnp.asarray(S_JD)[inputs.get("segment_BN", 0)]
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
-    """vec(patch_n): the image as patches of size x size pixels in reading order, v_BNP with P = size * size * Z.
-    ValueError where the image is not a whole number of patches high and wide."""
+    """Return vec(patch_n): patches of size x size pixels in reading order, v_BNP with P = size * size * Z.
+
+    Raises ValueError if the image is not a whole number of patches high and wide.
+    """
     B, Y, X, Z = image_BYXZ.shape
     if Y % size or X % size:
         raise ValueError(f"images of {Y} x {X} pixels do not divide into patches of {size} x {size}")
@@ -50,8 +57,10 @@ def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
 
 
 def join(v_BNP: jax.Array, *, Y: int, X: int, size: int) -> jax.Array:
-    """image_BYXZ of Y x X pixels from its patches in reading order: undoes `cut`. ValueError where so many patches do
-    not make such an image."""
+    """Return image_BYXZ of Y x X pixels from its patches in reading order: the inverse of `cut`.
+
+    Raises ValueError if the patches do not make such an image.
+    """
     B, N, P = v_BNP.shape
     if Y % size or X % size or N != (Y // size) * (X // size) or P % size**2:
         raise ValueError(f"{N} patches of {P} values, {size} x {size} pixels each, do not make {Y} x {X} pixels")
@@ -60,43 +69,48 @@ def join(v_BNP: jax.Array, *, Y: int, X: int, size: int) -> jax.Array:
 
 
 def _patches_init(key: jax.Array, *, P: int, D: int, hidden: bool = False) -> dict:
+    """Draw W_DP and b_D and, with hidden, the token h_D of masked patches."""
     params = initial.normal(key, "W_DP", (P * D) ** -0.5, D=D, P=P) | initial.zeros("b_D", D=D)
     return params | (initial.normal(key, "h_D", D**-0.5, D=D) if hidden else {})
 
 
 def _patches(params: dict, v_BNP: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """x_n = W vec(patch_n) + b (E2, seed 003)."""
+    """Return x_n = W vec(patch_n) + b (E2)."""
     return linear.matmul(v_BNP.astype(params["W_DP"].dtype), params["W_DP"], params["b_D"])
 
 
 def _mixed_init(key: jax.Array, *, P: int, W: int, D: int) -> dict:
+    """Draw the parameters of both patches and tokens."""
     return _patches_init(key, P=P, D=D) | _words_init(key, W=W, D=D)
 
 
 def _mixed(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """W vec(patch_n) + b for the patches `v_BNP`, and behind them x_i E for the words `w_BN`: one sequence of both (E1,
-    E2). Both are tokens of D features, and the blocks know of no difference."""
+    """Return W vec(patch_n) + b for the patches `v_BNP`, followed by x_i E for the token ids `w_BN`: one sequence (E1,
+    E2).
+    """
     x_BND = _words(params, inputs["w_BN"], layout=layout)
     return jnp.concatenate([_patches(params, inputs["v_BNP"]), x_BND], axis=1)
 
 
 def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """x_n = h for the hidden patches, the same learned token for all, and W vec(patch_n) + b for the others (E26).
-    inputs: patches `v_BNP`, and `hidden_BN` (bool), True where a patch is hidden. No hidden pixel reaches a token, be
-    it NaN, nor the gradient of W, to which 0 * NaN would still be NaN."""
+    """Return x_n = h for masked patches, one learned token for all, and W vec(patch_n) + b for the others (E26).
+
+    inputs: patches `v_BNP`, and `hidden_BN` (bool), True if a patch is masked. No masked pixel, not even NaN, reaches a
+    token or the gradient of W.
+    """
     hidden_BN1 = inputs["hidden_BN"][..., None]
     visible_BNP = jnp.where(hidden_BN1, 0, inputs["v_BNP"]).astype(params["W_DP"].dtype)
     return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))
 
 
 def class_token_init(key: jax.Array, *, D: int, many: int = 1) -> dict:
-    """One learned token that belongs to no patch, or two."""
-    named = ("c_D", "d_D")[:many]
-    return functools.reduce(operator.or_, (initial.normal(key, name, D**-0.5, D=D) for name in named))
+    """Draw the class token c_D, and with many = 2 the distillation token d_D."""
+    params = initial.normal(key, "c_D", D**-0.5, D=D)
+    return params | initial.normal(key, "d_D", D**-0.5, D=D) if many == 2 else params
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
-    """The learned class token before the others: N + 1 tokens (E25); d, where there is one, behind it (DeiT)."""
+    """Return the tokens after the class token (E25), and after the distillation token if there is one (DeiT)."""
     first = [jnp.broadcast_to(params[name], (x_BND.shape[0], 1, x_BND.shape[2])) for name in sorted(params)]
     return jnp.concatenate([*(token_B1D.astype(x_BND.dtype) for token_B1D in first), x_BND], axis=1)
 

@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): a trained matrix stays as it is, and a small change of it is learned.
+"""Low-rank adapters (LoRA, Hu et al. 2021): a trained matrix is frozen, and a low-rank change of it is learned.
 
     W' = W + (alpha / r) B A,    B: outputs x r, A: r x inputs; at first B = 0, and A ~ N(0, 1 / inputs)
 
-The letters of a matrix tell its sides (shapes.sides), so one function of the parameter tree adapts any of them, and no
-layer knows of it. A tree with adapters has them apart, at the same paths below `lora`: that of blocks/score/Uq_HKD is
-lora/blocks/score/Uq_HKD/{A_DL, B_HKL}, with L = r. A is kept with its r last, as B is.
+The letters of a matrix state its sides (shapes.sides), so one function of the parameter tree adapts any matrix, and no
+layer needs to know. The adapters have the same paths below `lora`: those of blocks/score/Uq_HKD are
+lora/blocks/score/Uq_HKD/{A_DL, B_HKL}, with L = r. Both A and B are stored with r last.
 """
 
 import math
@@ -20,7 +20,9 @@ NODE = "lora"
 
 
 def init(key: jax.Array, params: dict, *, rank: int, chosen: Callable[[str], bool]) -> dict:
-    """The tree with new adapters of this rank for the matrices whose paths are chosen: as a function it is the same."""
+    """Return the tree with new adapters of this rank for the matrices whose paths are chosen. The model's output is
+    unchanged.
+    """
     tree: dict[str, Any] = {**params, NODE: {}}
     for path, leaf in shapes.flat(params).items():
         if not chosen(path):
@@ -37,36 +39,36 @@ def init(key: jax.Array, params: dict, *, rank: int, chosen: Callable[[str], boo
     return tree
 
 
-def merged(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -> dict:
-    """The tree of effective weights W', without adapters. layout: the devices that share them; each makes its part."""
+def merge(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -> dict:
+    """Return the tree of effective weights W', without adapters. layout: the devices that share the weights."""
     adapters, specs = params[NODE], shapes.specs(params, layout.rules)
 
-    def changed(path: Any, W: jax.Array, spec: Any) -> jax.Array:
-        node, own = adapters, specs[NODE]
+    def adapt(path: Any, W: jax.Array, spec: Any) -> jax.Array:
+        node, node_spec = adapters, specs[NODE]
         for name in shapes.names(path):
             if name not in node:
                 return W
-            node, own = node[name], own[name]
+            node, node_spec = node[name], node_spec[name]
         wanted, parts = (*spec, *[None] * W.ndim), []
         for name, axes in zip(sorted(node), _axes(path), strict=True):
-            parts.append((_whole(node[name], own[name], [wanted[i] for i in axes]), [*axes, W.ndim]))
-        (A, of_A), (B, of_B) = parts
+            parts.append((_gather_side(node[name], node_spec[name], [wanted[i] for i in axes]), [*axes, W.ndim]))
+        (A, A_axes), (B, B_axes) = parts
         with jax.named_scope(NODE):
-            change = jnp.einsum(B, of_B, A, of_A, [*range(W.ndim)], precision="highest")
+            change = jnp.einsum(B, B_axes, A, A_axes, [*range(W.ndim)], precision="highest")
             return W + (alpha / A.shape[-1]) * change
 
-    base, of_base = ({name: one for name, one in tree.items() if name != NODE} for tree in (params, specs))
-    return jax.tree_util.tree_map_with_path(changed, base, of_base)
+    base, base_specs = ({name: node for name, node in tree.items() if name != NODE} for tree in (params, specs))
+    return jax.tree_util.tree_map_with_path(adapt, base, base_specs)
 
 
 def _axes(path: Any) -> list[list[int]]:
-    """The axes of a matrix that A has, and those that B has: copies of the matrix are copies of both."""
+    """Return the axes of a matrix that A has, and those that B has. Copies of the matrix are copies of both."""
     outputs, inputs = shapes.sides(path)
     return [[i for i in range(len(shapes.letters(path))) if i not in others] for others in (outputs, inputs)]
 
 
-def _whole(part: jax.Array, spec: Any, wanted: list) -> jax.Array:
-    """A side of an adapter, gathered where devices share it and not the matrix: as F of W1_FD and D of its A_DL."""
+def _gather_side(part: jax.Array, spec: Any, wanted: list) -> jax.Array:
+    """Return a side of an adapter, gathered over mesh axes that do not shard the matrix: F of W1_FD, D of its A_DL."""
     for i, axis in enumerate(spec):
         if axis and axis != wanted[i]:
             part = jax.lax.all_gather(part, axis, axis=i, tiled=True)

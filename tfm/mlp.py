@@ -1,7 +1,7 @@
-"""The second stage: a small network applied to each token by itself, with the same parameters for all (E12).
+"""MLPs: the second stage of a block, a small network applied to each token with the same parameters (E12).
 
-An MLP is `(init, apply)`, `apply(params, x_BND, *, layout) -> y_BND`: over the devices that each have some of the
-hidden units (tensor parallelism, layout.py) the second product is added up.
+An MLP is `(init, apply)`, `apply(params, x_BND, *, layout) -> y_BND`. With tensor parallelism (layout.py) each device
+holds some of the hidden units, and the second product is summed over the devices.
 """
 
 import functools
@@ -17,9 +17,11 @@ from tfm.variant import Variant
 
 
 def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str, ...] = ()) -> dict:
-    """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance. more: Wh_FF, a
-    second hidden layer as wide as the first, or Wg_FD, a gate for each hidden unit: with its 3 D F weights F = 8/3 D
-    has as many as the MLP without a gate at F = 4 D."""
+    """Draw W1 and b1, W2 and b2, and the matrices in `more`: Wh_FF, a second hidden layer, or Wg_FD, a gate.
+
+    W2 has std 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance. With a gate there are 3
+    D F weights: F = 8/3 D gives as many as the MLP without a gate has at F = 4 D.
+    """
     stds = {"W1_FD": D**-0.5, "W2_DF": (2 * M * F) ** -0.5, "Wh_FF": F**-0.5, "Wg_FD": D**-0.5}
     params = {}
     for name in ("W1_FD", "W2_DF", *more):
@@ -29,10 +31,12 @@ def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str
 
 
 def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1). With a
-    second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate activation(W_g x_n + b_g)
-    * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6, without biases)."""
-    x, product = x_BND.reshape(-1, x_BND.shape[-1]), linear.matmul  # rows from here on, also for the activation
+    """Return W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12).
+
+    With a second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), with a gate h is activation(W_g x_n
+    + b_g) * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6).
+    """
+    x, product = x_BND.reshape(-1, x_BND.shape[-1]), linear.matmul  # rows, also for the activation
     if "Wg_FD" in params:
         gate = activation(product(x, params["Wg_FD"], params.get("bg_F")))
         h = gate * product(x, params["W1_FD"], params.get("b1_F"))
@@ -47,28 +51,30 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
 
 
 def _Phi(x: jax.Array) -> jax.Array:
-    """The distribution function of the standard normal, to the rounding of 1: far below 0 only its size is right. In
-    float32 x Phi(x) is then within 7e-7, as it is with erfc, which takes twice as long."""
+    """Return the distribution function of the standard normal, accurate to the rounding of 1.
+
+    Far below 0 only its size is right. x Phi(x) is within 7e-7 in float32, as with erfc, which takes twice as long.
+    """
     return (1 + jax.lax.erf(x * math.sqrt(0.5))) / 2
 
 
 @jax.custom_jvp
 def exact_gelu(x: jax.Array) -> jax.Array:
-    """x Phi(x), Phi the distribution function of the standard normal; not the tanh approximation."""
+    """Return x Phi(x), Phi the distribution function of the standard normal; not the tanh approximation."""
     return x * _Phi(x)
 
 
 @exact_gelu.defjvp
 def _exact_gelu_jvp(primals: tuple, tangents: tuple) -> tuple:
-    """d/dx x Phi(x) = Phi(x) + x phi(x), computed from x alone: behind the barrier XLA keeps nothing but x for it."""
+    """Compute Phi(x) + x phi(x) from x alone: because of the barrier XLA saves only x for the gradient."""
     (x,), (dx,) = primals, tangents
-    again = jax.lax.optimization_barrier(x)
-    density = jnp.exp(-again * again / 2) / math.sqrt(2 * math.pi)
-    return exact_gelu(x), dx * (_Phi(again) + again * density)
+    saved = jax.lax.optimization_barrier(x)
+    density = jnp.exp(-saved * saved / 2) / math.sqrt(2 * math.pi)
+    return exact_gelu(x), dx * (_Phi(saved) + saved * density)
 
 
 def tanh_gelu(x: jax.Array) -> jax.Array:
-    """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GELU as GPT-2 has it (Hendrycks and Gimpel 2016, section 2)."""
+    """Return x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's GELU (Hendrycks and Gimpel 2016, section 2)."""
     return x / 2 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -78,11 +84,11 @@ def sigmoid_gelu(x: jax.Array) -> jax.Array:
 
 
 def squared_relu(x: jax.Array) -> jax.Array:
-    """max(x, 0)^2 (So et al. 2021, Primer, section 4)."""
+    """Return max(x, 0)^2 (So et al. 2021, Primer, section 4)."""
     return jnp.square(jax.nn.relu(x))
 
 
-ACTIVATIONS = {  # by the names of the MLPs that have them
+ACTIVATIONS = {  # by the config's names of the MLPs
     "relu": jax.nn.relu,
     "relu_squared": squared_relu,
     "gelu": exact_gelu,

@@ -1,4 +1,4 @@
-"""The front door: whole models as `(init, apply)` in one line, made of functions.
+"""Whole models as `(init, apply)` in one line, built from functions.
 
 init, apply = tfm.language_model(W=65, M=2, D=32, H=4, N=16, norm=tfm.norm.rms, mlp=tfm.mlp.swiglu)
 params = init(jax.random.key(0))
@@ -47,10 +47,11 @@ def language_model(
     tied_output: bool = False,
     **choices: Any,
 ) -> tuple[Init, Apply]:
-    """Return (init, apply) of a model of W token ids, up to N in a sequence (Turner 2023; E1-E24).
+    """Return (init, apply) of a language model of W token ids, for up to N tokens (Turner 2023; E1-E24).
 
     init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE) -> logits_BNW. key_B: a random key for each
-    sequence in training, for dropout. mask: None lets every token attend to every other. choices: as in `make_spec`.
+    sequence in training, for dropout. mask: None lets every token attend to every other. choices: arguments of
+    `make_spec`, and K, F and bias.
     """
     words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
     output = heads.next_word._replace(init=functools.partial(heads.next_word.init, W=W))
@@ -72,8 +73,9 @@ def vision_model(
 ) -> tuple[Init, Apply]:
     """Return (init, apply) of a classifier of images with Y x X pixels and Z channels into C classes (E2, E25).
 
-    init(key) -> params; apply(params, image_BYXZ, *, key_B=None, layout=ONE) -> logits_BC. head: head.pooled, or
-    head.class_token. choices: as in `make_spec`. Raises ValueError if patches of patch x patch pixels do not fit.
+    init(key) -> params; apply(params, image_BYXZ, *, key_B=None, layout=ONE) -> logits_BC. head: head.pooled or
+    head.class_token. choices: arguments of `make_spec`, and K, F and bias. Raises ValueError if the pixels do not
+    divide into patches.
     """
     if Y % patch or X % patch:
         raise ValueError(f"images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}")
@@ -99,8 +101,11 @@ def make_spec(
     eps: float = 1e-5,
     dropout: float = 0.0,
 ) -> tuple[block.Spec, variant.Variant]:
-    """Return the spec of a block, and the position code that is put into the tokens. order: one of block.ORDERS.
-    position: of position.py, or of relative_position.py, which acts inside the attention."""
+    """Return the spec of a block, and the position code of the tokens.
+
+    order: one of block.ORDERS. position: from position.py, or from relative_position.py, which acts inside the
+    attention.
+    """
     inside = isinstance(position, relative.RelativePosition)
     relation = position if inside else relative.none
     attention = attentions.Spec(score, value, relation, attend, scale, H)
@@ -119,7 +124,7 @@ def _bind(
     bias: str = "all",
     **choices: Any,
 ) -> tuple[Init, Apply]:
-    """Return (init, apply). K: query and key features of a head, D / H if None; F: hidden units, 4 D if None."""
+    """Return (init, apply). K: query and key features of a head, D / H if None. F: hidden units, 4 D if None."""
     D, H = sizes["D"], sizes["H"]
     if K is None and D % H:
         raise ValueError(f"D = {D} is not divisible by H = {H} heads: choose K")

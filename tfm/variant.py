@@ -1,4 +1,4 @@
-"""A choice that a config names: a pair of pure functions, as in optax."""
+"""A variant: a pair of pure functions that a config selects by name."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 class Variant(NamedTuple):
     """`init(key, **sizes) -> params` and `apply(params, *arrays, layout) -> array`.
 
-    takes_layout: whether `apply` uses `layout`, the devices that share the model (layout.py). Without it every device
+    takes_layout: True if `apply` uses `layout`, the devices that share the model (layout.py). Otherwise every device
     must hold all of its parameters.
     """
 

@@ -35,7 +35,7 @@ def merged(params: dict, text: str) -> dict:
     """Return the effective weights of a run with this optim.lora, as numpy arrays; those of another run as they are."""
     if lora.NODE not in params:
         return params
-    return jax.device_get(jax.jit(functools.partial(lora.merged, alpha=read(text)[2]))(params))
+    return jax.device_get(jax.jit(functools.partial(lora.merge, alpha=read(text)[2]))(params))
 
 
 def prepared(settings: config.Settings, experiment: ModuleType, devices: Mesh) -> run.Work:
@@ -63,7 +63,7 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
     if not settings.init_from and not work.params:
         raise errors.UserError("optim.lora adapts a trained model: say which one with init_from")
     rank, where, alpha = read(text)
-    effective = functools.partial(lora.merged, alpha=alpha)
+    effective = functools.partial(lora.merge, alpha=alpha)
     paths = shapes.flat(jax.eval_shape(task.init, jax.random.key(0)))
     matrices = {path: path.split("/") for path in paths if shapes.is_matrix(path)}
     names = sorted({name for parts in matrices.values() for name in parts})

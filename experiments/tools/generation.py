@@ -23,7 +23,7 @@ class Generator:
     """The compiled functions that draw tokens after prompts.
 
     mask(length_B) is the mask while prompts are read, mask() that of later tokens. mesh: one device. stop: the ids that
-    end a text. chance: arguments of generate.begin and generate.more, such as temperature. In a text longer than
+    end a text. chance: arguments of generate.begin and generate.extend, such as temperature. In a text longer than
     `context` (None: no limit) each token depends on the last `context` tokens alone (generate.window). Caches of at
     least `grows` places in total start with a quarter of them and grow when they are full.
     """
@@ -58,10 +58,10 @@ class Generator:
             return generate.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
         def more(layers: Any, state: generate.State) -> generate.State:
-            return generate.more(functools.partial(step, layers), state, steps=ROUND, **how)
+            return generate.extend(functools.partial(step, layers), state, steps=ROUND, **how)
 
         def move(params: Any, state: generate.State) -> generate.State:
-            return generate.more(window(params, state.w_BN.shape[1])[1], state, steps=ROUND, **how)
+            return generate.extend(window(params, state.w_BN.shape[1])[1], state, steps=ROUND, **how)
 
         step = functools.partial(model.step, mask=mask())
         self.begin = jax.jit(

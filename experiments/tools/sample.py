@@ -98,7 +98,7 @@ def check(chance: dict[str, float], **counts: int) -> None:
     config.at_least(0, counts)
     config.check_seed(counts["seed"])
     try:
-        sampling.refuse(**chance)
+        sampling.check_options(**chance)
     except ValueError as error:
         raise errors.UserError(str(error)) from error
 

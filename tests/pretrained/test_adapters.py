@@ -149,7 +149,7 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
             node[own] = np.stack([x.T if side == "A" else x for x in layers]).reshape(node[own].shape)
     assert not sides
     words_BN = np.random.default_rng(0).integers(0, 23, (3, 11))
-    adapted = dataclasses.replace(ours, params=jax.device_get(lora.merged(params, alpha=5)))
+    adapted = dataclasses.replace(ours, params=jax.device_get(lora.merge(params, alpha=5)))
     wanted = theirs(torch.tensor(words_BN)).logits.detach().numpy()
     np.testing.assert_allclose(adapted(words_BN), wanted, rtol=1e-4, atol=1e-4)
     assert np.abs(wanted - ours(words_BN)).max() > 0.1

@@ -188,7 +188,7 @@ def test_what_words_are_drawn_from_is_what_their_processors_leave():
         for name, value in chance.items():
             process = getattr(transformers, named.split()[list(numbers).index(name)])(value)
             theirs = process(torch.tensor(words_BN[:, :length]), theirs)
-        ours = sampling.filtered(logits_BW, words_BN, np.full(50, length), **chance)
+        ours = sampling.filter_logits(logits_BW, words_BN, np.full(50, length), **chance)
         np.testing.assert_allclose(jax.nn.softmax(ours), torch.softmax(theirs, -1).numpy(), atol=1e-6)
 
 

@@ -62,7 +62,7 @@ def by_hand(path: str, W: np.ndarray, A: np.ndarray, B: np.ndarray) -> np.ndarra
 
 def test_an_effective_weight_is_its_matrix_and_the_product_of_its_adapter():
     params, new = adapted()
-    found, before = (shapes.flat(one) for one in (jax.jit(functools.partial(lora.merged, alpha=ALPHA))(new), params))
+    found, before = (shapes.flat(one) for one in (jax.jit(functools.partial(lora.merge, alpha=ALPHA))(new), params))
     assert found.keys() == before.keys()
     for path, W in before.items():
         sides = [leaf for name, leaf in sorted(shapes.flat(new["lora"]).items()) if name.startswith(path + "/")]
@@ -74,7 +74,7 @@ def test_new_adapters_change_nothing_and_begin_as_the_paper_says():
     params = tree(KINDS)
     new = jax.jit(lambda: lora.init(jax.random.key(1), params, rank=L, chosen=KINDS.__contains__))()
     shapes.check(new)
-    jax.tree.map(np.testing.assert_array_equal, lora.merged(new, alpha=ALPHA), params)
+    jax.tree.map(np.testing.assert_array_equal, lora.merge(new, alpha=ALPHA), params)
     sides = shapes.flat(new["lora"])
     assert {name.split("/")[-1] for name in sides if "/W2" in name} == {"A_FL", "B_DL"}
     A_HKL = sides["blocks/value/Uo_HDK/A_HKL"]  # 20 inputs, 2 x 20 x 3 draws
@@ -90,12 +90,12 @@ def test_devices_that_share_the_weights_make_the_same_effective_ones_and_gradien
     specs = shapes.specs(new, over.rules)
     wanted = shapes.specs({name: node for name, node in new.items() if name != "lora"}, over.rules)
     shared = mesh.sharded(
-        lambda params: lora.merged(params, alpha=ALPHA, layout=over), devices, in_specs=(specs,), out_specs=wanted
+        lambda params: lora.merge(params, alpha=ALPHA, layout=over), devices, in_specs=(specs,), out_specs=wanted
     )
 
     def total(merge, params):
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(merge(params)))
 
-    one = jax.jit(jax.value_and_grad(functools.partial(total, functools.partial(lora.merged, alpha=ALPHA))))(new)
+    one = jax.jit(jax.value_and_grad(functools.partial(total, functools.partial(lora.merge, alpha=ALPHA))))(new)
     same = jax.jit(jax.value_and_grad(functools.partial(total, shared)))(new)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), same, one)

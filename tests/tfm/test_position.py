@@ -58,7 +58,7 @@ def test_added_and_concatenated_positions_equal_the_reference(name):
 def test_more_tokens_than_learned_positions_are_refused_and_one_beyond_is_nan(name):
     params = cases.drawn(lambda key: POSITIONS[name].init(key, N=N, D=D))
     for n in (None, jnp.arange(N + 1)):
-        with pytest.raises(ValueError, match=f"^{N + 1} tokens, but the position table holds {N}$"):
+        with pytest.raises(ValueError, match=f"^{N + 1} tokens do not fit into a position table of {N}$"):
             POSITIONS[name].apply(params, cases.normal(1, B, N + 1, D), n)
     y_BND = POSITIONS[name].apply(params, cases.normal(1, B, 2, D), jnp.array([[0, N], [N - 1, 1]]))
     np.testing.assert_array_equal(jnp.isnan(y_BND).all(-1), [[False, True], [False, False]])

@@ -16,7 +16,7 @@ from tfm.attention import score
 # Compiled, since that takes a test the least time.
 symmetry_closed, symmetry_of = jax.jit(symmetry.symmetry), jax.jit(symmetry.symmetry_of)
 directionality_closed, directionality_of = jax.jit(symmetry.directionality), jax.jit(symmetry.directionality_of)
-form, summed, weights = jax.jit(symmetry.form), jax.jit(symmetry.summed), jax.jit(symmetry.weights)
+form, summed, weights = jax.jit(symmetry.form), jax.jit(symmetry.concatenate_heads), jax.jit(symmetry.weights)
 BOTH = (
     (symmetry_closed, symmetry_of, reference.symmetry),
     (directionality_closed, directionality_of, reference.directionality),

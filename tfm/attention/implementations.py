@@ -1,9 +1,9 @@
-"""Which function computes the averages: chosen once for a model, before anything is traced.
+"""Implementations of attention: which function computes the averages, chosen once for a model, before tracing.
 
-Each is `attend(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, axis) -> (y_BHNV, A_BHNS)`, A being None if the
-weights are never formed. Common to all: a head axis of size one is shared by all heads, and one of G keys and values by
-groups of H/G queries (groups.py); a finite value that a mask hides never reaches an output; a query that sees nothing
-gets zeros, with zero gradient.
+Each is `attend(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, axis) -> (y_BHNV, A_BHNS)`; A is None if the
+weights are never formed. For all of them: a head axis of size one is shared by all heads, and G heads of keys and
+values by groups of H/G queries (groups.py). A finite value that the mask hides never reaches an output. A query that
+sees nothing gets zeros, with zero gradient.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ import jax
 
 from tfm.attention import explicit, flash, fused, mask as masks, splash
 
-NAMES = ("explicit", "flash")  # what a config may ask for
-FEWEST = 256  # keys for which a TPU's kernel is worth its start; of fewer, all weights are formed
+NAMES = ("explicit", "flash")  # settings of model.attention
+FEWEST = 256  # keys from which on a TPU's kernel is faster than all weights at once
 
 
 class Implementation(NamedTuple):
-    """The function that computes attention, its name, and why it is not a kernel of the device, if it is not."""
+    """The function that computes attention, its name, and the reason if it is not a kernel of the device."""
 
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]
     name: str
@@ -46,8 +46,8 @@ def choose(
 ) -> Implementation:
     """Return the implementation for arrays of these shapes on this platform (cpu, gpu, tpu, or '' for any).
 
-    name: one of NAMES. mask: one like those of the calls. bias: whether logits have one. axis: the mesh axis over which
-    tokens are spread; then explicit attention, too, is flash attention around a ring.
+    name: one of NAMES. mask: like the masks of the calls. bias: whether logits have a bias. axis: the mesh axis over
+    which tokens are sharded; both names then mean flash attention around a ring.
     """
     if axis is not None:
         return Implementation(flash.attention, "flash attention in blocks, around a ring of devices")

@@ -1,9 +1,8 @@
-"""Who may attend to whom. A mask is a function `mask(n, s_S) -> bool` of query and key positions, True = may attend.
+"""Masks: a function `mask(n, s_S) -> bool` of query and key positions, True if the query may attend to the key.
 
-`n` is (N,), or (B, N) where every sequence of a batch stands at its own positions. The result is (N, S), or (B, N, S)
-where n is (B, N) or the mask depends on the sequence. A mask that depends on arrays has them as arguments of a
-jax.tree_util.Partial, so that gradients and compiled loops find them. Because a mask is a function of positions, a way
-of computing attention may ask for any block of it and need never hold all of it.
+n is (N,), or (B, N) if every sequence has its own positions. The result is (N, S), or (B, N, S) if n is (B, N) or the
+mask depends on the sequence. Arrays are arguments of a jax.tree_util.Partial, so that gradients and compiled loops see
+them. An implementation of attention may evaluate any block of a mask and need not hold all of it.
 """
 
 import functools
@@ -16,22 +15,25 @@ from jax.tree_util import Partial
 
 from tfm.attention import block_mask
 
-Bias = Callable[[jax.Array, jax.Array], jax.Array]  # the same of numbers, (H, N, S) or (B, H, N, S)
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
+Bias = Callable[[jax.Array, jax.Array], jax.Array]  # like a mask, with numbers: (H, N, S) or (B, H, N, S)
 
 
 def causal(n: jax.Array, s_S: jax.Array) -> jax.Array:
-    """A token attends to itself and to what came before: s <= n.
+    """Return s <= n: a token attends to itself and to earlier ones.
 
-    E22 has A_{n,n'} = 0 for n > n' with columns attending (upper-triangular); with rows it is lower-triangular.
+    In E22, A_{n,n'} = 0 for n > n' with columns attending (upper-triangular); with rows it is lower-triangular.
     """
     return s_S <= n[..., None]
 
 
 def window(w: int) -> Mask:
-    """Only near tokens, |n - s| < w: itself and w - 1 to each side; with causal, the last w. ValueError for w < 1."""
+    """Return the mask |n - s| < w: a token attends to itself and w - 1 tokens to each side; with `causal`, the last w.
+
+    Raises ValueError if w < 1.
+    """
     if w < 1:
-        raise ValueError(f"a window holds at least 1 token, the query's own, and {w} was asked for")
+        raise ValueError(f"a window must hold at least 1 token, the query itself, not {w}")
     return functools.partial(_window, w)
 
 
@@ -40,9 +42,9 @@ def _window(w: int, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def prefix(length: int | jax.Array) -> Mask:
-    """All may attend to the first `length` tokens, s < length; length_B where each sequence has its own.
+    """Return the mask s < length: all tokens attend to the first `length` ones. length_B: one for each sequence.
 
-    With `either(causal, prefix(length))` a prefix is read in both directions and the rest written word by word.
+    `either(causal, prefix(length))` reads a prefix in both directions and generates the rest token by token.
     """
     return Partial(_prefix, jnp.asarray(length))
 
@@ -53,7 +55,7 @@ def _prefix(length: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def padding(valid_BS: jax.Array) -> Mask:
-    """Only real tokens may be attended to: valid_BS is False at padding."""
+    """Return the mask of valid keys: valid_BS is False at padding."""
     return Partial(_padding, jnp.asarray(valid_BS))
 
 
@@ -62,7 +64,7 @@ def _padding(valid_BS: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def both(first: Mask, second: Mask) -> Mask:
-    """The product of two masks: what both allow."""
+    """Return the product of two masks: True if both are."""
     return Partial(_both, block_mask.as_partial(first), block_mask.as_partial(second))
 
 
@@ -71,7 +73,7 @@ def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def either(first: Mask, second: Mask) -> Mask:
-    """The sum of two masks: what one of them allows."""
+    """Return the union of two masks: True if one of them is."""
     return Partial(_either, block_mask.as_partial(first), block_mask.as_partial(second))
 
 
@@ -80,8 +82,11 @@ def _either(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Arra
 
 
 def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
-    """Return (N, S), what the mask says of these positions while a program is traced, and valid_BS of the padding in
-    it, or None if there is none. (None, None) for a mask that is not the product of these two."""
+    """Return the mask of these positions as a NumPy array (N, S), computed during tracing, and valid_BS of its padding,
+    or None.
+
+    Return (None, None) if the mask is not the product of a known mask and padding.
+    """
     (terms, valid_BS), shown_NS = split(mask), np.ones((n.size, s_S.size), bool)
     for term in terms:
         arrays = jax.tree.leaves(block_mask.as_partial(term))
@@ -96,8 +101,7 @@ def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndar
 
 
 def split(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
-    """Return the masks that must all allow a key, except padding, and what the padding masks say together: valid_BS, or
-    None."""
+    """Return the factors of a product of masks, except padding, and valid_BS of its padding masks together, or None."""
     terms, valid_BS = [], None
     for term in _terms(mask):
         if isinstance(term, Partial) and term.func is _padding:
@@ -112,5 +116,5 @@ def _terms(mask: Mask | None) -> list[Mask]:
     if mask is None:
         return []
     if isinstance(mask, Partial) and mask.func is _both:
-        return [term for one in mask.args for term in _terms(one)]
+        return [term for factor in mask.args for term in _terms(factor)]
     return [mask]

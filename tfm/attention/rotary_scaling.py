@@ -1,9 +1,9 @@
-"""Rotary positions for longer texts than a model was trained on: the angles of the pairs of features, made smaller.
+"""Rotary positions for texts longer than those of training: smaller rotation angles.
 
-A scaling is a function (n, K, base, *numbers) -> (angles, length): angle_{n,i} = n theta_i for the pairs of features
-i = 0 ... K/2 - 1 at the positions n, in radians, and the factor on the length of queries and of keys. Unscaled,
-theta_i = base^(-2i/K). N is the number of tokens of the texts before, and factor how many times longer they shall be. A
-pair of the frequency theta makes N theta / (2 pi) turns in N tokens.
+A scaling is a function (n, K, base, *numbers) -> (angles, length). angles: n theta_i in radians for the positions n and
+the pairs of features i = 0 ... K/2 - 1. length: a factor on the length of queries and of keys. Unscaled, theta_i =
+base^(-2i/K). N is the number of tokens in training and `factor` how many times longer texts may be. In N tokens, pair i
+makes N theta_i / (2 pi) turns.
 """
 
 import math
@@ -18,35 +18,42 @@ Angles = tuple[jax.Array, float]
 
 
 def _frequencies(K: int, base: float) -> np.ndarray:
+    """Return theta_i = base^(-2i/K)."""
     return base ** (-np.arange(0, K, 2) / K)
 
 
 def _angles(n: jax.Array, theta_I: np.ndarray, length: float = 1.0) -> Angles:
+    """Return n theta_i and the length."""
     return jnp.asarray(n)[..., None] * jnp.asarray(theta_I, float), length
 
 
 def none(n: jax.Array, K: int, base: float) -> Angles:
-    """n base^(-2i/K)."""
+    """Return the angles n base^(-2i/K)."""
     return position.angles(n, K, base=base), 1.0
 
 
 def linear(n: jax.Array, K: int, base: float, factor: float) -> Angles:
-    """(n / factor) base^(-2i/K): positions interpolated (Chen et al. 2023, equation 4)."""
+    """Return the angles (n / factor) base^(-2i/K): interpolated positions (Chen et al. 2023, equation 4)."""
     return _angles(n, _frequencies(K, base) / factor)
 
 
 def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angles:
-    """n (base s^(K/(K-2)))^(-2i/K), s = max(1, factor (n+1)/N - factor + 1): the base grows with the text so far, and
-    nothing changes within N tokens ("Dynamic NTK", Peng et al. 2023, section 3.3). Each token is turned once, by the
-    length up to itself, as where a text is written word by word: a causal model with a cache is the same model."""
+    """Return the angles n (base s^(K/(K-2)))^(-2i/K), s = max(1, factor (n+1)/N - factor + 1).
+
+    The base grows with the length of the text, and does not change within N tokens ("Dynamic NTK", Peng et al. 2023,
+    section 3.3). Each token is rotated by the text up to itself, as in generation, so a model with a KV cache gives the
+    same result.
+    """
     s = jnp.maximum(1, factor * (jnp.asarray(n, float) + 1) / N - (factor - 1))
     angle, length = none(n, K, base)
     return angle * s[..., None] ** jnp.asarray(-np.arange(0, K, 2) / max(K - 2, 1), float), length
 
 
 def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: float, N: float) -> Angles:
-    """theta_i ((1 - r_i) / factor + r_i), r_i = (turns_i - low) / (high - low) held within 0 and 1, turns_i = N
-    theta_i / (2 pi): pairs of many turns stay as they are, and those of few are interpolated (Llama 3.1's code)."""
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), r_i = clip((turns_i - low) / (high - low), 0, 1).
+
+    Pairs with many turns in N tokens do not change; pairs with few are interpolated (code of Llama 3.1).
+    """
     theta_I = _frequencies(K, base)
     ramp_I = np.clip((N * theta_I / (2 * math.pi) - low) / (high - low), 0, 1)
     return _angles(n, theta_I * ((1 - ramp_I) / factor + ramp_I))
@@ -55,19 +62,21 @@ def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: f
 def yarn(
     n: jax.Array, K: int, base: float, factor: float, N: float, fast: float = 32, slow: float = 1, length: float = 0
 ) -> Angles:
-    """theta_i ((1 - r_i) / factor + r_i), where r falls with i by a straight line from 1, at the last pair of at least
-    `fast` turns in N tokens, to 0, at the first of at most `slow`; queries and keys are 0.1 ln(factor) + 1 times as
-    long, or `length` times (YaRN, Peng et al. 2023, equations 17 to 22, the line over i as in the code published)."""
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and the length 0.1 ln(factor) + 1 if `length` is 0.
+
+    r_i falls linearly in i from 1, at the last pair with at least `fast` turns in N tokens, to 0, at the first pair
+    with at most `slow` turns (YaRN, Peng et al. 2023, equations 17 to 22, linear in i as in their code).
+    """
 
     def pair(turns: float) -> float:
-        """i with N base^(-2i/K) = 2 pi turns."""
+        """Return i with N base^(-2i/K) = 2 pi turns."""
         return K * math.log(N / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), K - 1)
     ramp_I = 1 - np.clip((np.arange((K + 1) // 2) - first) / ((last - first) or 0.001), 0, 1)
     theta_I = _frequencies(K, base)
-    longer = length or (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
-    return _angles(n, theta_I * ((1 - ramp_I) / factor + ramp_I), longer)
+    length = length or (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
+    return _angles(n, theta_I * ((1 - ramp_I) / factor + ramp_I), length)
 
 
 KINDS = {"none": none, "linear": linear, "dynamic": dynamic, "llama3": llama3, "yarn": yarn}

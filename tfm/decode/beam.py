@@ -1,6 +1,6 @@
-"""Beam search (E26): not a drawn text but the most likely ones, as far as following the best few at a time finds them.
+"""Beam search (E26): the most likely texts, as far as extending the best few hypotheses finds them.
 
-Q are the hypotheses of a beam; R = B * Q the rows that a model sees, those of a sequence next to each other.
+Q counts the hypotheses of a beam. R = B * Q counts the rows that a model reads, those of a sequence next to each other.
 `start` and `step` are as in generate.py.
 """
 
@@ -16,7 +16,7 @@ Number = float | jax.Array
 
 
 class State(NamedTuple):
-    """The hypotheses after `count` words: live ones with their log p, ended ones with their score, both best first."""
+    """The hypotheses after `count` tokens: live ones with their log p, ended ones with their score, both best first."""
 
     count: jax.Array
     live_BQN: jax.Array
@@ -27,7 +27,9 @@ class State(NamedTuple):
 
 
 def penalty(length: Number, alpha: Number) -> jax.Array:
-    """((5 + L) / 6)^alpha (Wu et al. 2016, eq. 14) of L words: what log p is divided by; alpha = 0 prefers short."""
+    """Return ((5 + L) / 6)^alpha for L tokens, which divides log p (Wu et al. 2016, eq. 14); alpha = 0 prefers short
+    texts.
+    """
     return ((5 + jnp.asarray(length, jnp.float32)) / 6) ** alpha
 
 
@@ -56,8 +58,8 @@ def search(
     if not 1 <= beam <= W:
         raise ValueError(f"a beam holds between 1 and {W} hypotheses, the size of the vocabulary, not {beam}")
 
-    def extended(state: State, logits_RW: jax.Array) -> State:
-        return _extended(state, logits_RW, n_B=length_B + state.count, stop=stop, alpha=length_penalty)
+    def extend(state: State, logits_RW: jax.Array) -> State:
+        return _extend(state, logits_RW, n_B=length_B + state.count, stop=stop, alpha=length_penalty)
 
     def unfinished(state: State) -> jax.Array:
         largest = jnp.maximum(penalty(state.count, length_penalty), penalty(steps, length_penalty))
@@ -68,11 +70,11 @@ def search(
         n_B = length_B + state.count - 1
         w_BQ = jnp.take_along_axis(state.live_BQN, n_B[:, None, None], axis=2)[..., 0]
         logits_RW, cache = step(state.cache, w_BQ.reshape(-1), jnp.repeat(n_B, beam))
-        return extended(state._replace(cache=cache), logits_RW)
+        return extend(state._replace(cache=cache), logits_RW)
 
     state = _first_state(w_BN, logits_BW, cache, beam)
     if steps:
-        state = jax.lax.while_loop(unfinished, advance, extended(state, jnp.repeat(logits_BW, beam, axis=0)))
+        state = jax.lax.while_loop(unfinished, advance, extend(state, jnp.repeat(logits_BW, beam, axis=0)))
     cut_BQ = state.log_p_BQ / penalty(state.count, length_penalty)
     w_BQN, score_BQ = _best(state.ended_BQN, state.score_BQ, state.live_BQN, cut_BQ)
     return jnp.where(score_BQ[..., None] > -jnp.inf, w_BQN, w_BN[:, None]), score_BQ
@@ -82,29 +84,31 @@ def _first_state(w_BN: jax.Array, logits_BW: jax.Array, cache: Any, beam: int) -
     """Return the state before the first token: the prompt is the only hypothesis, and the other places of the beam have
     probability 0."""
     w_BQN = jnp.repeat(w_BN[:, None], beam, axis=1)
-    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.to_float32(logits_BW).dtype)
+    impossible_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.to_float32(logits_BW).dtype)
     cache = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), cache)
-    return State(jnp.int32(0), w_BQN, none_BQ.at[:, 0].set(0), w_BQN, none_BQ, cache)
+    return State(jnp.int32(0), w_BQN, impossible_BQ.at[:, 0].set(0), w_BQN, impossible_BQ, cache)
 
 
-def _extended(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, alpha: Number) -> State:
-    """Every live hypothesis with every word at n_B: the best of those that end are kept, of the others followed."""
+def _extend(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, alpha: Number) -> State:
+    """Extend every live hypothesis by every token at n_B: keep the best of those that end, follow the best others."""
     B, Q, N = state.live_BQN.shape
     W = logits_RW.shape[-1]
     log_p_BQW = state.log_p_BQ[..., None] + jax.nn.log_softmax(linear.to_float32(logits_RW), axis=-1).reshape(B, Q, W)
     ends_W = generate.is_stop(jnp.arange(W), stop)
 
     def top(log_p_BQW: jax.Array) -> tuple[jax.Array, ...]:
-        """The Q most likely extensions, best first: log p, hypothesis and last word of each, and all its words."""
+        """Return the Q most likely extensions, best first: log p, hypothesis and last token of each, and all its
+        tokens.
+        """
         log_p_BQ, choice_BQ = jax.lax.top_k(log_p_BQW.reshape(B, Q * W), Q)
         parent_BQ, w_BQ = choice_BQ // W, choice_BQ % W
-        parents_BQN = jnp.take_along_axis(state.live_BQN, parent_BQ[..., None], axis=1)
+        parent_BQN = jnp.take_along_axis(state.live_BQN, parent_BQ[..., None], axis=1)
         here_BQN = jnp.arange(N) == n_B[:, None, None]
-        return log_p_BQ, parent_BQ, w_BQ, jnp.where(here_BQN, w_BQ[..., None].astype(parents_BQN.dtype), parents_BQN)
+        return log_p_BQ, parent_BQ, w_BQ, jnp.where(here_BQN, w_BQ[..., None].astype(parent_BQN.dtype), parent_BQN)
 
-    log_p_BQ, _, w_BQ, words_BQN = top(log_p_BQW)
+    log_p_BQ, _, w_BQ, extended_BQN = top(log_p_BQW)
     score_BQ = jnp.where(ends_W[w_BQ], log_p_BQ / penalty(state.count + 1, alpha), -jnp.inf)
-    ended_BQN, score_BQ = _best(state.ended_BQN, state.score_BQ, words_BQN, score_BQ)
+    ended_BQN, score_BQ = _best(state.ended_BQN, state.score_BQ, extended_BQN, score_BQ)
     log_p_BQ, parent_BQ, _, live_BQN = top(jnp.where(ends_W, -jnp.inf, log_p_BQW))
     parent_R = (parent_BQ + Q * jnp.arange(B)[:, None]).reshape(-1)
     cache = jax.tree.map(lambda x: x[parent_R], state.cache)
@@ -112,7 +116,7 @@ def _extended(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, 
 
 
 def _best(*pools: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The best Q of the hypotheses (words, score, words, score), best first; of equal ones the earlier named."""
+    """Return the best Q of the hypotheses (tokens, score, tokens, score), best first; earlier ones win ties."""
     w_BQN, score_BQ = jnp.concatenate(pools[::2], axis=1), jnp.concatenate(pools[1::2], axis=1)
     score_BQ, choice_BQ = jax.lax.top_k(score_BQ, pools[0].shape[1])
     return jnp.take_along_axis(w_BQN, choice_BQ[..., None], axis=1), score_BQ

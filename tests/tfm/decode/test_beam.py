@@ -159,7 +159,7 @@ def test_no_steps_return_the_prompt():
 @pytest.mark.parametrize(
     ("size", "length", "says"),
     [(n, 1, f"between 1 and 7 hypotheses, the size of the vocabulary, not {n}$") for n in (0, recurrent.W + 1)]
-    + [(2, 0, "at least one word")],
+    + [(2, 0, "at least one token")],
 )
 def test_what_cannot_be_searched_is_refused(size, length, says):
     model = recurrent.incremental()

@@ -76,7 +76,7 @@ def pieces():
     """Compiled `begin` and `more`, the size of a piece being data."""
     model = recurrent.incremental()
     begin = jax.jit(functools.partial(decode.begin, model.start, steps=STEPS, **CHANCES["all"]))
-    return begin, jax.jit(functools.partial(decode.more, model.step, **CHANCES["all"])), model.traces
+    return begin, jax.jit(functools.partial(decode.extend, model.step, **CHANCES["all"])), model.traces
 
 
 @pytest.mark.parametrize("size", [1, 4, STEPS])
@@ -104,7 +104,7 @@ def test_neither_the_other_sequences_nor_the_bucket_have_a_part_in_a_text():
     run, _ = compiled("all")
     words, _ = run(KEY)
     wide_BN = np.pad(PROMPTS_BN, ((0, 0), (0, 3)), constant_values=4)
-    key_B = sampling.one_per_sequence(KEY, len(LENGTHS))
+    key_B = sampling.split_key(KEY, len(LENGTHS))
     last = slice(None, 0, -1)  # three of four, in the other order, each with its own key
     found, _ = run(key_B[last], prompt_BN=wide_BN[last], length_B=LENGTH_B[last])
     np.testing.assert_array_equal(found[:, : words.shape[1]], words[last])
@@ -124,18 +124,18 @@ def test_no_words_are_appended_where_none_are_asked_for():
 def test_buckets_are_powers_of_two_up_to_the_context():
     assert [decode.bucket(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
     assert [decode.bucket(n, 11) for n in (1, 8, 9, 11)] == [1, 8, 11, 11]
-    with pytest.raises(ValueError, match="the prompt has 12 words, and the context of the model holds 11"):
+    with pytest.raises(ValueError, match="12 tokens, .* holds 11"):
         decode.bucket(12, 11)
-    with pytest.raises(ValueError, match="at least one word"):
+    with pytest.raises(ValueError, match="at least one token"):
         decode.bucket(0)
 
 
 @pytest.mark.parametrize(
     ("prompt", "lengths", "settings", "message"),
     [
-        ((2, 0), [1, 1], {}, "at least one word"),
-        ((2, 3), [1, 0], {}, "at least one word"),
-        ((2, 3), [1, 4], {}, "a prompt of 4 words does not fit into 3 columns"),
+        ((2, 0), [1, 1], {}, "at least one token"),
+        ((2, 3), [1, 0], {}, "at least one token"),
+        ((2, 3), [1, 4], {}, "a prompt of 4 tokens does not fit into 3 columns"),
         ((2, 3), [1], {}, "2 prompts have 2 lengths"),
         ((2, 3), [1, 1], {"steps": -1}, "0 or more, not -1"),
         ((2, 3), [1, 1], {"temperature": -0.1}, "temperature"),

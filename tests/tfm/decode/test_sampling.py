@@ -92,7 +92,7 @@ def test_words_that_the_text_has_are_less_likely_and_what_is_behind_it_is_no_wor
     for b, length in enumerate((4, 2, 1)):
         for w in set(w_BN[b, :length].tolist()):
             expected[b, w] = expected[b, w] / penalty if expected[b, w] > 0 else expected[b, w] * penalty
-    found = sampling.filtered(logits_BW, w_BN, np.array([4, 2, 1]), repetition_penalty=penalty)
+    found = sampling.filter_logits(logits_BW, w_BN, np.array([4, 2, 1]), repetition_penalty=penalty)
     cases.close(jax.nn.softmax(found), jax.nn.softmax(expected), 1e-6)
 
 
@@ -140,7 +140,7 @@ def test_every_sequence_has_its_own_key():
     key, logits_BW = jax.random.key(3), jnp.zeros((53, W))
     words = sampling.draw(key, logits_BW)
     np.testing.assert_array_equal(sampling.draw(key, logits_BW[:11]), words[:11])
-    key_B = sampling.one_per_sequence(key, 53)
+    key_B = sampling.split_key(key, 53)
     np.testing.assert_array_equal(sampling.draw(key_B[::-1], logits_BW)[::-1], words)
     assert len(set(words.tolist())) == W and (sampling.draw(jax.random.key(4), logits_BW) != words).any()
 
@@ -151,14 +151,14 @@ def test_every_sequence_has_its_own_key():
         ({"temperature": -1}, "temperature must be 0 or a positive number, not -1"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
-        ({"top_k": -1}, "top_k must be a number of words, or 0 for all, not -1"),
+        ({"top_k": -1}, "top_k must be .* not -1"),
         ({"top_k": 2.0}, "top_k"),
         ({"top_p": 1.1}, "top_p must be a probability between 0 and 1, not 1.1"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
         ({"min_p": 1.1}, "min_p must be a probability between 0 and 1, not 1.1"),
         ({"repetition_penalty": 0}, "repetition penalty must be a positive number, 1 for none, not 0"),
-        ({"repetition_penalty": 1.2}, "needs the words so far"),
+        ({"repetition_penalty": 1.2}, "needs the text so far"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
