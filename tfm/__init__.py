@@ -1,34 +1,39 @@
 """The mathematics of the transformer as pure functions of arrays and parameter trees.
 
-Letters (every array's name ends in its axes; tokens are rows, while Turner and Prince write them as columns):
-B sequences, N query positions, S key positions, T = B * N rows, D features, H heads, G heads of keys and values where
-these are fewer (GQA, of one MQA: groups.py), K query/key features of a head,
-V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
-patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
-L rank of an adapter, I hidden units of a query, Y X Z rows, columns and channels of an
-image.
+Every array's name ends in its axes. Tokens are rows; Turner and Prince write them as columns.
+
+| letters | axes                                              | letters | axes                                        |
+|---------|---------------------------------------------------|---------|---------------------------------------------|
+| B       | sequences                                         | F       | hidden units of the MLP                     |
+| N, S    | query positions, key positions                    | M       | layers                                      |
+| T       | B * N rows                                        | W, C, J | token ids, classes, segments                |
+| D       | features of a token                               | P       | pixels of a patch                           |
+| H       | heads                                             | Y, X, Z | rows, columns and channels of an image      |
+| G       | heads of keys and values, if fewer (groups.py)    | R       | offsets between two tokens, or their buckets|
+| K, V    | query/key features, value features of a head      | L       | rank of an adapter                          |
+| Q       | query/key features of tied_wide: 2 K              | I       | hidden units of nonlinear_query             |
 
 | id  | paper                                     | here                              | file                 |
 |-----|-------------------------------------------|-----------------------------------|----------------------|
 | E1  | X_i = x_i E                               | E_WD (segments: S_JD)             | embed.py             |
 | E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join              | embed.py             |
-|     | patches and words in one sequence         | mixed: W_DP, b_D, E_WD            |                      |
+|     | patches and token ids in one sequence     | mixed: W_DP, b_D, E_WD            |                      |
 | E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one           | explicit.py          |
 | E4  | A ~ exp(x_n'^T x_n)                       | none                              | score.py             |
 | E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                 | score_symmetric.py   |
 | E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD        | score.py             |
-|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK            | score_symmetric.py   |
-|     | A_{n,n} = 0 where n sees others           | attend_to_self, self_bias                  | relative_position.py |
+|     | between E5 and E6                         | U_HQD, sigma_HK, P_HKK            | score_symmetric.py   |
+|     | A_{n,n} = 0 if n sees other tokens        | attend_to_self, self_bias         | relative_position.py |
 | E7  | scale of the logits                       | SCALES                            | score.py             |
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
-|     | ... that are the keys                     | keys: Uo_HDK                      | value.py             |
+|     | values that are the keys                  | keys: Uo_HDK                      | value.py             |
 | E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product | value.py             |
-|     | what becomes of a head's average          | gated: Ug_HKD; exclusive          | value.py             |
+|     | changes of a head's average               | gated: Ug_HKD; exclusive          | value.py             |
 |     | heads that share keys and values          | Uk_GKD, bk_GK, Uv_GKD, bv_GK      | groups.py            |
 | E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D         | score.py, value.py   |
 | E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...  | mlp.py               |
-| E13 | x + res(x); res(x) alone                  | the stages of `apply`; plain      | block.py             |
+| E13 | x + res(x); res(x) alone                  | pre_norm, post_norm; plain        | block.py             |
 | E14 | (x - mean)/sqrt(var) gamma + beta         | token: gain_D, shift_D; rms       | norm.py              |
 | E15 | ... without gamma, beta                   | token_plain                       | norm.py              |
 | E16 | ... with eps inside the root              | eps                               | norm.py              |
@@ -42,13 +47,13 @@ image.
 |     | relative, inside the attention            | rotary, b_HR, buckets, alibi      | relative_position.py |
 | E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,  | mask.py              |
 |     |                                           | window, both, either              |                      |
-| E23 | X^(n) = first n columns of X^(n+1)        | start, step: k_BHSK, v_BHSV kept  | kv_cache.py          |
+| E23 | X^(n) = first n columns of X^(n+1)        | start, step: cached keys, values  | kv_cache.py          |
 | E24 | p(w_n = w) = softmax(g_w^T x_{n-1})       | next_word: G_WD, b_W              | head.py              |
-|     | drawing words; beams                      | generate, search                  | generate.py, beam.py |
+|     | sampling; beam search                     | generate, search                  | generate.py, beam.py |
 | E25 | pooled; class token                       | G_CD, b_C; c_D                    | head.py, embed.py    |
 | E26 | sequence to sequence                      | Uq_HKD ... under *_cross          | encoder_decoder.py   |
 |     | image to image                            | h_D; W_PD, b_P                    | embed.py, head.py    |
-| E27 | hidden words                              | masked_word; transform: W_DD      | head.py              |
+| E27 | masked tokens                             | masked_word; transform: W_DD      | head.py              |
 | E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR          | score.py,            |
 |     |                                           |                                   | relative_position.py |
 | E29 | cost                                      | the same weights in blocks        | flash.py             |
@@ -56,11 +61,11 @@ image.
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py       |                      |
 |     | batch size that grows during training     | experiments/engine/batches.py     |                      |
 
-Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py unrolls chunks of queries, and
-online_softmax.py is the mathematics of one block; implementations.py chooses between them and the kernels of a TPU
-(splash.py) and a GPU (fused.py). sampling.py has temperature, top-k, top-p and others; loss.py has sums and counts.
-layout.py says what several devices share, ring.py passes keys and values around those that share a sequence, and
-platform.py has what CPUs and TPUs need to be fast.
+heads.py is multi-head attention. flash.py loops over blocks of weights, chunked.py unrolls chunks of queries, and
+online_softmax.py computes one block; implementations.py chooses between these and the kernels of a TPU (splash.py) and
+a GPU (fused.py). sampling.py has temperature, top-k, top-p and others; loss.py has losses as sums and counts. layout.py
+describes how devices share a model, ring.py sends keys and values around devices that share a sequence, and platform.py
+has the special cases of CPUs, GPUs and TPUs.
 """
 
 from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401

@@ -51,15 +51,23 @@ def attention(
         options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "axis": axis}
         options |= {"parallel_groups": G, "queries": queries, "keys": keys}
         return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)
-    N, S, dtype = q_BHNK.shape[2], k_BHSK.shape[2], v_BHSV.dtype
+    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     tables = parallel_groups * q_BHNK.shape[0] * max(q_BHNK.shape[1], k_BHSK.shape[1], v_BHSV.shape[1])
     chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
     if chunks:
         return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
     side = next((side for side in SIDES if tables * side**2 <= WEIGHTS), SIDES[-1])
-    queries, keys = block_mask.size(N, queries or side), block_mask.size(S, keys or side)
-    varying = None if axis is None else jax.lax.axis_index(axis)
+    sizes = block_mask.size(N, queries or side), block_mask.size(S, keys or side)
     rules = block_mask.Rules(block_mask.as_partial(mask), block_mask.as_partial(bias), cap)
+    query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, n=n, sizes=sizes, axis=axis)
+    y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
+    return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
+
+
+def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, int], axis: str | None) -> tuple:
+    """Return the blocks of queries, times the scale in float32 or float64, and the blocks of keys and values."""
+    (queries, keys), N, S = sizes, q_BHNK.shape[2], k_BHSK.shape[2]
+    varying = None if axis is None else jax.lax.axis_index(axis)
     zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, varying, rules))
     n, s_S = (x + zero for x in ring.positions(n, N, S, axis))
     # Blocks are padded with the last position, so that padding never makes a block needed.
@@ -69,8 +77,7 @@ def attention(
     key["k"], key["v"] = (block_mask.cut(x + zero, 2, keys) for x in (k_BHSK, v_BHSV))
     q_BHNK = scale * q_BHNK.astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
     query["q"] = block_mask.cut(q_BHNK + zero, 2, queries)
-    y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
-    return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(dtype), None
+    return query, key
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -45,7 +45,7 @@ def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
     return s_S - jnp.asarray(n)[..., None]
 
 
-def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
+def _gather(b_HR: jax.Array, index: jax.Array) -> jax.Array:
     """Return the columns `index` of a table of biases, with the heads before the last two axes."""
     return jnp.moveaxis(linear.to_float32(jnp.asarray(b_HR))[:, index], 0, -3)
 
@@ -59,7 +59,7 @@ def self_bias(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array
     return alone_NS if bias is None else bias(n, s_S) + alone_NS
 
 
-def rotated(
+def rotate_pairs(
     x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool, scaling: Callable = rotary_scaling.none
 ) -> jax.Array:
     """Return x with pair i of its features rotated by the angle n / base^(2i/K) (Su et al. 2021, equation 34).
@@ -94,7 +94,7 @@ def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_s
     """
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
-        turn = functools.partial(rotated, n=n, base=base, halves=halves, scaling=scaling)
+        turn = functools.partial(rotate_pairs, n=n, base=base, halves=halves, scaling=scaling)
         return turn(q_BHNK), turn(k_BHNK)
 
     return RelativePosition(_no_init, rotate=rotate)
@@ -108,7 +108,7 @@ def _relative_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
 def _relative(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array:
     """Return b_h(s - n): a parameter for each offset -(N-1) ... N-1; farther offsets use the last one."""
     farthest = params["b_HR"].shape[1] // 2
-    return _gathered(params["b_HR"], jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
+    return _gather(params["b_HR"], jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
 
 
 def _bucket(offset: int) -> int:
@@ -133,7 +133,7 @@ def _buckets_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
 def _buckets(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array:
     """Return b_h(bucket of s - n): near offsets have a parameter each, far ones share it in growing ranges (T5)."""
     index = jnp.clip(offsets(n, s_S), -FARTHEST, FARTHEST) + FARTHEST
-    return _gathered(params["b_HR"], jnp.asarray(_BUCKET_OF)[index])
+    return _gather(params["b_HR"], jnp.asarray(_BUCKET_OF)[index])
 
 
 def slopes(H: int) -> list[float]:
