@@ -92,7 +92,7 @@ def run(
     except (errors.UserError, errors.RunError) as error:
         end = type(error)(str(error))
     except SystemExit as error:  # from the user's own code: a program that calls this would end without a word
-        end = errors.UserError(f"your own code: {by_name.fault(error)}")
+        end = errors.UserError(f"your own code: {by_name.describe_user_error(error)}")
     except KeyboardInterrupt as error:
         end = interrupted(error, hint)
         if end.code != 128 + signal.SIGINT:  # only Ctrl-C has an exception; another signal does what it would do
@@ -128,7 +128,7 @@ def train(
     folder = None if dry_run else pathlib.Path(workdir)
     settings = warm_start.adopted(config_file.load_settings(config, changes), folder)
     compilation.keep()
-    experiment = by_name.experiment(settings.experiment)
+    experiment = by_name.load_experiment(settings.experiment)
     target = topologies.describe(topology) if topology else None
     chips = target.devices if target else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
     if not hasattr(experiment, "prepare"):  # a study: it prepares and trains many runs
@@ -150,7 +150,7 @@ def parse(argv: list[str]) -> dict[str, str]:
     if "--help" in argv:
         more = "Settings, each with a comment: python launch.py --help config"
         usage = f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\n{more}"
-        print("\n".join(base.listed()) if "config" in argv else usage, flush=True)
+        print("\n".join(base.list_settings()) if "config" in argv else usage, flush=True)
         sys.exit(0)
     changes, rest, words = {}, [], iter(argv)
     for word in words:
@@ -163,7 +163,7 @@ def parse(argv: list[str]) -> dict[str, str]:
         surplus = flags.FLAGS(rest)[1:]
     except flags.Error as error:
         hint, unknown = "", re.match("Unknown command line flag '(.*?)'", str(error))
-        if keys := unknown and by_name.elsewhere(unknown[1], by_name.ELSEWHERE | configs.flat(base.FIELDS)):
+        if keys := unknown and by_name.translate_foreign(unknown[1], by_name.FOREIGN_NAMES | configs.flat(base.FIELDS)):
             hint = f"; a setting is given as --config.{keys[0]}=VALUE"
         raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     if surplus or not CONFIG.value:

@@ -60,7 +60,7 @@ def make_plan(size: sizes.Workload) -> training_step.Plan:
         of_run = settings(experiment, size, changes | source)
         chips = compilation.split(of_run.to_dict()["mesh"], size.platform)
         devices = run.devices(of_run, size.platform, chips=chips)
-        return run.plan(of_run, by_name.experiment(experiment).prepare(of_run, devices).task, devices)
+        return run.plan(of_run, by_name.load_experiment(experiment).prepare(of_run, devices).task, devices)
 
 
 def training(size: sizes.Workload) -> participant.Built:
@@ -92,7 +92,7 @@ def training(size: sizes.Workload) -> participant.Built:
 def generation(size: sizes.Workload) -> participant.Built:
     """Build a model with random parameters that generates as the tool `sample` does."""
     m = settings("language", size, {}).model
-    model = models.language(m, answer=head.next_word, W=size.W, N=size.N, output="tied")
+    model = models.build_language_model(m, head=head.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
     how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
     how |= {"stop": [], "mask": lambda *_: masks.causal, "mesh": mesh.make(data=1)}

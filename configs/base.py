@@ -169,11 +169,11 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
     return config.lock()
 
 
-def listed() -> Iterator[str]:
+def list_settings() -> Iterator[str]:
     """Yield all settings with their defaults and comments: those of all runs, then those of each experiment."""
     for title, fields in {
         "all runs": FIELDS,
-        **{name: by_name.experiment(name).config() for name in by_name.experiments()},
+        **{name: by_name.load_experiment(name).config() for name in by_name.list_experiments()},
     }.items():
         yield f"\nof {title}"
         yield from settings.listed(fields)

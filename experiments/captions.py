@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import checks, model as models, sharding, task as tasks
+from experiments.build import baselines, checks, model as models, sharding, splits, task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head
@@ -38,11 +38,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     i, m, data = settings.image, settings.model, images.configured(settings.image.source, settings.image.size)
     letters, w_CL = spell(list(data.classes))
     W, L = len(letters), w_CL.shape[1]
-    patches, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
+    patches, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     N = patches - 1 + L  # the last patch answers with the first letter
     train, evaluation, _ = images.both(data, i.augment)
     examples = ((functools.partial(with_captions, fetch, w_CL, patches), n) for fetch, n in (train, evaluation))
-    parts = tasks.parts(settings, *examples, tokens=N)
+    fields = splits.make_splits(settings, *examples, tokens=N)
 
     checks.check_causal(m)
     layout = sharding.choose_layout(m, devices, W=W)
@@ -50,9 +50,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(
             "mesh.sequence must be 1: patches and letters are one sequence, which devices cannot share"
         )
-    ends = {"embed": models.sized(embed.mixed, P=P, W=W), "head": models.sized(head.next_word, W=W)}
-    mask = models.masked(m, masks.either(masks.causal, masks.prefix(patches)))
-    model = models.build(m, **ends, N=N, layout=layout, mask=mask)
+    ends = {"embed": models.bind_sizes(embed.mixed, P=P, W=W), "head": models.bind_sizes(head.next_word, W=W)}
+    mask = models.add_window(m, masks.either(masks.causal, masks.prefix(patches)))
+    model = models.build_model(m, **ends, N=N, layout=layout, mask=mask)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
@@ -61,9 +61,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.logits(params, hidden(params, batch)[0])
 
-    parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=W)}
-    parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.of_tokens(settings, model, hidden, sparse=True, layout=layout, **parts)
+    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
+    fields["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
+    task = tasks.make_token_task(settings, model, hidden, sparse=True, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, writer(logits, patches, L), letters, w_CL),

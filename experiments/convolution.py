@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import task as tasks
+from experiments.build import baselines, losses, splits
 from experiments.data import images
 from experiments.engine import batches, config as configs, errors, run, train_step
 from tfm import initial, layout as layouts
@@ -45,7 +45,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)
     train, evaluation, normal = images.both(data)
     convolve = ((functools.partial(examples, fetch, kernel_HD), n) for fetch, n in (train, evaluation))
-    parts = tasks.parts(settings, *convolve, tokens=X)
+    fields = splits.make_splits(settings, *convolve, tokens=X)
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - normal["mean_Z"]) / normal["std_Z"]
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
@@ -53,15 +53,15 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
     ) -> tuple[train_step.Ratios, dict]:
         y_BND, _ = apply(params, batch["x_BND"])
-        return tasks.explained(y_BND, batch["target_BND"], average_ND, batch["weight_BN"]), {}
+        return losses.explain_variance(y_BND, batch["target_BND"], average_ND, batch["weight_BN"]), {}
 
-    average = tasks.always_average(parts["evaluation"], lambda batch: batch["target_BND"], average_ND)
+    average = baselines.average_error(fields["evaluation"], lambda batch: batch["target_BND"], average_ND)
     task = train_step.Task(
         init=functools.partial(init, H=H, D=Y * Z, N=X),
         loss=loss,
         baseline={"loss": average},
         guess={"loss": "always the average training image, convolved"},
-        **parts,
+        **fields,
     )
     return run.Work(
         task,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, sharding, task as tasks
+from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import images, windows
 from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts
@@ -24,12 +24,12 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """Return the images, what is hidden of them, the model, its loss, and the figures."""
     i, data = settings.image, images.configured(settings.image.source, settings.image.size)
     train, evaluation, normal = images.both(data, i.augment)
-    N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
+    N, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
-    parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)), tokens=N)
-    ends = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    layout, mask = sharding.choose_layout(settings.model, devices, N=N), models.masked(settings.model, None)
-    model = models.build(settings.model, **ends, N=N, layout=layout, mask=mask)
+    fields = splits.make_splits(settings, (hide(train[0]), train[1]), (hide(evaluation[0]), evaluation[1]), tokens=N)
+    embedding, output = models.bind_sizes(embed.masked_patches, P=P), models.bind_sizes(head.pixels, P=P)
+    layout, mask = sharding.choose_layout(settings.model, devices, N=N), models.add_window(settings.model, None)
+    model = models.build_model(settings.model, embed=embedding, head=output, N=N, layout=layout, mask=mask)
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
 
@@ -42,11 +42,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
     def measure(prediction_BNP: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
         target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
-        return tasks.explained(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
+        return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
-    average = tasks.always_average(parts["evaluation"], lambda batch: cut(batch["image_BYXZ"]), cut(average_YXZ[None]))
-    parts |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
-    task = tasks.of_model(settings, model, predict, measure, layout=layout, **parts)
+    def target(batch: dict) -> np.ndarray:
+        return cut(batch["image_BYXZ"])
+
+    average = baselines.average_error(fields["evaluation"], target, cut(average_YXZ[None]))
+    fields |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
+    task = tasks.make_task(settings, model, predict, measure, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, normal, task, predict),

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.build import checks, model as models, sharding, task as tasks
+from experiments.build import baselines, checks, model as models, sharding, splits, task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs, errors, run, train_step
 from tfm import head
@@ -42,18 +42,18 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """Return the task's examples, a model that answers each token with one of W = 2 N words, its loss, the figures."""
     m, (name, causal, N) = settings.model, parse(settings.synthetic.task)
     W, fetch = 2 * N, synthetic.examples(name, N=N, W=2 * N)
-    parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
+    fields = splits.make_splits(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
         checks.check_causal(m)
-    layout, mask = sharding.choose_layout(m, devices, W=W), models.masked(m, masks.causal if causal else None)
-    model = models.language(m, answer=head.masked_word, W=W, N=N, layout=layout, mask=mask)
+    layout, mask = sharding.choose_layout(m, devices, W=W), models.add_window(m, masks.causal if causal else None)
+    model = models.build_language_model(m, head=head.masked_word, W=W, N=N, layout=layout, mask=mask)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         return model.hidden(params, batch["w_BN"], mask=mask, **options)
 
-    parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=W)}
-    parts["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
-    task = tasks.of_tokens(settings, model, hidden, layout=layout, **parts)
+    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
+    fields["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
+    task = tasks.make_token_task(settings, model, hidden, layout=layout, **fields)
     draw = functools.partial(figures, settings, task)
 
     def logits(params: Any, batch: dict) -> Any:
@@ -69,7 +69,7 @@ def figures(
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
     name, _, N = parse(settings.synthetic.task)
-    batch, A_MHNS = tasks.example(task, params)
+    batch, A_MHNS = tasks.map_first_example(task, params)
     tokens = synthetic.spelled(name, batch["w_BN"][0], N=N, W=2 * N)
     title, folder = settings.synthetic.task.replace("_", ", "), folder / "figures"
     return [

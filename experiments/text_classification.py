@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, sharding, task as tasks
+from experiments.build import model as models, sharding, splits, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import head
@@ -51,18 +51,18 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     layout, pooled = sharding.choose_layout(m, devices, W=tokenizer.size), t.head == "pooled"
     if layout.sequence:
         raise errors.UserError("mesh.sequence must be 1: one answer is for a whole text")
-    answer = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}
-    padding = models.masked(m, masks.padding(np.ones((1, t.N), bool)))
+    answer = {"head": head.each_word} if pooled else {"head": head.first_word, "output": t.head}
+    padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool)))
     sizes = {"W": tokenizer.size, "N": t.N, "C": len(data.classes)}
-    model = models.language(m, **answer, **sizes, layout=layout, mask=padding)
+    model = models.build_language_model(m, **answer, **sizes, layout=layout, mask=padding)
 
     def apply(params: Any, batch: dict, **options: Any) -> Any:
-        mask = models.masked(m, masks.padding(batch["valid_BS"]))
+        mask = models.add_window(m, masks.padding(batch["valid_BS"]))
         answer, aux = model.apply(params, batch["w_BN"], mask=mask, **options)
-        return models.mean_of_words(answer, batch["valid_BS"]) if pooled else answer, aux
+        return models.average_tokens(answer, batch["valid_BS"]) if pooled else answer, aux
 
-    own = tasks.parts(settings, *examples, tokens=t.N)
-    task = tasks.of_classes(settings, model, apply, labels, layout=layout, **own)
+    own = splits.make_splits(settings, *examples, tokens=t.N)
+    task = tasks.make_class_task(settings, model, apply, labels, layout=layout, **own)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, apply, labels[1]),
@@ -73,7 +73,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
 
 
-def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> tasks.Examples:
+def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> splits.Examples:
     """Return `(fetch, n)` for `batches`: w_BN, valid_BS (False: padding), label_B and weight_B."""
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -107,8 +107,8 @@ def figures(
     """Yield recall; loss curves, the confusion matrix, and held-out texts with their classes, wrong ones first."""
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
-    yield tasks.recalls(label_B, predicted_B, data.classes)
+    predicted_B, probability_B = tasks.predict_classes(task, apply, params, len(label_B))
+    yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     lines = []
     for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:
         text, name = data.evaluation[b]

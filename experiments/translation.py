@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, sharding, task as tasks
+from experiments.build import baselines, model as models, sharding, splits, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run
 from tfm.attention import mask as masks
@@ -58,9 +58,10 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     translation_score.metrics()  # raises UserError for a missing library before the training, not after it
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
-    parts = tasks.parts(settings, pairs.examples(corpus.train), pairs.examples(corpus.evaluation), tokens=2 * N)
+    train, evaluation = pairs.examples(corpus.train), pairs.examples(corpus.evaluation)
+    fields = splits.make_splits(settings, train, evaluation, tokens=2 * N)
     layout, padding = sharding.choose_layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
-    model = models.encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
+    model = models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
@@ -68,18 +69,18 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
     another = "always the translation of another sentence"
-    task = tasks.of_tokens(
+    task = tasks.make_token_task(
         settings,
         model,
         hidden,
         sparse=True,  # most targets are padding
-        baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
+        baseline={"accuracy": baselines.token_accuracy(fields["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
         layout=layout,
         maps=None,
-        **parts,
+        **fields,
     )
-    batch = tasks.at_once(settings.train, 2 * N, len(corpus.sources))
+    batch = splits.evaluation_batch_size(settings.train, 2 * N, len(corpus.sources))
     translate = translator(model, corpus.subwords, N=N, batch=batch)
     tokenizer = corpus.subwords.library.to_str(pretty=True).encode()
     return run.Work(

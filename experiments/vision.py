@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, sharding, task as tasks
+from experiments.build import model as models, sharding, splits, task as tasks
 from experiments.data import images
 from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
@@ -26,23 +26,23 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(f"{data.name} has one class, {data.classes[0]!r}: give a folder for each of two or more")
     train, evaluation, _ = images.both(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
-    N = models.patches(Y, X, Z, patch=i.patch)[0] + models.FIRST.get(i.head, 0)
+    N = models.count_patches(Y, X, Z, patch=i.patch)[0] + models.CLASS_TOKENS.get(i.head, 0)
     layout = sharding.choose_layout(settings.model, devices, N=N, head=i.head)
-    mask = models.masked(settings.model, None)
+    mask = models.add_window(settings.model, None)
     image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
-    model = models.vision(settings.model, answer=i.head, **image, layout=layout, mask=mask)
+    model = models.build_vision_model(settings.model, head=i.head, **image, layout=layout, mask=mask)
 
     def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
         return model.apply(params, v_BNP, mask=mask, layout=layout, **options)
 
-    task = tasks.of_classes(
+    task = tasks.make_class_task(
         settings,
         model,
         apply,
         (data.train_label_B, data.evaluation_label_B),
         layout=layout,
-        **tasks.parts(settings, train, evaluation, tokens=N),
+        **splits.make_splits(settings, train, evaluation, tokens=N),
     )
     return run.Work(
         task,
@@ -62,8 +62,8 @@ def figures(
 
     folder, title = folder / "figures", f"{settings.experiment}: {data.name}"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
-    yield tasks.recalls(label_B, predicted_B, data.classes)
+    predicted_B, probability_B = tasks.predict_classes(task, apply, params, len(label_B))
+    yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
     wrong = int(np.sum(predicted_B != label_B))
     first = np.argsort(label_B == predicted_B, kind="stable")[: draw.MOST_PREDICTIONS]  # wrong ones come first
@@ -83,7 +83,7 @@ def figures(
     yield draw.attention_maps(
         folder / "attention.png",
         image_YXZ=image_BYXZ[0],
-        A_MHNS=tasks.example(task, params)[1],
+        A_MHNS=tasks.map_first_example(task, params)[1],
         grid=tuple(n // settings.image.patch for n in image_BYXZ.shape[1:3]),
-        class_token=models.FIRST.get(settings.image.head, 0),
+        class_token=models.CLASS_TOKENS.get(settings.image.head, 0),
     )

@@ -139,7 +139,7 @@ def test_names_of_other_projects_lead_to_the_settings_beside_them() -> None:
     assert len(rows) == 16
     for ours, *theirs in rows:
         for name in theirs:
-            assert by_name.elsewhere(name) == [ours] or name in (ours, ours.partition(".")[2]), name
+            assert by_name.translate_foreign(name) == [ours] or name in (ours, ours.partition(".")[2]), name
 
 
 def test_the_library_as_readme_shows_it() -> None:

@@ -19,7 +19,7 @@ def check_model(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> Non
     config.at_least(1, {"model.share": m.share})
     batch_norm, embed_norm = m.norm.startswith("batch"), OUTER_NORMS[m.outer_norm][0]
     from_config = isinstance(m, config.Settings)  # a published model may have a window that hides nothing
-    for wrong, says in (
+    for wrong, reason in (
         (
             from_config and m.window >= N and not has_unlimited_context(m, N=N),
             f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window",
@@ -31,7 +31,7 @@ def check_model(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> Non
         (m.window and cross, "model.window needs a single sequence"),
     ):
         if wrong:
-            raise errors.UserError(says)
+            raise errors.UserError(reason)
 
 
 def check_sizes(m: config.Settings) -> dict[str, int]:

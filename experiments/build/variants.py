@@ -1,12 +1,14 @@
-"""The functions for the places of a model, by their names in the config; one from a user's own file is tried first.
+"""Variants: the functions for the stages of a model, chosen by the names in the config's section `model`.
 
-`rehearse` traces a block of the chosen variants on shapes alone. An error of a user's variant names its line.
+A name may carry numbers, rotary:500000 or rms:1e-6, and may name the user's code, my_file:my_score. `rehearse` traces a
+block with the chosen variants, so that an error of the user's code names its line before the training.
 """
 
 import contextlib
 import functools
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,169 +19,198 @@ from experiments.engine import by_name, config, errors
 from tfm import block, mlp, norm, position, shapes, transformer
 from tfm.attention import mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
 
-ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
+MODULES = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
-# The variants of a room behind whose names numbers may stand, and those that are meant where nothing does.
+# The variants whose names may be followed by numbers, and the numbers if there are none.
 NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
-USUAL = {"relative_position": "10000", "norm": "1e-5"}
-NOSELF = "_noself"  # behind the name of a score: tokens attend to others, where they may
+DEFAULTS = {"relative_position": "10000", "norm": "1e-5"}
+NOSELF = "_noself"  # suffix of a score: tokens attend to themselves only if they may attend to no other
 
 
-def choose(m: config.Settings, name: str) -> Any:
-    """The variant of this room that the section `m` names. UserError for no such."""
-    variant, numbers = split(name, getattr(m, name))
-    others = name == "score" and variant.endswith(NOSELF) and ":" not in variant
-    chosen = by_name.choose(name, variant.removesuffix(NOSELF * others), by_name.candidates(ROOMS[name]))
-    if others:
+def choose(m: config.Settings, setting: str) -> Any:
+    """Return the variant that this setting of the section `m` names. Raises UserError if there is none."""
+    name, numbers = split(setting, getattr(m, setting))
+    noself = setting == "score" and name.endswith(NOSELF) and ":" not in name
+    name = name.removesuffix(NOSELF) if noself else name
+    chosen = by_name.choose(setting, name, by_name.candidates(MODULES[setting]))
+    if noself:
         chosen = chosen._replace(attend_to_self=False)
-    if variant in ROTARY:
-        return _rotary(m, variant, *numbers.split(":"))
-    return _ignore_layout(name, chosen)
+    if name in ROTARY:
+        return _make_rotary(m, name, *numbers.split(":"))
+    return _ignore_layout(setting, chosen)
 
 
-def _ignore_layout(name: str, chosen: Any) -> Any:
-    """Return the variant with a function that takes `layout` in its room's place for it, if it has none."""
-    field = {"norm": "apply", "mlp": "apply", "value": "out_proj"}.get(name)
-    if field is None or chosen.takes_layout:
+def _ignore_layout(setting: str, chosen: Any) -> Any:
+    """Return the variant with a function that accepts `layout` and ignores it, if it does not take `layout`."""
+    if setting not in ("norm", "mlp", "value") or chosen.takes_layout:
         return chosen
-    function = getattr(chosen, field)
-    return chosen._replace(**{field: lambda *arrays, layout, **options: function(*arrays, **options)})
+    if setting == "value":
+        return chosen._replace(out_proj=_drop_layout(chosen.out_proj))
+    return chosen._replace(apply=_drop_layout(chosen.apply))
 
 
-def split(room: str, text: str) -> tuple[str, str]:
-    """The variant that a text names, and the numbers behind it: ('rotary', '10000') of 'rotary' and 'rotary:10000'. One
-    of the user's own has a colon in its name, and numbers that are usual."""
-    variant, colon, numbers = text.partition(":")
-    known = variant in NUMBERED.get(room, ())
-    return variant if known else text, numbers if known and colon else USUAL.get(room, "")
+def _drop_layout(function: Callable) -> Callable:
+    """Return the function with an argument `layout` that it ignores."""
+    return lambda *arrays, layout, **options: function(*arrays, **options)
 
 
-def joined(room: str, variant: str, numbers: str) -> str:
-    """The inverse of `split`, without what is usual."""
-    return variant if numbers == USUAL[room] else f"{variant}:{numbers}"
+def split(setting: str, text: str) -> tuple[str, str]:
+    """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
+
+    The colon of the user's my_file:my_norm belongs to the name; its numbers are the defaults.
+    """
+    name, colon, numbers = text.partition(":")
+    if name not in NUMBERED.get(setting, ()):
+        return text, DEFAULTS.get(setting, "")
+    return name, numbers if colon else DEFAULTS[setting]
 
 
-def written(number: float) -> str:
-    """As it stands there, to its last bit: 10000, 1e-6."""
+def join(setting: str, name: str, numbers: str) -> str:
+    """Return the inverse of `split`, without default numbers."""
+    return name if numbers == DEFAULTS[setting] else f"{name}:{numbers}"
+
+
+def format_number(number: float) -> str:
+    """Return a number as it stands in a name, with all its digits: 10000, 1e-6."""
     return repr(number).removesuffix(".0").replace("e-0", "e-")
 
 
-def eps(m: config.Settings) -> float:
-    """What stands inside the root of the norms. UserError for no such number."""
+def read_eps(m: config.Settings) -> float:
+    """Return the number inside the root of the norms. Raises UserError if it is not a number >= 0."""
     with contextlib.suppress(ValueError):
         if 0 <= (number := float(split("norm", m.norm)[1])) < np.inf:
             return number
-    raise errors.UserError(f"model.norm = {m.norm}: behind the colon a number from 0 must stand, as in rms:1e-6")
+    raise errors.UserError(f"model.norm = {m.norm}: the colon must be followed by a number >= 0, as in rms:1e-6")
 
 
-def _rotary(m: config.Settings, name: str, base: str, *scaled: str) -> relative_position.RelativePosition:
-    """Rotary positions of this base and scaling: '10000', or '10000', 'linear', '2'."""
-    of = by_name.choose("rotary scaling", (scaled or ["none"])[0], rotary_scaling.KINDS)
-    right = ":".join([name, "base", *scaled[:1], *[*inspect.signature(of).parameters][3:]])
+def _make_rotary(
+    m: config.Settings, name: str, base: str, kind: str = "none", *numbers: str
+) -> relative_position.RelativePosition:
+    """Return rotary positions with this base and scaling: '10000', or '10000', 'linear', '2'."""
+    scale = by_name.choose("rotary scaling", kind, rotary_scaling.KINDS)
     try:
-        base, *numbers = [float(text) for text in (base, *scaled[1:])]
+        base, *values = [float(text) for text in (base, *numbers)]
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
-            angles, length = of(np.arange(3), m.K, base, *numbers)
-        fits = np.isfinite(angles).all() and length > 0 and min([1, *numbers]) >= 0 and 1 <= base < np.inf
+            angles, length = scale(np.arange(3), m.K, base, *values)
+        valid = np.isfinite(angles).all() and length > 0 and min([1, *values]) >= 0 and 1 <= base < np.inf
     except (TypeError, ValueError, ZeroDivisionError):
-        fits = False
-    if not fits:
-        wrong = f"model.relative_position = {m.relative_position} gives no angles"
-        raise errors.UserError(f"{wrong}: it must be {right}, in numbers, and base at least 1")
-    how = {"halves": name == "rotary_halves", "scaling": lambda n, K, base: of(n, K, base, *numbers)}
-    return relative_position.rotary_of(base, **how)
+        valid = False
+    if not valid:
+        names = [*inspect.signature(scale).parameters][3:]
+        form = ":".join([name, "base", *([] if kind == "none" else [kind]), *names])
+        raise errors.UserError(
+            f"model.relative_position = {m.relative_position} must have the form {form}, with numbers and base >= 1"
+        )
+    return relative_position.rotary_of(
+        base, halves=name == "rotary_halves", scaling=lambda n, K, base: scale(n, K, base, *values)
+    )
 
 
-def checked(m: config.Settings, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the variants that the section `m` names, by room. Raises UserError if they do not fit together: shared
-    keys, rotary positions and values made of keys need a score that supports them."""
-    chosen = {name: choose(m, name) for name in ROOMS}
+def choose_all(m: config.Settings, sizes: dict[str, int]) -> dict[str, Any]:
+    """Return the variants of the section `m` by setting.
+
+    Raises UserError if the score does not support shared keys or rotary positions, and the section has these.
+    """
+    chosen = {setting: choose(m, setting) for setting in MODULES}
     if m.G < sizes["H"]:
         if not chosen["score"].supports_gqa:
-            right = [name for name, one in by_name.candidates(score).items() if one.supports_gqa]
+            names = [name for name, variant in by_name.candidates(score).items() if variant.supports_gqa]
             raise errors.UserError(
-                f"model.G = {m.G} with model.H = {sizes['H']}: model.score = {m.score} does not support shared keys "
-                f"(supports_gqa); these do: {', '.join(right)}"
+                f"model.G = {m.G} is less than model.H = {sizes['H']}, and model.score = {m.score} does not support "
+                f"shared keys. Set model.G = {sizes['H']}, or choose one of: {', '.join(names)}"
             )
-        for name in ("score", "value"):
-            if chosen[name].supports_gqa:
-                chosen[name] = chosen[name]._replace(init=functools.partial(chosen[name].init, G=m.G))
+        for setting in ("score", "value"):
+            if chosen[setting].supports_gqa:
+                chosen[setting] = chosen[setting]._replace(init=functools.partial(chosen[setting].init, G=m.G))
     if split("relative_position", m.relative_position)[0] in ROTARY and not chosen["score"].supports_rope:
         raise errors.UserError(
-            f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} does "
-            "not declare that they may be turned, as score.Score(init, apply, supports_rope=True) does"
+            f"model.relative_position = {m.relative_position} rotates queries and keys, which model.score = {m.score} "
+            "does not support. Choose another, or declare score.Score(init, apply, supports_rope=True)"
         )
     return chosen
 
 
-def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], *, N: int, cross: bool = False) -> None:
-    """Trace the shapes of a block, with nothing computed. Raises UserError if a variant of the user's own fails or
-    makes other shapes than its room's, or if features do not fit together."""
-    own = [f"model.{name} = {getattr(m, name)}" for name in ROOMS if ":" in split(name, getattr(m, name))[0]]
-    rotary, from_keys = (
-        split("relative_position", m.relative_position)[0] in ROTARY,
-        spec.block.attention.value.from_keys,
-    )
-    if not (own or rotary or from_keys):
-        return
-    called = " and ".join(own) or f"model.score = {m.score} with model.value = {m.value}"
-    called += f" and model.relative_position = {m.relative_position}" if rotary and not own else ""
-    n, x_BND = min(N, 3), jax.ShapeDtypeStruct((2, min(N, 3), sizes["D"]), jnp.float32)
+def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], *, cross: bool = False) -> None:
+    """Trace a block on shapes alone, if it has variants of the user's, rotary positions, or values made of keys.
 
-    def trace_parts(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
-        params, of = block.init(key, **sizes, N=N, spec=spec.block, bias=m.bias, cross=cross), spec.block.attention
+    Raises UserError if a variant of the user's fails, or returns arrays of other shapes than its stage needs, or if
+    numbers of features do not fit together.
+    """
+    users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if ":" in split(name, getattr(m, name))[0]]
+    rotary = split("relative_position", m.relative_position)[0] in ROTARY
+    from_keys = spec.block.attention.value.from_keys
+    if not (users or rotary or from_keys):
+        return
+    label = " and ".join(users) or f"model.score = {m.score} with model.value = {m.value}"
+    label += f" and model.relative_position = {m.relative_position}" if rotary and not users else ""
+    n = min(sizes["N"], 3)
+    x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
+
+    def trace_stages(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
+        params = block.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
         shapes.check(params)
-        q, k = of.score.apply(params["score"], x_BND, x_BND)
-        position = spec.position.apply(spec.position.init(key, N=N, D=sizes["D"]), x_BND, None)
-        return {"params": params, "queries": q, "keys": k, "position": position}
+        q, k = spec.block.attention.score.apply(params["score"], x_BND, x_BND)
+        code = spec.position.init(key, N=sizes["N"], D=sizes["D"])
+        return {"params": params, "queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
 
     def trace_block(params: dict, x_BND: jax.Array) -> jax.Array:
-        call = attentions.Call(mask=masks.causal, memory=attentions.Memory(x_BND, None) if cross else None)
-        return block.apply(params, x_BND, spec.block, call)[0]
+        memory = attentions.Memory(x_BND, None) if cross else None
+        return block.apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))[0]
 
-    with by_name.told(called):
-        made = jax.eval_shape(trace_parts, jax.random.key(0), x_BND)
-    params = made.pop("params")
-    if wrong := _misfit(made, shapes.check(params), sizes | {"G": m.G}, n, rotary=rotary, from_keys=from_keys):
-        raise errors.UserError(f"{called}: {wrong}")
-    with by_name.told(called):
+    with by_name.user_errors(label):
+        arrays = jax.eval_shape(trace_stages, jax.random.key(0), x_BND)
+    params = arrays.pop("params")
+    sizes = sizes | {"G": m.G}
+    if misfit := _find_misfit(arrays, shapes.check(params), sizes, n, rotary=rotary, from_keys=from_keys):
+        raise errors.UserError(f"{label}: {misfit}")
+    with by_name.user_errors(label):
         y_BND = jax.eval_shape(trace_block, params, x_BND)
     if y_BND.shape != x_BND.shape:
-        raise errors.UserError(f"{called}: its block makes tokens of the shape {y_BND.shape}, not {x_BND.shape}")
+        raise errors.UserError(f"{label}: its block returns tokens of shape {y_BND.shape}, not {x_BND.shape}")
 
 
-def _misfit(made: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
-    """Return what does not fit of queries, keys, a position code and the sizes of parameters; '' if all fits."""
+def _find_misfit(arrays: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
+    """Return what does not fit of the sizes of parameters, queries, keys and position code; '' if all fit."""
     for letter in "HKDF":
         if letters.get(letter, sizes[letter]) != sizes[letter]:
             return f"{letter} is {letters[letter]} in its parameters, not {sizes[letter]}"
-    K = (made["queries"].shape or (0,))[-1]
+    K = (arrays["queries"].shape or (0,))[-1]
     for name in ("queries", "keys"):
-        shape = made[name].shape
+        shape = arrays[name].shape
         if len(shape) != 4 or shape[:1] + shape[2:] != (2, n, K) or shape[1] not in (1, sizes["G"], sizes["H"]):
             return f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
-    if not K or (rotary and K % 2):
-        return f"its queries have {K} features" + (", and rotary positions turn pairs" if K else "")
+    if not K:
+        return "its queries have 0 features"
+    if rotary and K % 2:
+        return f"its queries have {K} features; rotary positions need an even number"
     if from_keys and K != sizes["K"]:
         return f"values made of keys need keys of model.K = {sizes['K']} features, not {K}"
-    shape = made["position"].shape
-    return "" if shape == (2, n, sizes["D"]) else f"its position code makes the shape {shape}, not {(2, n, sizes['D'])}"
+    shape, tokens = arrays["position"].shape, (2, n, sizes["D"])
+    return "" if shape == tokens else f"its position code returns the shape {shape}, not {tokens}"
 
 
 def check_scales(m: config.Settings, changed: set[str], params: dict, outputs: tuple[str, ...]) -> None:
-    """Raise UserError if one of the changed settings leaves the matrices of its variant as they are: score_std scales
-    the leaves of a score whose names begin with U, output_std those of a value or an MLP that `outputs` names."""
-    for setting, room, names in (
-        ("score_std", "score", "U"),
-        *(("output_std", one, outputs) for one in ("value", "mlp")),
+    """Raise UserError if a changed setting does not scale the matrices of its variant.
+
+    score_std scales leaves of a score whose names begin with U; output_std those of a value or an MLP in `outputs`.
+    The user's score must have only matrices that score_std scales.
+    """
+    for setting, stage, prefixes in (
+        ("score_std", "score", ("U",)),
+        ("output_std", "value", outputs),
+        ("output_std", "mlp", outputs),
     ):
-        matrices = [path for path in shapes.flat(params) if room in re.split("/|_cross/", path)[:-1]]
-        matrices = [path.rpartition("/")[2] for path in matrices if shapes.is_matrix(path)]
-        missed, own = [name for name in matrices if not name.startswith(names)], ":" in getattr(m, room)
-        all_missed = len(missed) == len(matrices)
-        if setting in changed and (
-            own and missed and room == "score" or all_missed and (room == "score" or missed and own)
-        ):
-            what = f"model.{setting} scales no {missed[0] if missed else 'matrix'} of model.{room} = {getattr(m, room)}"
-            right = f"begin the names of such matrices with {' or '.join([*names])}, or set model.{setting} = 1"
-            raise errors.UserError(f"{what}: {right}")
+        paths = [path for path in shapes.flat(params) if stage in re.split("/|_cross/", path)[:-1]]
+        matrices = [path.rpartition("/")[2] for path in paths if shapes.is_matrix(path)]
+        unscaled, is_users = [name for name in matrices if not name.startswith(prefixes)], ":" in getattr(m, stage)
+        nothing_scaled = len(unscaled) == len(matrices)
+        if stage == "score":
+            misses = nothing_scaled or (is_users and bool(unscaled))
+        else:
+            misses = nothing_scaled and is_users and bool(unscaled)
+        if setting in changed and misses:
+            matrix = unscaled[0] if unscaled else "matrix"
+            raise errors.UserError(
+                f"model.{setting} scales no {matrix} of model.{stage} = {getattr(m, stage)}. Begin the names of such "
+                f"matrices with {' or '.join(prefixes)}, or set model.{setting} = 1"
+            )

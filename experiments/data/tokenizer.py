@@ -138,7 +138,7 @@ def make(
     It has the text's characters, and NUL if either text has several documents. If the evaluation text has other
     characters, '[UNK]' joins the specials. Raises UserError for an unknown kind, and if a document is not UTF-8."""
     if kind not in KINDS:
-        near = by_name.nearest(str(kind), (*KINDS, BPE))
+        near = by_name.suggest(str(kind), (*KINDS, BPE))
         choices = f"{', '.join(KINDS)}, {BPE} for a BPE of 8,192 tokens, or a path that exists"
         raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {choices}")
     if kind == "bytes":

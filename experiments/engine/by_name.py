@@ -19,9 +19,9 @@ from typing import Any
 from experiments.engine import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
-CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # the user's code: my_file:my_variant
-# Our names of settings -> their names in other projects (nanoGPT, Hugging Face, big_vision, MaxText).
-ELSEWHERE = {
+CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # names the user's code: my_file:my_variant
+# Our settings -> their names in other projects (nanoGPT, Hugging Face, big_vision, MaxText).
+FOREIGN_NAMES = {
     "optim.learning_rate": "lr max_lr base_lr peak_lr",
     "optim.weight_decay": "wd adam_weight_decay",
     "optim.betas": "b1 b2 beta1 beta2 adam_beta1 adam_beta2 adam_b1 adam_b2",
@@ -55,22 +55,26 @@ ELSEWHERE = {
 }
 
 
-def elsewhere(name: str, right: Iterable[str] = ELSEWHERE) -> list[str]:
-    """Return our name of a setting of another project, or of one whose section was left out; [] if there is none."""
+def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> list[str]:
+    """Return our settings that other projects call `name`, or whose section is `name`; [] if there are none."""
     last = name.rpartition(".")[2].lower()
-    return [key for key in right if last in ELSEWHERE.get(key, "").split() or key.partition(".")[2].lower() == last]
+    return [
+        setting
+        for setting in settings
+        if last in FOREIGN_NAMES.get(setting, "").split() or setting.partition(".")[2].lower() == last
+    ]
 
 
-def nearest(name: str, right: Iterable[str]) -> str:
-    """Return ' (did you mean "steps"?)' if a right name is near, or another project's name of a right one, else ''."""
-    right = list(right)
-    same = [other for other in right if other.lower() == name.lower()]  # d and D are as far apart as d and M
-    found = same or elsewhere(name, right) or difflib.get_close_matches(name, right, n=1, cutoff=0.5)
-    return f' (did you mean "{found[0]}"?)' if found else ""
+def suggest(name: str, allowed: Iterable[str]) -> str:
+    """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`."""
+    allowed = list(allowed)
+    same = [other for other in allowed if other.lower() == name.lower()]  # difflib: d is as far from D as from M
+    similar = same or translate_foreign(name, allowed) or difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    return f' (did you mean "{similar[0]}"?)' if similar else ""
 
 
 def candidates(module: Any) -> dict[str, Any]:
-    """Return the variants of a package: its public attributes that are tuples of functions, `init` among them."""
+    """Return the variants of a module: its public attributes that are tuples of functions, `init` among them."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -78,91 +82,100 @@ def candidates(module: Any) -> dict[str, Any]:
     }
 
 
-def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
-    """Return the variant called `name`. A function or a tuple of functions may be the user's: "my_file:my_variant"."""
-    like = next(iter(right.values()))
-    open_to_all = callable(like) or hasattr(like, "_fields")
-    if ":" not in name or not open_to_all:
-        if name not in right:
-            listed = ", ".join(right) + (f", or my_file:my_{what}" if open_to_all else "")
-            raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
-        return right[name]
+def choose(kind: str, name: str, allowed: Mapping[str, Any]) -> Any:
+    """Return the variant called `name`; for functions and tuples of functions also the user's "my_file:my_variant".
+
+    kind: what the variants are, for messages. Raises UserError if there is none of this name, or the user's does not
+    fit.
+    """
+    example = next(iter(allowed.values()))
+    accepts_users = callable(example) or hasattr(example, "_fields")
+    if ":" not in name or not accepts_users:
+        if name not in allowed:
+            names = ", ".join(allowed) + (f", or my_file:my_{kind}" if accepts_users else "")
+            raise errors.UserError(f'unknown {kind} "{name}"{suggest(name, allowed)}; choose one of: {names}')
+        return allowed[name]
     module, _, attribute = name.partition(":")
     if not CODE.fullmatch(name):
-        wrong = f'the {what} "{name}" is not of the form my_file:my_variant'
-        raise errors.UserError(wrong + nearest(module, right))
-    found = getattr(_own(what, name, module.removesuffix(".py"), attribute), attribute)
-    return _as_variant(f'the {what} "{name}"', found, like)
+        raise errors.UserError(f'the {kind} "{name}" must have the form my_file:my_variant{suggest(module, allowed)}')
+    loaded = _import_users(kind, name, module.removesuffix(".py"), attribute)
+    return _as_variant(f'the {kind} "{name}"', getattr(loaded, attribute), example)
 
 
-def _as_variant(called: str, found: Any, like: Any) -> Any:
-    """Return the user's variant as the tuple that ours are. It may be any object with these attributes, or a plain
-    tuple; a part with a default may be missing. UserError for anything else."""
-    fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
-    required = [part for part in fields if part not in defaults]
-    if required and not isinstance(found, type(like)):
-        if all(hasattr(found, part) for part in required):
-            found = type(like)(**{part: getattr(found, part) for part in fields if hasattr(found, part)})
-        elif isinstance(found, tuple) and len(required) <= len(found) <= len(fields):
-            found = type(like)(*found)
-    if not all(hasattr(found, part) for part in required) or (callable(like) and not callable(found)):
-        right = f"a tuple ({', '.join(required)}), or an object with these" if required else "a function"
-        raise errors.UserError(f"{called} must be {right}, and it is not")
-    return found
+def _as_variant(label: str, variant: Any, example: Any) -> Any:
+    """Return the user's variant as a tuple of the type of `example`.
+
+    It may be a plain tuple, or an object with these attributes; those with a default may be missing. Raises UserError
+    for anything else.
+    """
+    fields, defaults = getattr(example, "_fields", ()), getattr(example, "_field_defaults", {})
+    required = [field for field in fields if field not in defaults]
+    if required and not isinstance(variant, type(example)):
+        if all(hasattr(variant, field) for field in required):
+            variant = type(example)(**{field: getattr(variant, field) for field in fields if hasattr(variant, field)})
+        elif isinstance(variant, tuple) and len(required) <= len(variant) <= len(fields):
+            variant = type(example)(*variant)
+    if not all(hasattr(variant, field) for field in required) or (callable(example) and not callable(variant)):
+        form = f"a tuple ({', '.join(required)}), or an object with these attributes" if required else "a function"
+        raise errors.UserError(f"{label} must be {form}")
+    return variant
 
 
-def _own(what: str, name: str, module: str, *parts: str) -> ModuleType:
-    """Import a module of the user's that has these parts: from the working directory, installed, or from the folder of
-    the config."""
+def _import_users(kind: str, name: str, module: str, *attributes: str) -> ModuleType:
+    """Import a module of the user's that has these attributes.
+
+    It may be in the working directory, in the folder of the config, or installed.
+    """
     _search_working_directory()
-    where = f'the {what} "{name}" cannot be imported'
-    with told(where):
+    label = f'the {kind} "{name}" cannot be imported'
+    with user_errors(label):
         try:
             loaded = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):  # the user's module imports a missing one
                 raise
-            folders = [one for one in sys.path if own(f"{one}{os.sep}") and os.path.isdir(one or ".")]
+            folders = [path for path in sys.path if is_user_code(f"{path}{os.sep}") and os.path.isdir(path or ".")]
             places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
-            raise errors.UserError(f"{where}: there is no {module.replace('.', os.sep)}.py in {places}") from error
-    for part in parts:
-        if not hasattr(loaded, part):
-            raise errors.UserError(f"{where}: {getattr(loaded, '__file__', None) or module} has no {part}")
+            raise errors.UserError(f"{label}: there is no {module.replace('.', os.sep)}.py in {places}") from error
+    for attribute in attributes:
+        if not hasattr(loaded, attribute):
+            raise errors.UserError(f"{label}: {getattr(loaded, '__file__', None) or module} has no {attribute}")
     return loaded
 
 
 def _search_working_directory() -> None:
-    """Import from the working directory too, as Python's own command does."""
+    """Let Python import from the working directory, as its own command does."""
     if "" not in sys.path:
         sys.path.insert(0, "")
 
 
-def experiment(name: str) -> ModuleType:
-    """Return the experiment of this name: experiments/<name>.py, or a file of the user's. UserError if there is none.
+def load_experiment(name: str) -> ModuleType:
+    """Return the experiment of this name: experiments/<name>.py, or a file of the user's.
 
-    It has config() -> {section: its fields} and prepare(settings, mesh) -> run.Work, which is trained; a study
-    (ablation) has run() instead of prepare. The user's is searched for like "my_file:my_score".
+    It has config() -> {section: its fields} and prepare(settings, mesh) -> run.Work; a study (ablation) has run()
+    instead of prepare. The user's file is found like "my_file:my_score". Raises UserError if there is no such
+    experiment.
     """
-    if own_experiment(name):
-        return _own("experiment", name, name, "config", "prepare")
-    if (module := _of_project(name)) is not None:
+    if is_user_experiment(name):
+        return _import_users("experiment", name, name, "config", "prepare")
+    if (module := _built_in(name)) is not None:
         return module
-    right = experiments()
+    names = list_experiments()
     raise errors.UserError(
-        f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}, and a file of your'
-        " own next to the config"
+        f'unknown experiment "{name}"{suggest(name, names)}; choose one of: {", ".join(names)}, or a file of yours '
+        "next to the config"
     )
 
 
-def experiments() -> list[str]:
-    """Return the names of the project's experiments."""
-    names = [one.name for one in pkgutil.iter_modules([str(ROOT / "experiments")])]
-    return [one for one in names if _of_project(one) is not None]
+def list_experiments() -> list[str]:
+    """Return the names of the built-in experiments."""
+    names = [module.name for module in pkgutil.iter_modules([str(ROOT / "experiments")])]
+    return [name for name in names if _built_in(name) is not None]
 
 
-def own_experiment(name: str) -> bool:
-    """Return True for a module that can be found and is not an experiment of the project."""
-    if _of_project(name) is not None or not all(part.isidentifier() for part in name.split(".")):
+def is_user_experiment(name: str) -> bool:
+    """Return True if this is a module that can be imported and is not a built-in experiment."""
+    if _built_in(name) is not None or not all(part.isidentifier() for part in name.split(".")):
         return False
     _search_working_directory()
     try:
@@ -171,7 +184,8 @@ def own_experiment(name: str) -> bool:
         return False
 
 
-def _of_project(name: str) -> ModuleType | None:
+def _built_in(name: str) -> ModuleType | None:
+    """Return the built-in experiment of this name, or None."""
     if not name.isidentifier() or not (ROOT / "experiments" / f"{name}.py").is_file():
         return None
     module = importlib.import_module(f"experiments.{name}")
@@ -179,38 +193,40 @@ def _of_project(name: str) -> ModuleType | None:
 
 
 @contextlib.contextmanager
-def told(called: str, *, all_is_own: bool = True) -> Iterator[None]:
-    """Context manager: turn what the user's code raises, which may be anything, into a UserError of one sentence.
+def user_errors(label: str, *, all_is_users: bool = True) -> Iterator[None]:
+    """Context manager: convert any exception of the user's code into a UserError of one sentence.
 
-    all_is_own: False for errors that came through a line of a file of the user's only; others stay as they are.
+    all_is_users: False converts only exceptions that passed through a line of the user's files.
     """
     try:
         yield
     except (errors.UserError, errors.RunError, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # also a SystemExit, which would end the process without a word
-        if (says := fault(error)) == sentence(error) and not all_is_own:
+    except BaseException as error:  # also a SystemExit, which would end the process without a message
+        message = describe_user_error(error)
+        if message == describe_error(error) and not all_is_users:
             raise
-        raise errors.UserError(f"{called}: {says}") from error
+        raise errors.UserError(f"{label}: {message}") from error
 
 
-def fault(error: BaseException) -> str:
-    """Return what the user's code raised, with the user's last line: "my_file.py, line 3: NameError: ..."."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
-    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + sentence(error)
+def describe_user_error(error: BaseException) -> str:
+    """Return an exception of the user's code with the user's last line: "my_file.py, line 3: NameError: ..."."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
+    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + describe_error(error)
 
 
-def sentence(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Return the type and the first line of an exception."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def own(file: str) -> bool:
-    """Return True for the user's code: neither installed nor part of this project."""
-    return not file.startswith(_others())
+def is_user_code(file: str) -> bool:
+    """Return True for a file that is neither installed nor part of this project."""
+    return not file.startswith(_other_code())
 
 
 @functools.cache
-def _others() -> tuple[str, ...]:
+def _other_code() -> tuple[str, ...]:
     """Return the beginnings of the paths of code that is not the user's."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = (f"{ROOT / package}{os.sep}" for package in ("tfm", "experiments", "benchmarks"))

@@ -58,7 +58,7 @@ def known(key: str, right: Mapping[str, Any]) -> str:
     if key not in right:
         sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
         hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in key else ""
-        raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.nearest(key[:100], right) or hint}')
+        raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], right) or hint}')
     return key
 
 
@@ -134,8 +134,8 @@ def listed(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     """Return the experiment's own sections of a config by their names. UserError if the user's are invalid."""
-    module, called = by_name.experiment(name), f'config() of the experiment "{name}"'
-    with by_name.told(called):
+    module, called = by_name.load_experiment(name), f'config() of the experiment "{name}"'
+    with by_name.user_errors(called):
         found = {key: section(fields) for key, fields in module.config().items()}
     for key, value in flat({key: values_of(fields) for key, fields in found.items()}).items():
         if not isinstance(value, TYPES):
@@ -250,13 +250,13 @@ class Settings:
         config, the modules that settings name ("my_file:my_score"), and what these import from their folders."""
         values = flat(self._values)
         named = [text.partition(":")[0] for setting in values.items() for _, text in codes(*setting)]
-        named += [values[key] for key in NAMED if by_name.own_experiment(values.get(key, ""))]
+        named += [values[key] for key in NAMED if by_name.is_user_experiment(values.get(key, ""))]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
         files = {self._file or "": pathlib.Path(self._file or "").name}
         files |= {imported[name]: f"{name}.py" for name in named if name in imported}
         folders = {str(pathlib.Path(file).absolute().parent) for file in files if file}
         for name, file in imported.items():
-            if os.path.dirname(file) in folders and by_name.own(file) and name.partition(".")[0] != "configs":
+            if os.path.dirname(file) in folders and by_name.is_user_code(file) and name.partition(".")[0] != "configs":
                 files.setdefault(file, f"{name}.py")
         return {pathlib.Path(file).absolute(): name for file, name in files.items() if file.endswith(".py")}
 

@@ -41,7 +41,7 @@ def place(path: str) -> str:
     for one in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
         if os.path.isfile(one):  # also False for a name that is too long
             return str(one)
-    hint = by_name.nearest(file.stem, [one.stem for one in ours.glob("[a-z]*.py")])
+    hint = by_name.suggest(file.stem, [one.stem for one in ours.glob("[a-z]*.py")])
     raise errors.UserError(f"there is no config file {path}{hint}")
 
 
@@ -109,7 +109,7 @@ def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[s
     found = {"experiment": values.get("experiment", ""), "study.experiment": of}
     for key, name in (found | {key: given[key] for key in configs.NAMED if key in given}).items():
         configs.check_type(key, name, str)
-        if key not in given and by_name.own_experiment(name):
+        if key not in given and by_name.is_user_experiment(name):
             raise distrust(file, key, name, inside=key)
         found[key] = name
     return list(found.values())
@@ -150,9 +150,9 @@ def _sentence(error: BaseException) -> str:
         return f'the config of this experiment has no "{section.group(1)}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
         name, meant = unknown.group(1), re.search(r'Did you mean "(.*?)"', str(error))
-        found = by_name.elsewhere(name)[:1] or ([meant.group(1)] if meant else [])
+        found = by_name.translate_foreign(name)[:1] or ([meant.group(1)] if meant else [])
         return f'unknown config key "{name}"' + (f' (did you mean "{found[0]}"?)' if found else "")
-    return by_name.sentence(error)
+    return by_name.describe_error(error)
 
 
 def forget_own_modules(folder: pathlib.Path) -> None:
@@ -163,5 +163,5 @@ def forget_own_modules(folder: pathlib.Path) -> None:
     for name, module in [*sys.modules.items()]:
         file, path = str(getattr(module, "__file__", None)), name.replace(".", os.sep)
         own = {os.path.join(one, f"{path}{end}") for one in folders for end in (".py", f"{os.sep}__init__.py")}
-        if file in own and by_name.own(file):
+        if file in own and by_name.is_user_code(file):
             del sys.modules[name]

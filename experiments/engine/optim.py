@@ -61,7 +61,7 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
 
 def _own_schedule(name: str, fraction: Callable, peak: Any, steps: int) -> optax.Schedule:
     """Return peak * fraction(step, steps). UserError if this is not a number."""
-    with by_name.told(f"optim.schedule = {name}, (step, steps) -> the fraction of the peak"):
+    with by_name.user_errors(f"optim.schedule = {name}, (step, steps) -> the fraction of the peak"):
         jax.eval_shape(lambda n: jnp.reshape(fraction(n, steps), ()), jax.ShapeDtypeStruct((), jnp.int32))
     return lambda n: peak * fraction(jnp.maximum(n, 0), steps)  # in the warm-up n is below 0, and the value unused
 
@@ -81,7 +81,7 @@ def own(
     Steps are counted in addition: not every rule of optax does. UserError if it makes no optimiser.
     """
     more = {"mask": matrices} if "mask" in inspect.signature(rule).parameters else {}
-    with by_name.told(called := f"optim.name = {name}"):
+    with by_name.user_errors(called := f"optim.name = {name}"):
         made = rule(rate, **values, **more)
     if not (hasattr(made, "init") and hasattr(made, "update")):
         raise errors.UserError(
@@ -93,7 +93,7 @@ def own(
 
 def check(name: str, rule: optax.GradientTransformation, params: Any) -> None:
     """Raise UserError if the user's optimiser raises, or its updates differ in shape from the (abstract) parameters."""
-    with by_name.told(called := f"optim.name = {name}"):
+    with by_name.user_errors(called := f"optim.name = {name}"):
         updates, _ = jax.eval_shape(rule.update, params, jax.eval_shape(rule.init, params), params)
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, params):
         raise errors.UserError(f"{called}: its updates must have the names and shapes of the parameters")
@@ -261,7 +261,7 @@ def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ())
     names = shapes.flat(params)
     for i, pattern in enumerate(frozen):
         if not any(_means(str(pattern), name) for name in names):
-            hint = by_name.nearest(str(pattern), names)
+            hint = by_name.suggest(str(pattern), names)
             raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
         earlier = [*before, *frozen[:i]]
         if trained(params, [*earlier, pattern]) == trained(params, earlier):

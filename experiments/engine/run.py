@@ -371,7 +371,7 @@ def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> tra
 def check_train(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
     """Raise UserError for settings of training that do not fit together, and for a batch of an invalid form."""
     t, name = settings.train, settings.optim.name
-    with by_name.told("in a batch"):
+    with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
     config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     config.at_least(0, {f"train.{name}": getattr(t, name) for name in ("log_every", "evaluate_every", "save_every")})

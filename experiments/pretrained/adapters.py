@@ -69,7 +69,7 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
     names = sorted({name for parts in matrices.values() for name in parts})
     for part in where:
         if part not in names:
-            hint = f"{by_name.nearest(part, names)}; the right ones are: {', '.join(names)}"
+            hint = f"{by_name.suggest(part, names)}; the right ones are: {', '.join(names)}"
             raise errors.UserError(f'optim.lora: no matrix is called "{part}", or lies in a part of that name{hint}')
 
     def init(key: jax.Array, **numbers: Any) -> dict:

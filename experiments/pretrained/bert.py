@@ -120,7 +120,7 @@ def lines(settings: families.Settings, *, names: Names = NAMES) -> list[tensors.
 def output(kind: str, settings: families.Settings, *, classes: str = "tanh", masked: str = "") -> str:
     """Return text.head. classes, masked: the activation of the layer before the output; '' for that of the MLPs."""
     if kind == "masked":
-        return models.word_head(settings["tied_output"], masked or settings["mlp"])
+        return models.name_head(settings["tied_output"], masked or settings["mlp"])
     return classes if kind == "classes" else "linear"
 
 

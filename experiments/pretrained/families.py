@@ -114,7 +114,7 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
 
 def norm(config: HfConfig, name: str, default: float, variant: str = "token") -> str:
     """Return model.norm with the number of config.json."""
-    return variants.joined("norm", variant, variants.written(number(config, name, default)))
+    return variants.join("norm", variant, variants.format_number(number(config, name, default)))
 
 
 def norm_eps(settings: Settings) -> float:

@@ -34,7 +34,7 @@ def import_tree(
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
     disk.check_new(folder, "folder")
-    work = by_name.experiment(settings.experiment).prepare(settings, runs.devices(settings))
+    work = by_name.load_experiment(settings.experiment).prepare(settings, runs.devices(settings))
     expected = jax.eval_shape(work.task.init, jax.random.key(0))
     theirs = traverse_util.flatten_dict(dict(arrays), sep="/")
     ours = {*theirs, *(path for _, *paths in mapping.values() for path in paths)}

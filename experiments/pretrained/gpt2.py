@@ -65,7 +65,7 @@ FAMILY = families.Family(
     write=write,
     lines=lines,
     head=lambda settings, arrays: {"head": "causal"},
-    output=lambda kind, settings: models.word_head(settings["tied_output"], ""),
+    output=lambda kind, settings: models.name_head(settings["tied_output"], ""),
     copies=lambda settings: {"lm_head.weight": "wte.weight"} if settings["tied_output"] else {},
     buffers=("h.{m}.attn.bias", "h.{m}.attn.masked_bias"),
 )

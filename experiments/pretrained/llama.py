@@ -173,7 +173,7 @@ def family(read: Callable, name: str) -> families.Family:
         write=functools.partial(write, name=name),
         lines=lines,
         head=lambda settings, arrays: {"head": "causal"},
-        output=lambda kind, settings: models.word_head(settings["tied_output"], ""),
+        output=lambda kind, settings: models.name_head(settings["tied_output"], ""),
         copies=lambda settings: {"lm_head.weight": "embed_tokens.weight"} if settings["tied_output"] else {},
         buffers=("layers.{m}.self_attn.rotary_emb.inv_freq",),
     )

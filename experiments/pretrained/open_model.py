@@ -37,12 +37,12 @@ HEADS |= {"classes": head.first_word, "tokens": head.each_word, "spans": head.ea
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """A model and what its user must know. Called with a batch of ids or raw images, it returns logits.
+    """A trained model, and what its users need to know. Called with a batch of ids or raw images, it returns logits.
 
-    kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
-    `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, output; Y, X,
-    Z, patch, C, answer). table: what became of each tensor of a published model, '' for our own.
-    trust: the programs of the user's own, 'my_file:my_score', that a run's config may name.
+    kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
+    `model`. facts: the other arguments of the function in build/model.py (W, N, output; Y, X, Z, patch, C, head).
+    table: what became of each tensor of a published model, '' for our own. trust: the user's code, 'my_file:my_score',
+    that a run's config may name.
     """
 
     path: pathlib.Path
@@ -81,7 +81,7 @@ class Trained:
 
     @functools.cached_property
     def _apply(self) -> Callable[[dict, jax.Array, jax.Array | None], jax.Array]:
-        mask = models.masked(self.fields, masks.causal if self.kind in ("causal", "prefix") else None)
+        mask = models.add_window(self.fields, masks.causal if self.kind in ("causal", "prefix") else None)
         each = {name: fact for name, fact in self.facts.items() if name != "output"}
         of_words = dataclasses.replace(self, kind="tokens", facts=each)  # what each word answers alone
 
@@ -94,7 +94,7 @@ class Trained:
                 who = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
                 by_word = self.facts.get("output") == "pooled"
             answer = (of_words if by_word else self).network(**size).apply(params, inputs, mask=who)[0]
-            return models.mean_of_words(answer, valid) if by_word else answer
+            return models.average_tokens(answer, valid) if by_word else answer
 
         return jax.jit(apply)
 
@@ -102,7 +102,7 @@ class Trained:
     def fields(self) -> Any:
         """Return the section `model` of the config that the model was made with. Raises UserError for a program that is
         not in `trust`."""
-        for name, value in {**self.model, "head": self.facts.get("answer")}.items():
+        for name, value in {**self.model, "head": self.facts.get("head")}.items():
             if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in self.trust:
                 what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
                 raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
@@ -112,9 +112,9 @@ class Trained:
         """Return the model as functions. size: Y and X of images. Raises UserError that lists the parameters which are
         missing, left over, of another shape, or not finite."""
         if self.kind in HEADS:
-            size["answer"] = HEADS[self.kind]
-        make = {"image": models.vision, "translation": models.encoder_decoder}.get(self.kind, models.language)
-        model = make(self.fields, **size, **self.facts)
+            size["head"] = HEADS[self.kind]
+        build = {"image": models.build_vision_model, "translation": models.build_encoder_decoder}
+        model = build.get(self.kind, models.build_language_model)(self.fields, **size, **self.facts)
         check(self.path, self.params, jax.eval_shape(model.init, jax.random.key(0)))
         return model
 
@@ -189,7 +189,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
 
 
 def _kind_and_facts(config: dict[str, Any], params: dict) -> tuple[str, dict[str, Any]]:
-    """Return what the model of a run does, and the arguments of models.language or models.vision."""
+    """Return what the model of a run does, and the arguments of its function in build/model.py."""
     kind, head = RUNS.get(config["experiment"], config["experiment"]), params.get("head", {})
     facts: dict[str, Any] = {}
     if kind == "language":
@@ -202,7 +202,7 @@ def _kind_and_facts(config: dict[str, Any], params: dict) -> tuple[str, dict[str
         patch = config["image"]["patch"]
         facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
     if kind == "image":
-        facts |= {"C": head["G_CD"].shape[0], "answer": config["image"]["head"]}
+        facts |= {"C": head["G_CD"].shape[0], "head": config["image"]["head"]}
     if kind in (*HEADS, "translation"):
         facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
     return kind, facts
@@ -212,7 +212,7 @@ def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
     """Return a published model. One without biases of queries, keys and values gets zeros: ours has all or none."""
     extras, params = read.extras, read.params
     if extras["kind"] == "image":
-        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"answer": extras["output"]}
+        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"head": extras["output"]}
     else:
         facts = {name: extras[name] for name in ("W", "N", "output", "C") if name in extras}
     if not extras.get("query_bias", True):

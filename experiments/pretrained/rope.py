@@ -35,8 +35,8 @@ def read(config: families.HfConfig, N: int) -> str:
         if kind != "default":
             own = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
             scaling = [kind, *_numbers(kind, {**rope, **own})]
-    base = variants.written(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
-    return variants.joined("relative_position", "rotary_halves", ":".join([base, *scaling]))
+    base = variants.format_number(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
+    return variants.join("relative_position", "rotary_halves", ":".join([base, *scaling]))
 
 
 def _numbers(kind: str, said: Mapping[str, Any]) -> list[str]:
@@ -44,7 +44,7 @@ def _numbers(kind: str, said: Mapping[str, Any]) -> list[str]:
     numbers = {name: families.number(said, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is refused
     while YARN.get(last := [*numbers][-1]) == numbers[last]:
         del numbers[last]
-    return [variants.written(number) for number in numbers.values()]
+    return [variants.format_number(number) for number in numbers.values()]
 
 
 def write(settings: families.Settings) -> dict[str, Any]:

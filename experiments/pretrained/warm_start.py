@@ -24,7 +24,7 @@ TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows 
 FIELDS = {
     "language": {"output": "text.head"},
     "text_classification": {"output": "text.head"},
-    "vision": {"patch": "image.patch", "answer": "image.head"},
+    "vision": {"patch": "image.patch", "head": "image.head"},
     "masked_image": {"patch": "image.patch"},
 }
 TEXTS = ("language", "text_classification")  # whose tokenizer may be that of a model
@@ -108,7 +108,7 @@ def load(
     known = sorted({path.split("/")[0] for path in expected})
     for part in fresh:
         if part not in POSITIONS and not _in(part, (*expected, *theirs)):
-            hint = f"{by_name.nearest(part, known)}; its parts are: {', '.join(known)}"
+            hint = f"{by_name.suggest(part, known)}; its parts are: {', '.join(known)}"
             raise errors.UserError(f'init_fresh: this model has no part "{part}"{hint}')
     ours, start = (
         {path: leaf for path, leaf in tree.items() if not any(_in(part, [path]) for part in fresh)}

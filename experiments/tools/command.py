@@ -87,7 +87,7 @@ def exit_code(action: Callable[[], Any]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 shows what it cannot show as \u597d
             stream.reconfigure(errors="backslashreplace")
     try:
-        with by_name.told("your own code", all_is_own=False):
+        with by_name.user_errors("your own code", all_is_users=False):
             action()
         sys.stdout.flush()
     except (errors.UserError, errors.RunError) as error:

@@ -78,7 +78,7 @@ def counts(
     model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int, ignored: int = -1
 ) -> Iterator[Any]:
     """Yield for each batch of windows: nats, correct predictions, and tokens. ignored: an id that is no target."""
-    network, mask = model.network(), models.masked(model.fields, masks.causal)
+    network, mask = model.network(), models.add_window(model.fields, masks.causal)
 
     @jax.jit
     def measured(params: Any, batch: dict) -> tuple[jax.Array, ...]:

@@ -110,8 +110,8 @@ def make_generator(
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
         if model.kind == "prefix" and length_B is not None:
-            return models.masked(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
-        return models.masked(model.fields, masks.causal)
+            return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
+        return models.add_window(model.fields, masks.causal)
 
     N, ends = model.facts["N"], open_model.ends(model, tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N

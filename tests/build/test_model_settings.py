@@ -21,10 +21,10 @@ MODELS = [  # settings of the section `model`, and parts of the sentence besides
     (dict(relative_position="rotary", K=3), "3 features"),
     (dict(relative_position="rotary_halves", score="none", D=9, H=3), "9 features"),
     (dict(relative_position="rotary_halves:9:yarn:2"), "rotary_halves:base:yarn:factor:N:fast:slow:length"),
-    (dict(relative_position="rotary:9:linear:0"), "angles"),
-    (dict(relative_position="rotary:0.5"), "at least 1"),
-    (dict(relative_position="rotary:"), "angles"),
-    (dict(relative_position="rotary:9:linear:2:3"), "angles"),
+    (dict(relative_position="rotary:9:linear:0"), "rotary:9:linear:0"),
+    (dict(relative_position="rotary:0.5"), "rotary:base"),
+    (dict(relative_position="rotary:"), "rotary:base"),
+    (dict(relative_position="rotary:9:linear:2:3"), "rotary:base:linear:factor"),
     (dict(relative_position="rotery:2"), '"rotary"'),
     (dict(relative_position="alibbi"), "alibi"),
     (dict(relative_position="rotary", score="constant"), "supports_rope"),
@@ -64,12 +64,12 @@ def test_a_model_that_cannot_be(changes, part):
     settings = tiny.settings("vision", **{f"model__{name}": value for name, value in changes.items()})
     name, value = next(iter(changes.items()))
     with raises(errors.UserError, name, str(value).partition(":")[0], part):
-        models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+        models.build_vision_model(settings.model, head="pooled", Y=4, X=4, Z=1, patch=2, C=3)
 
 
 def test_twice_as_many_features_are_an_even_number():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
-    model = models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+    model = models.build_vision_model(settings.model, head="pooled", Y=4, X=4, Z=1, patch=2, C=3)
     assert model.spec.block.attention.score is score.tied_wide
 
 
@@ -85,7 +85,7 @@ def test_a_training_that_cannot_be(changes, part, tmp_path):
     with raises(errors.UserError, part), contextlib.redirect_stdout(io.StringIO()):
         settings = tiny.settings("vision", image__patch=4, **changes)
         devices = run.devices(settings)
-        run.run(settings, tmp_path / "run", by_name.experiment("vision").prepare(settings, devices), devices)
+        run.run(settings, tmp_path / "run", by_name.load_experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
 
 
@@ -99,4 +99,4 @@ def test_statistics_of_each_position_need_all_tokens_of_a_sequence_on_one_device
 def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead_and_one_before_its_blocks(name, of):
     settings = tiny.settings("vision", **{f"model__{name}": of})
     with raises(errors.UserError, f"model.{name} = {of}"):
-        models.encoder_decoder(settings.model, W=5, N=4, tied_output=True)
+        models.build_encoder_decoder(settings.model, W=5, N=4, tied_output=True)

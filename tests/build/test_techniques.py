@@ -34,7 +34,7 @@ def language(**changes) -> models.Model:
     """A model of words with these settings of the section `model`."""
     own = {"M": 1, "D": 16, "H": 4, "relative_position": "rotary", "position": "none", "remat": "none"} | changes
     m = tiny.settings("language", **{f"model__{name}": setting for name, setting in own.items()}).model
-    return models.language(m, answer=head.next_word, W=W, N=N)
+    return models.build_language_model(m, head=head.next_word, W=W, N=N)
 
 
 def sigmoid(x):
@@ -148,7 +148,7 @@ def test_a_cap_is_on_what_the_head_says():
     def answers(params):
         logits = [of.apply(params, w_BN, mask=mask.causal)[0] for of in both]
         x_BND, matrix = both[1].output(params, both[1].hidden(params, w_BN, mask=mask.causal)[0])
-        total, _ = loss.next_token(x_BND, matrix, w_BN, weight_BN, cap=both[1].cap)["loss"]
+        total, _ = loss.next_token(x_BND, matrix, w_BN, weight_BN, cap=both[1].spec.cap)["loss"]
         return *logits, total, loss.cross_entropy(logits[1], w_BN, weight_BN)[0]
 
     plain, capped, total, expected = jax.device_get(answers(cases.drawn(both[0].init)))

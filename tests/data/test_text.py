@@ -10,7 +10,7 @@ from errors import raises
 from small_files import KING, documents, write
 
 from experiments import language
-from experiments.data import files, text, tokenizer
+from experiments.data import corpus as corpora, files, text, tokenizer
 from experiments.engine import errors
 
 STRANGE = {
@@ -59,11 +59,11 @@ def test_a_text_takes_the_memory_of_its_ids(tmp_path, monkeypatch, kind):
         content = content.encode()
         (tmp_path / name).write_bytes(content * (whole // len(names) // len(content)) + name[:1].encode())
     settings = tiny.settings("language", text__source=str(tmp_path), text__tokenizer=kind)
-    monkeypatch.setattr(language, "PIECE", 2**16)
+    monkeypatch.setattr(corpora, "PIECE", 2**16)
     monkeypatch.setattr(files, "CHUNK", 2**16)
     tracemalloc.start()
-    found = language.read(settings, language.OBJECTIVES["causal"])
-    language.token_counts(found.train_T, W=found.tokenizer.size)
+    found = corpora.read_corpus(settings.text, language.OBJECTIVES["causal"])
+    corpora.count_tokens(found.train_T, W=found.tokenizer.size)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.train_T.dtype == (np.uint8 if kind == "bytes" else np.uint16)

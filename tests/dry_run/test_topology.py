@@ -125,7 +125,7 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
 
     def loops(mesh):
         layout = sharding.choose_layout(settings.model, mesh)
-        model = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+        model = models.build_vision_model(settings.model, head="pooled", Y=8, X=8, Z=1, patch=4, C=3)
         params = jax.eval_shape(model.init, jax.random.key(0))
         apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))
         program = jax.make_jaxpr(apply)(params, np.ones((2, 4, 16), np.float32))
@@ -149,7 +149,7 @@ def test_the_most_expensive_program_of_a_study_is_compiled(tmp_path):
 @libtpu
 def test_generation_is_compiled_for_the_prompt_and_for_the_next_tokens():
     chip = meshes.make(data=1, devices=topology.describe("v5e-1").devices)
-    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272)
+    model = models.build_language_model(tiny.settings("language").model, head=head.next_word, W=11, N=272)
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": chip}
     params = jax.eval_shape(model.init, jax.random.key(0))
     generator = generation.Generator(model, params, mask=lambda length_B=None: mask.causal, **how)

@@ -41,10 +41,10 @@ def comments(fields, prefix=""):
 def test_every_field_has_a_comment_and_help_prints_it():
     every = comments(base.FIELDS)
     assert all(every.values()) and every.keys() == {key for key in values(base.get_config())}
-    for name in by_name.experiments():
-        own = by_name.experiment(name).config()
+    for name in by_name.list_experiments():
+        own = by_name.load_experiment(name).config()
         assert comments(own).keys() == {key for part in own for key in values(configs.section({part: own[part]}))}
-    printed = " ".join(" ".join(base.listed()).replace("    # ", "").split())
+    printed = " ".join(" ".join(base.list_settings()).replace("    # ", "").split())
     assert [text for text in every.values() if " ".join(text.split()) not in printed] == []
     assert 'model.bias = "all" # all, none' in printed and "model.K = 32 # query" in printed
 
@@ -248,10 +248,10 @@ def test_a_variant_from_the_users_file(tmp_path, monkeypatch):
 
 
 def test_experiments_are_found_by_their_files():
-    assert by_name.experiment("vision").__name__ == "experiments.vision"
+    assert by_name.load_experiment("vision").__name__ == "experiments.vision"
     for wrong in ("", "nothing", "model", "../launch"):
         with raises(errors.UserError, f'"{wrong}"', "language", "vision"):
-            by_name.experiment(wrong)
+            by_name.load_experiment(wrong)
 
 
 def test_absurd_numbers_are_refused():

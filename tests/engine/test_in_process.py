@@ -101,7 +101,7 @@ def test_what_an_experiment_of_the_project_answers(tmp_path):
     text = {"text__source": str(tmp_path / "text.txt"), "text__N": 17}
     for name, changes, batch, shape in (("language", text, "w_BN", (16, 17)), ("vision", {}, "label_B", (336,))):
         settings = tiny.settings(name, **changes)
-        work = by_name.experiment(name).prepare(settings, runs.devices(settings))
+        work = by_name.load_experiment(name).prepare(settings, runs.devices(settings))
         params = jax.eval_shape(work.task.init, jax.random.key(0))
         logits = jax.eval_shape(work.apply, params, work.task.evaluation[0])
         assert logits.shape[:-1] == work.task.evaluation[0][batch].shape == shape

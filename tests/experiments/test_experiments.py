@@ -12,8 +12,8 @@ from scipy import special
 from small_files import idx, write
 
 from experiments import language
-from experiments.build import checks, model as models, task as tasks
-from experiments.data import tokenizer
+from experiments.build import checks, model as models, splits
+from experiments.data import corpus as corpora, tokenizer
 from experiments.engine import by_name, disk, log
 from experiments.figures import images
 from tfm import block, embed, head, mlp, norm, position, transformer
@@ -29,7 +29,7 @@ OFFERED |= {"attention": implementations.NAMES, "remat": transformer.REMAT, "com
 def answered(answer="pooled", **changes) -> jax.ShapeDtypeStruct:
     """What a model of images answers with, of which nothing is computed."""
     own = {"model__M": 1, "model__compute_dtype": "bfloat16", "model__attention": "flash"} | changes
-    made = models.vision(tiny.settings("vision", **own).model, answer=answer, Y=8, X=8, Z=1, patch=4, C=3)
+    made = models.build_vision_model(tiny.settings("vision", **own).model, head=answer, Y=8, X=8, Z=1, patch=4, C=3)
     inputs = embed.cut(np.zeros((2, 8, 8, 1), np.float32), size=4)
     return jax.eval_shape(
         functools.partial(made.apply, mask=None), jax.eval_shape(made.init, jax.random.key(0)), inputs
@@ -93,7 +93,7 @@ def test_hidden_words_are_filled_in(tmp_path):
     assert len(blocks) == 4
     for text in blocks:
         hidden, filled, truth, right = text.split("\n")
-        assert (hidden[:8], filled[:8], truth[:8]) == ("hidden: ", "filled: ", "truth:  ") and text in out
+        assert (hidden[:8], filled[:8], truth[:8]) == ("masked: ", "filled: ", "truth:  ") and text in out
         assert len(truth) == len(hidden) == 8 + 31
         differ = [at for at, (a, b) in enumerate(zip(hidden[8:], truth[8:], strict=True)) if a != b]
         assert all(hidden[8:][at] == "_" for at in differ)
@@ -104,10 +104,10 @@ def test_a_held_out_prefix_is_read_both_ways_and_continued_through_the_cache(tmp
     monkeypatch.setattr(language, "TEMPERATURE", 0.0)
     own = {"text__objective": "prefix", "text__N": 32, "model__relative_position": "rotary_halves"}
     settings = text_settings(tmp_path, **own)
-    work, w_N = tiny.work_of(settings), [*map(int, language.read(settings, ()).evaluation_T[:16])]
+    work, w_N = tiny.work_of(settings), [*map(int, corpora.read_corpus(settings.text, ()).evaluation_T[:16])]
     params = tiny.drawn(work.task)  # by which a prompt that is read one way is continued otherwise
     sample, *_ = work.figures(params, tmp_path, [])
-    model = models.language(settings.model, answer=head.next_word, W=256, N=32)
+    model = models.build_language_model(settings.model, head=head.next_word, W=256, N=32)
     mask = masks.either(masks.causal, masks.prefix(16))
     apply = jax.jit(functools.partial(model.apply, mask=mask))
     while len(w_N) < 32:
@@ -134,7 +134,7 @@ EVALUATED = [  # batch, its microbatches, tokens of an example, examples -> thos
 @pytest.mark.parametrize(("batch", "parts", "tokens", "n", "found"), EVALUATED)
 def test_so_many_examples_are_evaluated_at_once(batch, parts, tokens, n, found):
     of = tiny.settings("language", train__batch_size=batch, train__accumulation=parts).train
-    assert tasks.at_once(of, tokens, n) == found
+    assert splits.evaluation_batch_size(of, tokens, n) == found
 
 
 def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):

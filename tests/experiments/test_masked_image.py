@@ -6,7 +6,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import task as tasks
+from experiments.build import losses
 from experiments.data import windows
 from experiments.engine import batches, errors
 from experiments.figures import images
@@ -84,7 +84,7 @@ def test_the_share_explained_is_0_for_the_average_and_1_for_the_truth():
     truth_BNP, average_NP = np.split(np.random.default_rng(0).random((6, 6, 12), np.float32), [5])
     average_BNP, weight_BN = np.broadcast_to(average_NP, truth_BNP.shape), np.eye(5, 6, dtype=np.float32)
     for share, v_BNP in ((0, average_BNP), (1, truth_BNP), (0.75, (truth_BNP + average_BNP) / 2)):
-        found = tasks.explained(v_BNP, truth_BNP, average_NP, weight_BN)
+        found = losses.explain_variance(v_BNP, truth_BNP, average_NP, weight_BN)
         total, count = found["explained"]
         assert float(total / count) == pytest.approx(share, abs=1e-6)
         total, count = found["loss"]

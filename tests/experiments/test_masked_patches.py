@@ -60,8 +60,8 @@ def test_squared_error_weighs_and_counts():
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
     """Not even NaN; a visible one reaches the outputs of all patches, also of the hidden ones."""
-    places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    model = models.build(tiny.settings("masked_image", model__M=1).model, **places, N=N)
+    places = {"embed": models.bind_sizes(embed.masked_patches, P=P), "head": models.bind_sizes(head.pixels, P=P)}
+    model = models.build_model(tiny.settings("masked_image", model__M=1).model, **places, N=N)
     params = cases.drawn(model.init)
 
     @jax.jit

@@ -9,7 +9,7 @@ import tiny
 from errors import raises
 
 from experiments import synthetic as experiment
-from experiments.build import task as tasks
+from experiments.build import baselines, splits
 from experiments.data import synthetic
 from experiments.engine import batches, errors, mesh
 
@@ -180,7 +180,7 @@ def test_a_task_is_named_with_its_number_of_tokens():
 
 
 def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked(monkeypatch):
-    monkeypatch.setattr(tasks, "EVALUATED", 200 * 12)
+    monkeypatch.setattr(splits, "TOKENS", 200 * 12)
     task = task_of(synthetic__task="reachability", train__batch_size=200)
     batch = synthetic.examples("reachability", N=12, W=24)(np.arange(512), None)
     reached = batch["target_BN"][batch["weight_BN"] > 0].mean()
@@ -188,7 +188,7 @@ def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked(monkeypatch
     assert task.tokens_per_example == 12 and len(task.evaluation) == 3
     nothing = [{"target_BN": np.ones((1, 2), int), "weight_BN": np.zeros((1, 2))}]
     with pytest.raises(errors.UserError):
-        tasks.always(nothing, W=3)
+        baselines.token_accuracy(nothing, W=3)
 
 
 def test_only_without_causal_do_answers_depend_on_later_words():

@@ -181,7 +181,7 @@ def test_classes_of_numbers_and_of_data_sets_keep_their_order(tmp_path):
 
 def test_recall_is_told_of_each_class_and_of_many_the_lowest():
     label_B, predicted_B = np.array([0, 0, 0, 2, 2, 3]), np.array([0, 0, 2, 2, 2, 1])
-    assert tasks.recalls(label_B, predicted_B, "abcd") == {"recall": {"a": 2 / 3, "c": 1.0, "d": 0.0}}
+    assert tasks.measure_recalls(label_B, predicted_B, "abcd") == {"recall": {"a": 2 / 3, "c": 1.0, "d": 0.0}}
     label_B = np.arange(100_000)
-    (found,) = tasks.recalls(label_B, np.where(label_B > 99_950, 0, label_B), [*map(str, label_B)]).values()
+    (found,) = tasks.measure_recalls(label_B, np.where(label_B > 99_950, 0, label_B), [*map(str, label_B)]).values()
     assert len(found) == tasks.RECALLS and sum(value == 0 for value in found.values()) == 49

@@ -88,7 +88,7 @@ def test_greedy_translations_are_those_of_the_whole_model(trained, file, monkeyp
     """The most likely token each time, all of the target read again for each of them; the beam has its settings."""
     monkeypatch.setattr(translation, "SCORED", 11)
     settings = tiny.settings("translation", **SIZES | TRAIN | {"pairs.source": file})
-    corpus, model = translation.read(settings), models.encoder_decoder(settings.model, W=W, N=N, tied_output=True)
+    corpus, model = translation.read(settings), models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True)
     params = checkpoint.parameters(trained.folder / "checkpoints", STEPS)
     source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     apply, w_BN = jax.jit(model.apply), np.full((len(source_BS), N + 1), pairs.BOS, np.int32)

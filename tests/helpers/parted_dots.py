@@ -4,7 +4,7 @@ import dots
 import numpy as np
 import tiny
 
-from experiments.build import task
+from experiments.build import splits
 
 config = dots.config
 TRAIN, HELD_OUT = 640, 29
@@ -18,5 +18,6 @@ def prepare(settings, devices):
     def fetch(index_B, rng):
         return {"x_BD": x_BD[index_B], "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
 
-    parts = task.parts(settings, (fetch, TRAIN), (lambda index_B, rng: fetch(index_B + TRAIN, rng), HELD_OUT), tokens=1)
+    held_out = (lambda index_B, rng: fetch(index_B + TRAIN, rng), HELD_OUT)
+    parts = splits.make_splits(settings, (fetch, TRAIN), held_out, tokens=1)
     return work._replace(task=work.task._replace(**parts))

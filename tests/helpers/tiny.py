@@ -124,7 +124,7 @@ def listed(field: str) -> list[str]:
 def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
     """What an experiment makes of a config."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return by_name.experiment(settings.experiment).prepare(settings, devices or runs.devices(settings))
+        return by_name.load_experiment(settings.experiment).prepare(settings, devices or runs.devices(settings))
 
 
 def task_of(settings: config.Settings) -> train_step.Task:

@@ -31,7 +31,7 @@ def gpt2(N: int = 13, W: int = 23, experiment: str = "language", **changes):
     """Settings and model of a run that fits GPT-2 of tests/published.py, but for the changes."""
     fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": N, "text__head": "tied"}
     settings = tiny.settings("language", model=False, **(fields | changes))
-    model = models.language(settings.model, answer=head.next_word, W=W, N=N, output="tied")
+    model = models.build_language_model(settings.model, head=head.next_word, W=W, N=N, output="tied")
     return (settings if experiment == "language" else tiny.settings(experiment, **changes)), model
 
 
@@ -40,7 +40,7 @@ def images(Y=8, patch=4, P=16, **changes):
     settings = tiny.settings("vision", **{"model__M": 1, "image__patch": patch} | changes)
     sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch}
     C = 3 if changes.pop("classes", None) else 10
-    return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes, C=C)
+    return settings, models.build_vision_model(settings.model, head=settings.to_dict()["image"]["head"], **sizes, C=C)
 
 
 def load(settings, model, resumed=False, kept=()):
@@ -103,7 +103,7 @@ def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, sou
     assert "embed/E_WD has shape (23, 21) and not (256, 21)" in told
     assert "absent" in refusal(*gpt2(init_from=str(tmp_path / "absent")))
     settings, _ = images(init_from=str(source))
-    three = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+    three = models.build_vision_model(settings.model, head="pooled", Y=8, X=8, Z=1, patch=4, C=3)
     told = refusal(settings, three)
     assert "head/G_CD has shape (10, 8) and not (3, 8)" in told and "init_fresh = head" in told
     settings, _ = images(init_from=str(source), init_fresh="head")
@@ -138,7 +138,7 @@ def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dro
     folder = published.run(tmp_path / "run", "language", **theirs)
     ours = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
     settings = tiny.settings("language", **ours)
-    model = models.language(settings.model, answer=head.next_word, W=256, N=16)
+    model = models.build_language_model(settings.model, head=head.next_word, W=256, N=16)
     assert f"model.{part} = '{dropped}' (it is 'none')" in refusal(settings, model)
     found, out = load(tiny.settings("language", **ours, init_fresh=part), model)
     assert f"left behind: {part}\n" in out

@@ -109,7 +109,9 @@ def answering(folder):
         facts = {name: made.facts[name] for name in ("W", "N")} | {"output": "tied"}
         tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
         made = types.SimpleNamespace(
-            kind=made.kind, network=lambda: models.language(made.fields, answer=tokens, **facts), fields=made.fields
+            kind=made.kind,
+            network=lambda: models.build_language_model(made.fields, head=tokens, **facts),
+            fields=made.fields,
         )
     size = {"Y": 15, "X": 10} if made.kind == "image" else {}
     apply = jax.jit(made.network(**size).apply, static_argnames="mask")
@@ -117,7 +119,7 @@ def answering(folder):
         return lambda params: apply(params, embed.cut(IMAGE_BYXZ, size=5), mask=None)[0]
     real = mask.padding(REAL_BN)
     inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.fields.segments > 1 else WORDS_BN
-    who = models.masked(made.fields, mask.both(mask.causal, real) if made.kind == "causal" else real)
+    who = models.add_window(made.fields, mask.both(mask.causal, real) if made.kind == "causal" else real)
     return lambda params: apply(params, inputs, mask=who)[0]
 
 
@@ -214,7 +216,7 @@ def test_the_published_sentence_encoder(tmp_path):
     with torch.no_grad():
         right_BND = theirs(**words).last_hidden_state.numpy()
     tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
-    model = models.language(made.fields, answer=tokens, W=30522, N=512, output="tied")
+    model = models.build_language_model(made.fields, head=tokens, W=30522, N=512, output="tied")
     real_BN = words["attention_mask"].numpy() > 0
     apply = jax.jit(model.apply, static_argnames="mask")
     x_BND = np.asarray(apply(made.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))[0])

@@ -13,7 +13,7 @@ import tiny_study
 from errors import raises
 
 from experiments import ablation
-from experiments.build import task
+from experiments.build import splits
 from experiments.engine import checkpoint, errors
 from experiments.studies import merge, programs, results, study, tuning
 
@@ -34,9 +34,9 @@ def test_the_third_part_and_what_is_left_have_nothing_in_common(n, apart):
 
     if n < 2 * apart:
         with raises(errors.UserError, n):
-            task.third((fetch, n), most=50, apart=apart)
+            splits.split_for_tuning((fetch, n), most=50, stride=apart)
         return
-    (left, n_left), (block, n_block) = task.third((fetch, n), most=50, apart=apart)
+    (left, n_left), (block, n_block) = splits.split_for_tuning((fetch, n), most=50, stride=apart)
     mine, its = left(np.arange(n_left), None)["x_BN"], block(np.arange(n_block), None)["x_BN"]
     assert not {*mine.ravel().tolist()} & {*its.ravel().tolist()}
     assert len({*mine[:, 0].tolist()}) == n_left and len({*its.ravel().tolist()}) == its.size  # none comes twice

@@ -100,7 +100,7 @@ def test_the_initial_scale_is_a_number_of_a_model_with_two_kinds_of_scores():
     def init(score_std: float):
         few = {"model__M": 1, "model__D": 4, "model__score": "tied", "model__value": "identity", "model__bias": "none"}
         m = tiny.settings("translation", model__score_std=score_std, model__position="sinusoidal", **few).model
-        return models.encoder_decoder(m, W=11, N=7, tied_output=False).init
+        return models.build_encoder_decoder(m, W=11, N=7, tied_output=False).init
 
     key = jax.random.key(3, impl="unsafe_rbg")  # compiled six times as fast
     number = jax.jit(lambda std: init(1.0)(key, score_std=std))

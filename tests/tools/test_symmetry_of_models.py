@@ -71,7 +71,7 @@ def test_both_sides_of_an_encoder_decoder_are_measured_and_scores_without_a_form
         return probe.symmetry_metrics(m), m
 
     look, m = build_probe(K=5, score="tied")
-    tree = jax.eval_shape(models.encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
+    tree = jax.eval_shape(models.build_encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
     names = ("symmetry", "symmetry_sum", "directionality")
     sides = {f"{name}/{side}/{i}" for name in names for side in ("encoder", "decoder") for i in "12"}
     found = jax.eval_shape(look, tree)

@@ -147,7 +147,7 @@ def test_the_optimiser_takes_heads_of_keys_for_heads():
 
 def language(**changes) -> models.Model:
     m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.relative_position": "rotary"} | changes).model
-    return models.language(m, answer=head.next_word, W=11, N=8)
+    return models.build_language_model(m, head=head.next_word, W=11, N=8)
 
 
 def test_a_cache_of_fewer_heads_says_the_same_in_less_memory_after_fewer_products():

@@ -152,7 +152,7 @@ def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
 
 def test_the_config_and_the_score_say_who_attends_to_itself():
     def parts(**changes) -> spec.Spec:
-        return models.block_spec(tiny.settings("vision", **changes).model).attention
+        return models.make_block_spec(tiny.settings("vision", **changes).model).attention
 
     assert parts(model__cap=9.0).cap == 9
     for name, of in SCORES.items():
@@ -168,7 +168,7 @@ def test_the_config_and_the_score_say_who_attends_to_itself():
 def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
     def begun(numbers: dict, **changes: float) -> dict:
         m = tiny.settings("vision", **changes).model
-        model = models.vision(m, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+        model = models.build_vision_model(m, head="pooled", Y=4, X=4, Z=1, patch=2, C=3)
         return jax.device_get(shapes.flat(model.init(jax.random.key(0), **numbers)))
 
     usual = begun({})
@@ -183,4 +183,4 @@ def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
             assert np.any(leaf) or not scaled
     for field in ("score_std", "output_std"):
         with pytest.raises(errors.UserError, match=f"model.{field} must be at least 0"):
-            models.block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)
+            models.make_block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)

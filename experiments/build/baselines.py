@@ -1,0 +1,33 @@
+"""Baselines: the metrics of guesses that ignore the input."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from experiments.engine import errors
+
+
+def token_accuracy(evaluation: Sequence[dict], *, W: int, answer: int | None = None) -> float:
+    """Return the accuracy of always predicting the token `answer`; None: the most frequent target."""
+    count_W = np.zeros(W)
+    for i in range(len(evaluation)):
+        batch = evaluation[i]
+        count_W += np.bincount(batch["target_BN"].ravel(), weights=batch["weight_BN"].ravel(), minlength=W)
+    if not count_W.any():
+        raise errors.UserError("no held-out token is a target. Give more text")
+    return float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
+
+
+def class_accuracy(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> float:
+    """Return the held-out accuracy of always predicting the training data's most frequent class."""
+    return float(np.mean(evaluation_label_B == np.bincount(train_label_B).argmax()))
+
+
+def average_error(evaluation: Sequence[dict], target: Callable[[dict], np.ndarray], average_NP: np.ndarray) -> float:
+    """Return the squared error of always predicting the average. target: batch -> target_BNP."""
+    error = count = 0.0
+    for i in range(len(evaluation)):
+        weight_BN1 = evaluation[i]["weight_BN"][..., None]
+        error += float(np.sum(weight_BN1 * (target(evaluation[i]) - average_NP) ** 2, dtype=np.float64))
+        count += float(weight_BN1.sum()) * average_NP.shape[-1]
+    return error / count
