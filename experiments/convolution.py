@@ -78,7 +78,7 @@ def check(settings: configs.Settings, X: int) -> int:
     configs.at_least(1, {"model.H": H}, most=X)
     if G != H:
         raise errors.UserError(f"model.G = {G}: each of the {H} heads of a convolution has its own keys")
-    if "model.K" in settings.chosen():
+    if "model.K" in settings.list_chosen():
         raise errors.UserError(f"model.K = {K} is set, and this layer has neither queries nor keys")
     return H
 

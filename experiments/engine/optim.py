@@ -281,7 +281,7 @@ NAMED |= {"hyperball": functools.partial(muon, ball=True)}
 def warmup_steps(settings: config.Settings) -> int:
     """Return optim.warmup_steps; a tenth of train.steps if these are at most its default, which nobody changed."""
     key, steps, n = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
-    return max(steps, 0) // 10 if steps <= n == settings.defaults()[key] and not settings.given(key) else n
+    return max(steps, 0) // 10 if steps <= n == settings.defaults()[key] and not settings.is_given(key) else n
 
 
 def optimiser(

@@ -331,7 +331,7 @@ def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callab
 
 def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
     """Make optimiser and step from the config. Raises UserError for what does not fit together."""
-    t, growth = settings.train, batches.growing(settings.train.batch_size, settings.train.growth)
+    t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_train(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
     mesh.check_layout(devices, task.layout, params, task.train[0])

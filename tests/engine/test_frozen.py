@@ -54,7 +54,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
     settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], small_task()
     devices = mesh.make(data=2, fsdp=2) if name == "muon" else mesh.make(data=1)
     shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
-    plan = runs.plan(settings.changed({"optim.frozen": frozen}), shared, devices)
+    plan = runs.plan(settings.replace({"optim.frozen": frozen}), shared, devices)
     state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
     begun, batch = jax.device_get(state.params), plan.task.train[0]
 
