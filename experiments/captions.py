@@ -35,12 +35,12 @@ def spell(classes: list[str]) -> tuple[str, np.ndarray]:
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """Return the images with their captions, the model, its loss, and the figures."""
-    i, m, data = settings.image, settings.model, images.configured(settings.image.source, settings.image.size)
+    i, m, data = settings.image, settings.model, images.load_described(settings.image.source, settings.image.size)
     letters, w_CL = spell(list(data.classes))
     W, L = len(letters), w_CL.shape[1]
     patches, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     N = patches - 1 + L  # the last patch answers with the first letter
-    train, evaluation, _ = images.both(data, i.augment)
+    train, evaluation, _ = images.make_examples(data, i.augment)
     examples = ((functools.partial(with_captions, fetch, w_CL, patches), n) for fetch, n in (train, evaluation))
     fields = splits.make_splits(settings, *examples, tokens=N)
 
@@ -68,7 +68,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         task,
         figures=functools.partial(figures, settings, data, task, writer(logits, patches, L), letters, w_CL),
         apply=logits,
-        lines=[*data.said.splitlines(), f"captions of {patches} patches and up to {L} letters"],
+        lines=[*data.lines, f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
     )
 

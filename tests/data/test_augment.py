@@ -106,7 +106,7 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["shift:-1"], ["'shift:-1'", "5 x 3"]),
+        (["shift:-1"], ["image.augment", "'shift:-1'", 3]),
         (["shift:3"], ["'shift:3'"]),  # nothing would be left to see
         (["flip", "crop:1.5"], ["'crop:1.5'"]),
         (["flip:2"], ["'flip:2'"]),

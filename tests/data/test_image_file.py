@@ -21,19 +21,19 @@ def of_run(folder, Z=1, **values):
     """What is expected of an image by a run of such images."""
     own = {"image": [2, 3, 1], "values": [0.0, 16.0], "mean": [4.0], "std": [2.0], "classes": ["a", "b"]} | values
     (folder / "data.json").write_text(json.dumps(own))
-    return image_file.expected(folder, {}, Z=Z, C=2)
+    return image_file.load_format(folder, {}, Z=Z, C=2)
 
 
 def published(folder, says, *shape, Z=3, file="preprocessor_config.json"):
     """The same by a published model whose file says this."""
     (folder / file).write_text(json.dumps(says))
-    return image_file.expected(folder, {"image": list(shape), "class_names": ["a"]}, Z=Z, C=1)
+    return image_file.load_format(folder, {"image": list(shape), "class_names": ["a"]}, Z=Z, C=1)
 
 
 def test_an_image_is_made_like_the_models_own(tmp_path):
     image_1YXZ, told = image_file.read(saved(tmp_path, np.full((5, 7, 3), 255, np.uint8)), of_run(tmp_path))
     np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
-    assert "5 x 7 pixels, colour, made 2 x 3, grey" in told
+    assert "5 x 7 pixels, colour, resized to 2 x 3, grey" in told
     three = of_run(tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
     image_1YXZ, _ = image_file.read(saved(tmp_path, np.zeros((5, 7), np.uint8)), three)
     np.testing.assert_allclose(image_1YXZ[0, 0, 0], [-1, -2, -3])

@@ -34,7 +34,7 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
     for number, place in enumerate(("cache/tfm", "env")):
         idx_folder(tmp_path / place / folder, x_train=np.full((TRAIN, Y, X), number, np.uint8))
         found = images.load(name)
-        assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10 and found.said == ""
+        assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10 and found.lines == []
     assert found.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[name]
     (tmp_path / "env" / folder / images.FILES[1]).unlink()
     with raises(errors.UserError, "train-labels-idx1-ubyte"):
@@ -87,7 +87,7 @@ def test_labels_from_1_on_are_refused(tmp_path):
 
 
 def told(source="digits"):
-    return images.configured(source).said.splitlines()
+    return images.load_described(source).lines
 
 
 def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
@@ -124,14 +124,14 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
     for number, name in enumerate(pixels):
         whole(folder / f"{name}.npz", x=pixels[name])
         data = images.load(str(folder))
-        assert data.train_image_BYXZ.max() == 0 and (number or data.said == "split by content")
+        assert data.train_image_BYXZ.max() == 0 and (number or data.lines == ["split by content"])
         assert not number or (data.evaluation_image_BYXZ == number).all() and len(data.evaluation_label_B) == TRAIN
     how = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
-    assert data.name == str(folder) and data.said == how.format(f"{folder}/", ".npz")
+    assert data.name == str(folder) and data.lines == [how.format(f"{folder}/", ".npz")]
     three = {f"x_{name}": image for name, image in pixels.items()}
     three |= {f"y_{name}": arrays()["y_train"] for name in pixels}
     data = images.load(archive(tmp_path / "a.npz", **three))
-    assert (data.evaluation_image_BYXZ == 2).all() and data.said == how.format("x_", "")
+    assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [how.format("x_", "")]
     source = idx_folder(tmp_path / "idx")
     before = images.load(source)
     whole(tmp_path / "idx" / f"{valid}.npz")  # beside IDX files nothing is read
@@ -208,8 +208,8 @@ def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
     ],
 )
 def test_parts_that_seem_to_differ_or_share_images_are_warned_of(tmp_path, train, held_out, words):
-    data = images.configured(parted(tmp_path / "a.npz", train, held_out))
-    found = [line for line in data.said.splitlines() if "warning: " in line]
+    data = images.load_described(parted(tmp_path / "a.npz", train, held_out))
+    found = [line for line in data.lines if "warning: " in line]
     assert len(found) == len(words) and all(word in line for word, line in zip(words, found, strict=True))
     assert data.train_image_BYXZ.dtype == data.evaluation_image_BYXZ.dtype
     np.testing.assert_allclose(data.evaluation_image_BYXZ.reshape(held_out.shape), held_out)

@@ -116,7 +116,7 @@ def test_half_of_the_questions_are_about_members_and_members_differ():
     asked = batch["weight_BN"] > 0
     assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.02
     assert all(len(set(w_N)) == N // 2 for w_N in batch["w_BN"][:, : N // 2].tolist())
-    shown = synthetic.spelled("membership", batch["w_BN"][0], N=N, W=W)
+    shown = synthetic.spell("membership", batch["w_BN"][0], N=N, W=W)
     assert [word.endswith("?") for word in shown] == list(np.arange(N) >= N // 2)
 
 
@@ -129,7 +129,7 @@ def test_half_of_the_questions_are_about_members_and_members_differ():
     ],
 )
 def test_words_as_a_person_reads_them(task, w_N, shown):
-    assert synthetic.spelled(task, np.array(w_N), N=3, W=W) == shown
+    assert synthetic.spell(task, np.array(w_N), N=3, W=W) == shown
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -8,7 +8,7 @@ import pytest
 import study_folder
 from matplotlib import colors, font_manager, image, text
 
-from experiments import convolution
+from experiments.data import depthwise
 from experiments.figures import convolution as kernels, images, plots
 from experiments.studies import figures, runs, statistics, styles
 
@@ -277,7 +277,7 @@ def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, monkeypatch
 def test_kernels_and_weights_are_shown(drawing, heads):
     kernel_HD, learned_HD = np.random.default_rng(0).normal(size=(2, heads, 6))
     learned_HNS, built_HNS = np.random.default_rng(1).random((2, heads, 13, 13))
-    offsets = convolution.offsets(heads)
+    offsets = depthwise.offsets(heads)
     given = {"kernel_HD": kernel_HD, "learned_HD": learned_HD, "offsets": offsets, "difference": 1.25e-7}
     shown = drawing(kernels.kernels_and_weights, **given, learned_HNS=learned_HNS, constructed_HNS=built_HNS)
     above, middle, below = shown.subfigs
