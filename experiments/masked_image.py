@@ -84,7 +84,7 @@ def figures(
     )
     yield draw.attention_maps(
         folder / "attention.png",
-        image_YXZ=draw.seen(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
+        image_YXZ=draw.hide(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
         A_MHNS=np.asarray(aux["A_MBHNS"])[:, 0],
         grid=(Y // size, X // size),
         class_token=False,

@@ -77,7 +77,7 @@ def figures(
         title=f"predicted class and its probability; {wrong} of {len(label_B)} test images wrong"
         + ", these first" * (wrong > 0),
     )
-    yield from plots.confusion_of(
+    yield from plots.confusion_of_predictions(
         folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
     )
     yield draw.attention_maps(

@@ -101,7 +101,7 @@ KINDS = {
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
-    """Return a function that applies all that image.augment names. Raises UserError if it does not suit Y x X pixels."""
+    """Return a function that makes the changes of image.augment. Raises UserError if one does not suit Y x X pixels."""
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]
     if len(mixing) > 1:

@@ -71,5 +71,5 @@ def convolved_images(path: str | os.PathLike, tokens: dict[str, np.ndarray], *, 
     outputs = np.concatenate([grey[name] for name in grey if name != "input"])
     scales = {name: image if name == "input" else outputs for name, image in grey.items()}
     return images.rows(
-        path, {name: images.coloured(image, scale=scales[name]) for name, image in grey.items()}, title=title
+        path, {name: images.colour(image, scale=scales[name]) for name, image in grey.items()}, title=title
     )

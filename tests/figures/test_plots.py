@@ -169,11 +169,11 @@ def test_pixels_are_coloured_between_the_darkest_and_the_brightest():
     image_BYXZ = np.zeros((2, 5, 7, 1), np.uint8)
     for high in (0, 255):
         image_BYXZ[1, 2, 3] = high
-        np.testing.assert_array_equal(images.coloured(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
+        np.testing.assert_array_equal(images.colour(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
     np.testing.assert_array_equal(
-        images.coloured(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
+        images.colour(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
     )
-    np.testing.assert_allclose(images.coloured(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3)
+    np.testing.assert_allclose(images.colour(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3)
 
 
 def test_confusion_has_true_rows_normalised_and_predicted_columns(drawing):
@@ -237,16 +237,22 @@ def test_letters_are_drawn_by_any_font_that_has_them_and_else_as_codes(monkeypat
     entries = [types.SimpleNamespace(name="Two Letters", fname="two.ttf", style="normal")]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
     monkeypatch.setattr(font_manager, "get_font", Font)
-    plots._font.cache_clear()
-    assert (plots._font("好"), plots._font("a"), plots.name("好 a 漢")) == ("Two Letters", plots.FONT, "好 a <6f22>")
-    plots._font.cache_clear()
+    plots._find_font.cache_clear()
+    assert (plots._find_font("好"), plots._find_font("a"), plots.name("好 a 漢")) == (
+        "Two Letters",
+        plots.FONT,
+        "好 a <6f22>",
+    )
+    plots._find_font.cache_clear()
 
 
 def test_the_confusion_of_many_classes_is_not_drawn(tmp_path, capsys):
     label_B, names = np.arange(5), [str(c) for c in range(100_000)]
-    assert plots.confusion_of(tmp_path / "a.png", label_B=label_B, predicted_B=label_B, classes=names) == []
+    assert plots.confusion_of_predictions(tmp_path / "a.png", label_B=label_B, predicted_B=label_B, classes=names) == []
     assert "100,000" in capsys.readouterr().out
-    (file,) = plots.confusion_of(tmp_path / "b.png", label_B=label_B, predicted_B=label_B[::-1], classes=names[:6])
+    (file,) = plots.confusion_of_predictions(
+        tmp_path / "b.png", label_B=label_B, predicted_B=label_B[::-1], classes=names[:6]
+    )
     assert file.is_file()
 
 
