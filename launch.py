@@ -81,12 +81,12 @@ def run(
     Raises UserError and RunError as the command does; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
     button: a training run finishes its step and is saved before that, unless it comes a second time.
     """
-    changes = {key: configs.plain(value) for key, value in changes.items()}
+    changes = {key: configs.to_plain(value) for key, value in changes.items()}
     config, folder = os.fspath(config), os.fspath(workdir or new_folder(config))
     options = {"device": device} if device != "any" else {}
     again = [repr(config), f"workdir={folder!r}", *([f"**{options | changes!r}"] if options | changes else [])]
     hint = f"; go on with: launch.run({', '.join(again)})"
-    config_file.forget_own_modules(pathlib.Path(config).parent)
+    config_file.forget_user_modules(pathlib.Path(config).parent)
     try:
         return train(config, folder, changes, device=device, resume=resume)
     except (errors.UserError, errors.RunError) as error:

@@ -29,7 +29,7 @@ def settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> 
     get_config = importlib.import_module("configs.base").get_config
     model = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention")}
     defaults = config.Settings(get_config(experiment), get_config(experiment))
-    return defaults.changed(model | {"model.compute_dtype": size.dtype} | changes)
+    return defaults.replace(model | {"model.compute_dtype": size.dtype} | changes)
 
 
 def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[str, Any]]:

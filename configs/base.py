@@ -176,4 +176,4 @@ def list_settings() -> Iterator[str]:
         **{name: by_name.load_experiment(name).config() for name in by_name.list_experiments()},
     }.items():
         yield f"\nof {title}"
-        yield from settings.listed(fields)
+        yield from settings.describe_fields(fields)

@@ -1,4 +1,4 @@
-"""Settings: set and check the values of a config, and notice which of them nobody uses."""
+"""Settings: read, assign and check the values of a config, and refuse settings that nothing uses."""
 
 import copy
 import json
@@ -16,10 +16,10 @@ import numpy as np
 from experiments.engine import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
-TEXTS = ("source", "init_from", "init_fresh", "lora")  # last parts of keys whose values name no code
-TUNE = "study.tune"  # pairs of a setting and the values that are tried
-NAMED = ("experiment", "study.experiment")  # their value may be a file of the user's
-SOURCES = ("model.D", "model.H")  # other settings are derived from these
+TEXTS = ("source", "init_from", "init_fresh", "lora")  # settings, in any section, whose values name no code
+TUNE = "study.tune"  # pairs of a setting and a list of its values
+NAMED = ("experiment", "study.experiment")  # settings whose value may be a file of the user's
+SOURCES = ("model.D", "model.H")  # settings from which others are derived
 SEEDS = ("seed", "study.seeds")
 TYPES = (bool, int, float, str, list)  # of settings
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -27,11 +27,11 @@ PARSERS = {bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, li
 
 
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Return the plain nested values, derived ones (K = D // H) included."""
+    """Return the plain nested values, including derived ones (K = D // H)."""
     try:
         return config.to_dict()
     except ZeroDivisionError as error:
-        raise errors.UserError("a size that others are divided by is 0: model.H must be at least 1") from error
+        raise errors.UserError("model.H = 0 must be at least 1, because other sizes are divided by it") from error
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the pairs of `flat`."""
+    """Yield the items of `flat`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -50,81 +50,86 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _lists(value: Any) -> Any:
     """Return the value with lists in place of tuples, as in JSON."""
-    return [_lists(one) for one in value] if isinstance(value, list | tuple) else value
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def known(key: str, right: Mapping[str, Any]) -> str:
-    """Return the key. UserError unless it is one of the right ones."""
-    if key not in right:
-        sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
-        hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in key else ""
-        raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], right) or hint}')
+def check_known(key: str, settings: Mapping[str, Any]) -> str:
+    """Return the key. Raises UserError if it is not one of the settings."""
+    if key not in settings:
+        sections = ", ".join(dict.fromkeys(other.partition(".")[0] for other in settings if "." in other))
+        hint = f"; the sections of {settings['experiment'] or 'a config'} are: {sections}" if "." in key else ""
+        raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], settings) or hint}')
     return key
 
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
-    """Set config.<key> to this value, or to what this text stands for in the type of the setting. UserError for an
-    unknown key, and for a value of another type."""
-    values, value = flat(values_of(config)), plain(value)
-    wanted = type(values[known(key, values)])
-    example = """, as '["One", "Two"]'""" if wanted is list else ""
+    """Set config.<key> to a value, or to the value that a text stands for in the type of the setting.
+
+    Raises UserError for an unknown key, and for a value of another type.
+    """
+    values, value = flat(values_of(config)), to_plain(value)
+    kind = type(values[check_known(key, values)])
+    example = """, as '["One", "Two"]'""" if kind is list else ""
     try:
-        if isinstance(value, str) and wanted in PARSERS:
-            value = PARSERS[wanted](value)
-        if wanted is float and type(value) is int:
+        if isinstance(value, str) and kind in PARSERS:
+            value = PARSERS[kind](value)
+        if kind is float and type(value) is int:
             value = float(value)
     except (ValueError, KeyError, OverflowError, RecursionError) as error:
-        wrong = f"must be of type {wanted.__name__}{example}, and {shown(value)} is not"
-        raise errors.UserError(f'"{key}" {wrong}') from error
-    check_type(key, value, wanted)
+        raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}{example}") from error
+    check_type(key, value, kind)
     config.update_from_flattened_dict({key: value})
 
 
-def check_type(key: str, value: Any, wanted: type) -> None:
-    """UserError for a value of another type than this setting has."""
-    if type(value) is not wanted:
-        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
+def check_type(key: str, value: Any, kind: type) -> None:
+    """Raise UserError if a value does not have the type of its setting."""
+    if type(value) is not kind:
+        raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}")
 
 
-def plain(value: Any) -> Any:
-    """Return a value of a program as a config has it: paths as text, numpy's numbers and tuples as Python's."""
+def to_plain(value: Any) -> Any:
+    """Return a value as a config holds it: paths as text, NumPy numbers and tuples as Python's."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     return list(value) if isinstance(value, tuple) else value.item() if isinstance(value, np.generic) else value
 
 
-def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the settings and texts anywhere inside this setting's value that can have a module imported, and so
-    executed ("my_file:my_score"). Only the settings of TEXTS are known to name no code."""
+def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (setting, text) of every text in a value that can import, and so execute, a module ("my_file:my_score").
+
+    Only the settings of TEXTS are known to name no code.
+    """
     if isinstance(value, Mapping):
-        for name, one in leaves(value):
-            yield from codes(name, one)
+        for name, item in leaves(value):
+            yield from find_code(name, item)
     elif isinstance(value, list | tuple):
         is_grid = key == TUNE and len(value) == 2 and isinstance(value[0], str)  # a setting and its values
-        for one in value:
-            yield from codes(value[0] if is_grid else key, one)
+        for item in value:
+            yield from find_code(value[0] if is_grid else key, item)
     elif isinstance(value, str) and by_name.CODE.fullmatch(value) and key.rpartition(".")[2] not in TEXTS:
         yield key, value
 
 
 def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return a section of a config from its fields, name -> (default, comment) or a default or a section. A default
-    that is a function of the section so far gives a value derived from it (K = D // H)."""
-    made = ml_collections.ConfigDict()
+    """Return a section of a config from its fields: name -> (default, comment), a default, or a section.
+
+    A default that is a function of the section so far gives a derived value (K = D // H).
+    """
+    config = ml_collections.ConfigDict()
     for name, field in fields.items():
         default = field[0] if isinstance(field, tuple) else field
         if isinstance(default, Mapping):
-            made[name] = section(default)
+            config[name] = section(default)
         else:
-            made[name] = default(made) if callable(default) else copy.deepcopy(default)
-    return made
+            config[name] = default(config) if callable(default) else copy.deepcopy(default)
+    return config
 
 
-def listed(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield 'train.steps = 1000  # updates of the parameters' for every field of a section."""
     values = values_of(section(fields))
     for name, field in fields.items():
         if isinstance(field, Mapping):
-            yield from listed(field, f"{prefix}{name}.")
+            yield from describe_fields(field, f"{prefix}{name}.")
         else:
             comment = f"  # {field[1]}" if isinstance(field, tuple) else ""
             value = json.dumps(values[name]) if isinstance(values[name], str) else repr(values[name])
@@ -133,15 +138,15 @@ def listed(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
-    """Return the experiment's own sections of a config by their names. UserError if the user's are invalid."""
-    module, called = by_name.load_experiment(name), f'config() of the experiment "{name}"'
-    with by_name.user_errors(called):
-        found = {key: section(fields) for key, fields in module.config().items()}
-    for key, value in flat({key: values_of(fields) for key, fields in found.items()}).items():
+    """Return the sections that an experiment adds to a config, by name. Raises UserError if the user's are invalid."""
+    module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
+    with by_name.user_errors(label):
+        added = {key: section(fields) for key, fields in module.config().items()}
+    for key, value in flat({key: values_of(fields) for key, fields in added.items()}).items():
         if not isinstance(value, TYPES):
-            types = ", ".join(one.__name__ for one in TYPES)
-            raise errors.UserError(f"{called}: {key} = {shown(value)} must be one of {types}")
-    return found
+            types = ", ".join(kind.__name__ for kind in TYPES)
+            raise errors.UserError(f"{label}: {key} = {format_value(value)} must be one of {types}")
+    return added
 
 
 def check_seed(seed: int) -> None:
@@ -150,29 +155,29 @@ def check_seed(seed: int) -> None:
 
 
 def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
-    """UserError for the first of these settings, by their keys, that is not a number from `least` to `most`."""
+    """Raise UserError for the first of these settings, by key, that is not a number from `least` to `most`."""
     for key, value in values.items():
         if value > most:
-            raise errors.UserError(f"{key} must be at most {most:,}, and {value:,} is not")
+            raise errors.UserError(f"{key} = {value:,} must be at most {most:,}")
         if not least <= value < math.inf:
-            raise errors.UserError(f"{key} must be at least {least}, and {value} is not")
+            raise errors.UserError(f"{key} = {value} must be at least {least}")
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:
-    """UserError for the first number, by its key, that is infinite, NaN or too large for an index or a float32."""
+    """Raise UserError for the first number that is infinite, NaN, or too large for an index or a float32."""
     for key, value in leaves(values):
-        numbers = [one for one in value if not isinstance(one, Mapping)] if isinstance(value, list) else [value]
+        numbers = [item for item in value if not isinstance(item, Mapping)] if isinstance(value, list) else [value]
         for number in numbers:
             if isinstance(number, list):
                 check_numbers({key: number})
             elif isinstance(number, int) and abs(number) > (LARGEST_SEED if key in SEEDS else LARGEST):
-                raise errors.UserError(f"{key} = {shown(number)} is too large a number")
+                raise errors.UserError(f"{key} = {format_value(number)} is too large")
             elif isinstance(number, float) and not abs(number) <= LARGEST_FLOAT:
                 raise errors.UserError(f"{key} = {number} must be a finite number")
 
 
-def shown(value: Any) -> str:
-    """Return a value for a message: Python refuses to write numbers of thousands of digits."""
+def format_value(value: Any) -> str:
+    """Return a value for a message. Python refuses to write numbers of thousands of digits."""
     try:
         return shorten(repr(value))
     except (ValueError, RecursionError):
@@ -180,11 +185,12 @@ def shown(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
+    """Return at most 200 characters of a text."""
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 class Settings:
-    """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
+    """A read-only view of a config that records which settings are read, so that unused ones can be refused."""
 
     def __init__(
         self,
@@ -194,7 +200,7 @@ class Settings:
         file: str | None = None,
         given: Iterable[str] = (),
     ):
-        """defaults: of the same fields. file: where the config was loaded from. given: keys on the command line."""
+        """defaults: a config of the same fields. file: the config file. given: keys set on the command line."""
         self._config, self._base, self._file, self._given = config, defaults, file, frozenset(given)
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
@@ -212,28 +218,33 @@ class Settings:
         inner._prefix, inner._read = f"{self._prefix}{name}.", self._read
         return inner
 
-    def changed(self, changes: Mapping[str, Any], *, without: str = "", given: Iterable[str] = ()) -> "Settings":
-        """Return these settings with other values, by whole keys, and without a section; derived values follow, and
-        nothing is read yet. given: keys that count as set by the user. Only for a whole config, not for a section."""
+    def replace(self, changes: Mapping[str, Any], *, without: str = "", given: Iterable[str] = ()) -> "Settings":
+        """Return these settings with other values by key, and without a section; derived values follow.
+
+        given: keys that count as set by the user. Only for a whole config, not for a section.
+        """
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
-        for one in (config, defaults) if without else ():
-            with one.unlocked():
-                del one[without]
-        for key, value in sorted(changes.items()):  # in this order, D and H come before F and K, derived from them
+        if without:
+            for values in (config, defaults):
+                with values.unlocked():
+                    del values[without]
+        for key, value in sorted(changes.items()):  # sorted: D and H come before F and K, which are derived from them
             assign(config, key, value)
         return Settings(config, defaults, file=self._file, given=self._given.union(given))
 
-    def given(self, key: str) -> bool:
-        """Return True if the command line, or an arm or condition of a study, sets this one."""
+    def is_given(self, key: str) -> bool:
+        """Return True if the command line, or an arm or condition of a study, sets this key."""
         return key in self._given
 
-    def chosen(self) -> set[str]:
-        """Return the keys that the user has chosen a value for: on the command line, or in the config another one than
-        the default or than follows from other settings (F from D). Only for a whole config, not for a section."""
-        usual, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._given)
+    def list_chosen(self) -> set[str]:
+        """Return the keys whose values the user chose: on the command line, or in the config.
+
+        A value equal to the default, or derived from other settings (F from D), is not chosen. Only for a whole config.
+        """
+        expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._given)
         for key in sorted(values, key=lambda key: (key not in SOURCES, key)):
-            if values[key] != flat(values_of(usual))[key]:
-                assign(usual, key, values[key])
+            if values[key] != flat(values_of(expected))[key]:
+                assign(expected, key, values[key])
                 chosen.add(key)
         return chosen
 
@@ -242,14 +253,16 @@ class Settings:
         return self._values
 
     def defaults(self) -> dict[str, Any]:
-        """Return the defaults of all settings, by whole keys such as "train.steps"."""
+        """Return the defaults of all settings, by keys such as "train.steps"."""
         return self._defaults
 
     def sources(self) -> dict[pathlib.Path, str]:
-        """Return the files of the user's code behind these settings, as far as it was imported, with their names: the
-        config, the modules that settings name ("my_file:my_score"), and what these import from their folders."""
+        """Return the files of the user's code that these settings use, if they were imported, with their names.
+
+        These are the config, the modules that settings name ("my_file:my_score"), and modules from the same folders.
+        """
         values = flat(self._values)
-        named = [text.partition(":")[0] for setting in values.items() for _, text in codes(*setting)]
+        named = [text.partition(":")[0] for setting in values.items() for _, text in find_code(*setting)]
         named += [values[key] for key in NAMED if by_name.is_user_experiment(values.get(key, ""))]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
         files = {self._file or "": pathlib.Path(self._file or "").name}
@@ -261,9 +274,8 @@ class Settings:
         return {pathlib.Path(file).absolute(): name for file, name in files.items() if file.endswith(".py")}
 
     def refuse_unused(self) -> None:
-        """Raise UserError for settings that were changed from their default but that this experiment never read."""
+        """Raise UserError for settings that differ from their default but that this experiment never read."""
         values = flat(self._values)
-        unused = [k for k in values if k not in self._read and values[k] != self._defaults.get(k)]
+        unused = [key for key in values if key not in self._read and values[key] != self._defaults.get(key)]
         if unused:
-            verb, them = ("is", "it") if len(unused) == 1 else ("are", "them")
-            raise errors.UserError(f"{', '.join(unused)} {verb} set, but this experiment does not use {them}")
+            raise errors.UserError(f"this experiment does not use {', '.join(unused)}: remove these settings")

@@ -1,7 +1,7 @@
 """Load a config: a `.py` file with get_config(), which is executed, or a `.json` file of a run, which is only read.
 
-Strictly: no field is missing, none is unknown, each has its type. (ml_collections.config_flags reads no JSON, and does
-not name the nearest setting or another project's name of one.)
+Every field must be known, present and of its type. (ml_collections.config_flags reads no JSON, and does not suggest the
+nearest setting or our name of another project's setting.)
 """
 
 import importlib
@@ -23,39 +23,39 @@ Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py
 
 
 def load_settings(path: str, changes: Mapping[str, Any]) -> configs.Settings:
-    """Return the settings of a config file with these changes, values or texts by whole keys."""
-    base = importlib.import_module("configs.base").get_config  # executed again for each run in a process
+    """Return the settings of a config file with these changes, values or texts by key."""
+    base = importlib.import_module("configs.base").get_config  # forgotten and executed again by each run of a process
     config = load(place(path), base=base, given=changes)
     for key, value in changes.items():
         configs.assign(config, key, value)
     settings = configs.Settings(config, defaults(config, base), file=path, given=changes)
-    if (warmup := optim.warmup_steps(settings)) != (usual := config.optim.warmup_steps):
-        print(f"the warm-up takes {warmup} steps, a tenth of all: optim.warmup_steps = {usual} would be all of them")
+    if (warmup := optim.warmup_steps(settings)) != (default := config.optim.warmup_steps):
+        print(f"optim.warmup_steps = {warmup}, a tenth of train.steps, because the default {default} is not smaller")
     return settings
 
 
 def place(path: str) -> str:
-    """Return the path of a config, which may be given without .py, and a config of configs/ by its name."""
+    """Return the path of a config, which may be given without .py; a config of configs/ may be given by its name."""
     file, ours = pathlib.Path(path), by_name.ROOT / "configs"
     folders = [file.parent] + [ours] * (str(file.parent) in (".", "configs"))
-    for one in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
-        if os.path.isfile(one):  # also False for a name that is too long
-            return str(one)
-    hint = by_name.suggest(file.stem, [one.stem for one in ours.glob("[a-z]*.py")])
+    for candidate in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
+        if os.path.isfile(candidate):  # also False for a name that is too long
+            return str(candidate)
+    hint = by_name.suggest(file.stem, [config.stem for config in ours.glob("[a-z]*.py")])
     raise errors.UserError(f"there is no config file {path}{hint}")
 
 
 def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
-    """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, put into those of `base`).
+    """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, in the fields of `base`).
 
-    UserError for a `.json` that names code, except in the keys `given` on the command line. The user's modules are then
-    imported from the folder of a `.py` too, after all other places; never from the folder of a `.json`.
+    Raises UserError for a `.json` that names code, except in keys `given` on the command line. The user's modules are
+    imported from the folder of a `.py` after all other places, and never from the folder of a `.json`.
     """
     file = pathlib.Path(path)
     if file.suffix == ".json":
         return _from_json(file, base, given or {})
     if file.suffix != ".py":
-        raise errors.UserError(f"a config is a .py or a .json file, and {path} is neither")
+        raise errors.UserError(f"{path} must be a .py or a .json file")
     config = _from_python(file)
     try:
         defaults(config, base)
@@ -65,36 +65,37 @@ def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml
 
 
 def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.ConfigDict:
-    """Return the defaults of the config's experiment. UserError unless the config has their fields and types."""
-    found = configs.flat(configs.values_of(config))
+    """Return the defaults of the config's experiment. Raises UserError if fields or types differ."""
+    values = configs.flat(configs.values_of(config))
     for key in configs.NAMED:
-        configs.check_type(key, found.get(key, ""), str)
-    default = base(config.experiment, of=found.get("study.experiment", ""))
-    right = configs.flat(configs.values_of(default))
-    for key in sorted(found.keys() ^ right.keys()):  # the config was unlocked, or begins with another experiment's
-        of = ', of="language"' if "study.arms" in right else ""
+        configs.check_type(key, values.get(key, ""), str)
+    default = base(config.experiment, of=values.get("study.experiment", ""))
+    expected = configs.flat(configs.values_of(default))
+    for key in sorted(values.keys() ^ expected.keys()):  # unlocked, or begun with another experiment's config
+        of = ', of="language"' if "study.arms" in expected else ""
         raise errors.UserError(
-            f'the config {"has" if key in found else "lacks"} the key "{key}": a config of the experiment'
+            f'the config {"has" if key in values else "lacks"} the key "{key}": a config of the experiment'
             f' {config.experiment} begins with base.get_config("{config.experiment}"{of})'
         )
-    for key, value in found.items():  # a ConfigDict takes None for anything, and True for 1
-        configs.check_type(key, value, type(right[key]))
+    for key, value in values.items():  # a ConfigDict accepts None for anything, and True for 1
+        configs.check_type(key, value, type(expected[key]))
     return default
 
 
 def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Return the config of a JSON file of a run."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} is not a config in JSON, an object of settings: {error}") from error
     config = base(*_experiments(file, values, given))
-    right = configs.flat(configs.values_of(config))
-    found = {configs.known(key, right): value for key, value in configs.leaves(values)}
-    for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
+    settings = configs.flat(configs.values_of(config))
+    saved_values = {configs.check_known(key, settings): value for key, value in configs.leaves(values)}
+    for key, value in sorted(saved_values.items()):  # D and H come before F and K, which are derived from them
         if key in configs.NAMED:
             continue
-        if (code := next(configs.codes(key, value), None)) is not None:
+        if (code := next(configs.find_code(key, value), None)) is not None:
             if key not in given:
                 raise distrust(file, *code, inside=key)
         elif value != configs.flat(configs.values_of(config)).get(key):  # a derived value stays derived
@@ -103,33 +104,35 @@ def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_c
 
 
 def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return the experiment, and that of a study's runs. UserError for a module that the user has not confirmed."""
+    """Return the experiment, and that of a study's runs. Raises UserError for a user's module that was not
+    confirmed.
+    """
     study = values.get("study")
     of = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
-    found = {"experiment": values.get("experiment", ""), "study.experiment": of}
-    for key, name in (found | {key: given[key] for key in configs.NAMED if key in given}).items():
+    names = {"experiment": values.get("experiment", ""), "study.experiment": of}
+    for key, name in (names | {key: given[key] for key in configs.NAMED if key in given}).items():
         configs.check_type(key, name, str)
         if key not in given and by_name.is_user_experiment(name):
             raise distrust(file, key, name, inside=key)
-        found[key] = name
-    return list(found.values())
+        names[key] = name
+    return list(names.values())
 
 
 def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
-    """Return the error for code that a file names. inside: the setting that contains this one, as study.arms."""
-    where, how = ("", value) if inside == key else (f" in {inside}", "...")
+    """Return the error for code that a file names. inside: the setting that contains this one, such as study.arms."""
+    place, argument = ("", value) if inside == key else (f" in {inside}", "...")
     return errors.UserError(
-        f'{file} has {key} = "{value}"{where}, a program that would be run: give it on the command line, '
-        f"--config.{inside}={how}, if you trust it; if your files are gone, a run goes on with the ones that it keeps:"
-        " --config WORKDIR/source/NAME.py"
+        f'{file} has {key} = "{value}"{place}, which would execute a program. If you trust it, repeat it on the command'
+        f" line: --config.{inside}={argument}. The run has a copy of your files: --config WORKDIR/source/NAME.py"
     )
 
 
 def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
+    """Execute a Python file and return its get_config()."""
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     if (folder := str(file.parent.absolute())) not in sys.path:
-        sys.path.append(folder)  # after all others: it hides nothing that is installed
+        sys.path.append(folder)  # last, so that it hides no installed module
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
@@ -137,31 +140,33 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
         raise
     except BaseException as error:  # the user's code may raise anything, also SystemExit
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f"{file}, line {frames[-1].lineno}" if frames else str(file)
-        raise errors.UserError(f"{where}: {_sentence(error)}") from error
+        label = f"{file}, line {frames[-1].lineno}" if frames else str(file)
+        raise errors.UserError(f"{label}: {_describe(error)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
     return config
 
 
-def _sentence(error: BaseException) -> str:
-    """Return ml_collections' message without its print-out of the whole config."""
+def _describe(error: BaseException) -> str:
+    """Return an exception of the file as one sentence, without ml_collections' print-out of the whole config."""
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
-        name, meant = unknown.group(1), re.search(r'Did you mean "(.*?)"', str(error))
-        found = by_name.translate_foreign(name)[:1] or ([meant.group(1)] if meant else [])
-        return f'unknown config key "{name}"' + (f' (did you mean "{found[0]}"?)' if found else "")
+        name, suggestion = unknown.group(1), re.search(r'Did you mean "(.*?)"', str(error))
+        similar = by_name.translate_foreign(name)[:1] or ([suggestion.group(1)] if suggestion else [])
+        return f'unknown config key "{name}"' + (f' (did you mean "{similar[0]}"?)' if similar else "")
     return by_name.describe_error(error)
 
 
-def forget_own_modules(folder: pathlib.Path) -> None:
-    """Forget the modules that were imported from the working directory, the project's folder or this one (of a config),
-    so that a second run in the same process, as in a notebook, imports them as they are now."""
+def forget_user_modules(config_folder: pathlib.Path) -> None:
+    """Forget the user's modules, so that a second run in the same process (a notebook) imports them again.
+
+    These are modules from the working directory, the project's folder, and the folder of a config.
+    """
     importlib.invalidate_caches()
-    folders = (os.getcwd(), str(folder.absolute()), str(by_name.ROOT))
+    folders = (os.getcwd(), str(config_folder.absolute()), str(by_name.ROOT))
     for name, module in [*sys.modules.items()]:
         file, path = str(getattr(module, "__file__", None)), name.replace(".", os.sep)
-        own = {os.path.join(one, f"{path}{end}") for one in folders for end in (".py", f"{os.sep}__init__.py")}
-        if file in own and by_name.is_user_code(file):
+        files = {os.path.join(folder, f"{path}{end}") for folder in folders for end in (".py", f"{os.sep}__init__.py")}
+        if file in files and by_name.is_user_code(file):
             del sys.modules[name]

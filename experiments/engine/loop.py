@@ -311,7 +311,7 @@ def start_state(
 
 def progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
     """Return the progress bar of a run alone, after timing the matrix products of its devices."""
-    peak, batch = compilation.measured_peak(devices=plan.mesh), plan.growth.sizes[0]
+    peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
     if distributed.main():
         print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
     return log.Progress(

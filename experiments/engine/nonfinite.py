@@ -59,7 +59,7 @@ def describe(plan: train_step.Plan, n: int, state: train_step.State, batch: dict
 def first_culprit(plan: train_step.Plan, state: train_step.State, batch: dict) -> str:
     """Compute the gradient again from the state before a step on its batch. Return the path of the first array with a
     number that is not finite: of the parameters, the batch, the gradient, the running statistics; or ''."""
-    params, key = optim.trained_at(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)
+    params, key = optim.training_params(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)
     of_device = functools.partial(train_step.gradient, task=plan.task, mesh=plan.mesh, accumulation=plan.accumulation)
     on_mesh = meshes.sharded(of_device, plan.mesh, **train_step.gradient_specs(params, batch, plan.task, plan.mesh))
     grads, _, running = jax.jit(on_mesh)(params, meshes.place_batch(plan.mesh, batch), key)

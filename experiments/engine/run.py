@@ -297,7 +297,7 @@ def describe(plan: train_step.Plan, state: train_step.State) -> int:
     shapes.check(state.params)
     forward = forward_flops(plan, state)
     batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(table(state.params, jax.tree.leaves(optim.trained(state.params, plan.task.frozen))))
+    print(table(state.params, jax.tree.leaves(optim.select_trained(state.params, plan.task.frozen))))
     for line in plan.task.lines:
         print(f"  {line}")
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
@@ -331,7 +331,7 @@ def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callab
 
 def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
     """Make optimiser and step from the config. Raises UserError for what does not fit together."""
-    t, growth = settings.train, batches.growing(settings.train.batch_size, settings.train.growth)
+    t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_train(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
     mesh.check_layout(devices, task.layout, params, task.train[0])
@@ -339,9 +339,9 @@ def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> tra
     task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *measured(task)]))
     probes = log.SYMMETRY in settings.log
-    rate, rule = optim.optimiser(settings, task.frozen)
+    rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
-        optim.check(settings.optim.name, rule, params)
+        optim.check_updates(settings.optim.name, rule, params)
     rule = spikes.remembering(rule) if t.nan == "skip_spikes" else rule
     step = train_step.update(
         task=task,

@@ -48,7 +48,7 @@ class Task(NamedTuple):
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> metrics to log with the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
     lines: Sequence[str] = ()  # printed below the parameter table, such as the implementation of attention
-    frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (optim.trained)
+    frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (optim.select_trained)
     tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # a split of the training data
 
 
@@ -119,7 +119,7 @@ def gradient(
     masked tokens are right, and each device holds the gradient of its own parameters. Differentiating a psum inside
     shard_map already sums the gradient of a replicated parameter. Frozen parameters receive no gradient.
     """
-    is_trained = optim.trained(params, task.frozen)
+    is_trained = optim.select_trained(params, task.frozen)
     trained_paths = shapes.flat(is_trained)
 
     def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
@@ -196,7 +196,7 @@ def train_step(
     shows whether they are finite, and `nonfinite.check` does before a save. probe_due(n): whether step n measures the
     task's probe.
     """
-    key, weights = jax.random.fold_in(state.key, state.step), optim.trained_at(state.params, state.opt_state)
+    key, weights = jax.random.fold_in(state.key, state.step), optim.training_params(state.params, state.opt_state)
     device_gradient = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
     mesh_gradient = sharded(device_gradient, mesh, **gradient_specs(weights, batch, task, mesh))
     grads, metrics, running = mesh_gradient(weights, batch, key)

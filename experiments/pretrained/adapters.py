@@ -88,7 +88,7 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
     frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in fresh if part))
 
     def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
-        kept = shapes.flat(optim.trained(params, frozen))
+        kept = shapes.flat(optim.select_trained(params, frozen))
         with run.file_errors(folder):
             safetensors.write(folder / FILE, {path: leaf for path, leaf in shapes.flat(params).items() if kept[path]})
         yield folder / FILE

@@ -45,8 +45,8 @@ def adopted(settings: config.Settings, folder: pathlib.Path | None) -> config.Se
     else:
         model, fresh = open_model.open(path), parts(values["init_fresh"])
         right = needed(experiment, model, fresh) | ({} if "embed" in fresh else _tokenizer(experiment, model, now))
-    chosen = settings.chosen()
-    settings = settings.changed({key: value for key, value in right.items() if key in now and key not in chosen})
+    chosen = settings.list_chosen()
+    settings = settings.replace({key: value for key, value in right.items() if key in now and key not in chosen})
     after = config.flat(settings.to_dict())
     if changes := [f"{key} = {after[key]}" for key in now if after[key] != now[key]]:
         print(f"as {path} has it: {', '.join(changes)}", flush=True)

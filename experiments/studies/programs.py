@@ -148,7 +148,7 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
     with contextlib.redirect_stdout(None):  # `check` has printed it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = single.plan(first.settings, work.task, devices)
-    optimiser = functools.partial(optim.optimiser, first.settings, plan.task.frozen)
+    optimiser = functools.partial(optim.make_optimiser, first.settings, plan.task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward_flops(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
     numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}

@@ -156,7 +156,7 @@ def _read_condition(settings: config.Settings, condition: Named) -> config.Setti
     """Return the section `study` of a condition: the study's, with the metric, threshold and margin that it changes."""
     changes = {key: value for key, value in condition.changes.items() if key in OWN}
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
-        own = settings.changed(changes).study
+        own = settings.replace(changes).study
         if not own.metric.startswith(loop.EVAL):
             raise errors.UserError(f'study.metric = "{own.metric}" must be of an evaluation, as {loop.EVAL}loss')
         checkpoint.check_best(own.metric, key="study.metric")
@@ -166,7 +166,7 @@ def _read_condition(settings: config.Settings, condition: Named) -> config.Setti
 
 def _check_seeds(key: str, seeds: Any) -> None:
     if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise errors.UserError(f"{key} must be different integers, and {config.shown(seeds)} are not")
+        raise errors.UserError(f"{key} must be different integers, and {config.format_value(seeds)} are not")
     for seed in seeds:
         config.check_seed(seed)
 
@@ -176,7 +176,9 @@ def _pairs(key: str, given: Any, kind: type | UnionType, example: str) -> Iterat
     for one in given:
         pair = isinstance(one, list | tuple) and len(one) == 2
         if not pair or not isinstance(one[0], str) or not isinstance(one[1], kind):
-            raise errors.UserError(f"{key} is a list of pairs, as [{example}, ...], and {config.shown(one)} is not one")
+            raise errors.UserError(
+                f"{key} is a list of pairs, as [{example}, ...], and {config.format_value(one)} is not one"
+            )
         yield one[0], one[1]
 
 
@@ -207,7 +209,7 @@ def _read_named(key: str, given: Any) -> list[Named]:
     for name, changes in _pairs(key, given, Mapping, '["tied", {"model.score": "tied"}]'):
         if not _NAME.fullmatch(name) or name.lower() in RESERVED:
             rule = f"choose at most 100 letters, digits and + - . _, and none of {', '.join(RESERVED)}"
-            raise errors.UserError(f"{key}: {config.shown(name)} cannot be the name of a folder: {rule}")
+            raise errors.UserError(f"{key}: {config.format_value(name)} cannot be the name of a folder: {rule}")
         if other := found.get(name.lower()):
             raise errors.UserError(f'{key} has "{other.name}" and "{name}": names must differ, also in lower case')
         found[name.lower()] = Named(name, dict(changes))
@@ -235,7 +237,7 @@ def runs(
                     raise errors.UserError(f"{key} is the same for a whole study")
             if both := sorted(of_condition.keys() & of_arm.keys()):
                 raise errors.UserError(f"the condition and the arm both set {', '.join(both)}")
-            alone = settings.changed(plain | own | {"seed": seed}, without="study", given=own)
+            alone = settings.replace(plain | own | {"seed": seed}, without="study", given=own)
         every.append(Run(condition.name, arm.name, seed, alone))
     return every
 

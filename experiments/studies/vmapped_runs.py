@@ -98,7 +98,7 @@ def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, ab
 def shardings(of: VmappedRuns, rows: Any) -> Any:
     """Where the leaves of such a state lie, by the letters of their names behind the rows."""
     specs = shapes.specs(rows, of.task.layout.rules)
-    place = functools.partial(meshes.of_rows, of.mesh)
+    place = functools.partial(meshes.add_row_axis, of.mesh)
     return jax.tree.map(lambda spec: NamedSharding(of.mesh, place(spec)), specs, is_leaf=meshes.is_spec)
 
 

@@ -30,7 +30,7 @@ HELP = {  # of the arguments that most tools have
 
 def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> open_model.Trained:
     """Start the device (None: no device) and open the model. Raises UserError for a model of none of these kinds."""
-    config_file.forget_own_modules(pathlib.Path())
+    config_file.forget_user_modules(pathlib.Path())
     if device is not None:
         compilation.keep()
         compilation.start(device)

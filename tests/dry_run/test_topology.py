@@ -81,17 +81,14 @@ def test_a_topology_has_a_device_for_each_chip(monkeypatch):
 
 
 @libtpu
-def test_flags_of_libtpu_follow_from_the_mesh_and_from_what_this_libtpu_knows(monkeypatch):
-    devices = topology.describe("v5e-4").devices
-    flags = [flag for axis in ("fsdp", "tensor") for flag in meshes.BESIDE[axis]]
-    mesh = meshes.make(data=1, fsdp=-1, tensor=2, devices=devices)
-    assert meshes.compiler_options(meshes.make(devices=devices)) == meshes.MEMORY
-    assert meshes.compiler_options(mesh) == meshes.MEMORY | dict.fromkeys(flags, "true")
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{flags[0]}=false --{next(iter(meshes.MEMORY))}=65536")
-    assert meshes.compiler_options(mesh) == dict.fromkeys(flags[1:], "true")
+def test_flags_of_libtpu_are_those_that_this_libtpu_knows_and_the_user_does_not_set(monkeypatch):
+    mesh = meshes.make(devices=topology.describe("v5e-4").devices)
+    assert meshes.compiler_options(mesh) == meshes.MEMORY
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{next(iter(meshes.MEMORY))}=65536")
+    assert meshes.compiler_options(mesh) == {}
     monkeypatch.setattr(meshes, "MEMORY", {"xla_tpu_flag_of_another_libtpu": "1"})
-    assert not meshes.compiler_options(meshes.make(devices=devices))
-    assert not meshes.compiler_options(meshes.make(data=1, fsdp=-1))
+    assert meshes.compiler_options(mesh) == {}
+    assert meshes.compiler_options(meshes.make()) == {}
 
 
 @libtpu

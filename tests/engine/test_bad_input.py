@@ -71,8 +71,8 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
     ("name", "content", "words"),
     [
         ("a.json", json.dumps({"train": {"stebs": 3}}), ['"train.stebs"', '"train.steps"']),
-        ("a.json", json.dumps({"config": {"train": {"steps": "3.5"}}}), ['"train.steps"', "int", "'3.5'"]),
-        ("a.json", json.dumps({"config": {"train": {"steps": True}}}), ['"train.steps"', "int", "True"]),
+        ("a.json", json.dumps({"config": {"train": {"steps": "3.5"}}}), ["train.steps", "int", "'3.5'"]),
+        ("a.json", json.dumps({"config": {"train": {"steps": True}}}), ["train.steps", "int", "True"]),
         ("a.json", "[1, 2]", ["is not a config in JSON", "object"]),
         ("a.json", '{"config": {', ["is not a config in JSON"]),
         ("a.py", "def get_config(:\n", ["SyntaxError", "a.py", "line 1"]),
@@ -106,10 +106,10 @@ model.K=-1 | model.K | at least 1
 image.patch=3 | 8 x 8 | 3 x 3 | image.patch
 image.patch=0 | 8 x 8 | image.patch
 image.augment=["shift:8"] | 8 x 8 | 'shift:8' | less than a side
-image.augment=[1 | "image.augment" must be of type list
+image.augment=[1 | image.augment | type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
 train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
-train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 accumulated parts | multiple of 32
+train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 microbatches | multiple of 32
 train.batch_size=0 | batch | at least 1 | 0
 train.accumulation=0 | train.accumulation | at least 1
 train.steps=0 | train.steps | at least 1
@@ -151,7 +151,7 @@ text.objective=os:sep | unknown objective "os:sep"
 text.source=tinyshakespear | tinyshakespear | stdlib | tinyshakespeare
 text.tokenizer=byte | byte | characters | did you mean
 model.norm=instance | instance needs all tokens
-seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier are set, but this
+seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier
 """
 MISTAKES = [("vision", *line.split(" | ")) for line in SIZES.strip().splitlines()]
 MISTAKES += [("language", *line.split(" | ")) for line in WORDS.strip().splitlines()]

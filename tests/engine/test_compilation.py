@@ -91,7 +91,7 @@ def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "file" / "below"))
     compilation.keep()
-    assert "compiled programs are not kept: " in capsys.readouterr().out
+    assert "compiled programs are not cached: " in capsys.readouterr().out
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     compilation.keep_nothing()
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "more"))

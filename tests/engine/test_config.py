@@ -243,7 +243,7 @@ def test_a_variant_from_the_users_file(tmp_path, monkeypatch):
             by_name.choose("score", wrong, scores)
     with raises(errors.UserError, "letter", "arms_of_mine:cosine"):
         by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # no place for a program
-    named = {key: list(configs.codes(key, "arms_of_mine:cosine")) for key in ("model.score", "text.source")}
+    named = {key: list(configs.find_code(key, "arms_of_mine:cosine")) for key in ("model.score", "text.source")}
     assert named == {"model.score": [("model.score", "arms_of_mine:cosine")], "text.source": []}
 
 

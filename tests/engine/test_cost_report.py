@@ -100,10 +100,10 @@ def test_flops_of_a_head_in_chunks_are_those_of_all_tokens(monkeypatch):
 
 
 def test_the_peak_is_a_rate_that_products_reach(monkeypatch):
-    assert 1e8 < compilation.measured_peak(devices=mesh.make(data=1), repeats=1) < 1e15
+    assert 1e8 < compilation.measure_peak(devices=mesh.make(data=1), repeats=1) < 1e15
     seconds = types.SimpleNamespace(perf_counter=itertools.count().__next__)  # every product takes one
     monkeypatch.setattr(compilation, "time", seconds)
-    assert compilation.measured_peak(devices=mesh.make(data=1)) == 2 * 1536**3
+    assert compilation.measure_peak(devices=mesh.make(data=1)) == 2 * 1536**3
 
 
 def test_the_parameter_table():

@@ -103,9 +103,9 @@ def test_a_batch_is_that_of_a_plain_pipeline_and_until_it_grows_as_if_it_never_d
 
 
 def test_the_batch_sizes_of_a_growth():
-    sizes = batches.growing(4, [[3, 6], (5, 2)])
+    sizes = batches.parse_growth(4, [[3, 6], (5, 2)])
     assert [sizes.before(step) for step in range(8)] == [0, 4, 8, 12, 18, 24, 26, 28]
-    assert batches.growing(4) == batches.growing(4, []) == ((0,), (4,))
+    assert batches.parse_growth(4) == batches.parse_growth(4, []) == ((0,), (4,))
 
 
 WRONG = [[[5, 8], [5, 9]], [[5, 8], [4, 9]], [[0, 8]], [[-1, 8]], [[5, 0]], [[5, -8]]]

@@ -44,7 +44,7 @@ def small_task() -> steps.Task:
 
 def others(tree, frozen):
     """The tree with None, which is no leaf, in the places of what is frozen."""
-    return jax.tree.map(lambda x, own: x if own else None, tree, optim.trained(tree, frozen))
+    return jax.tree.map(lambda x, own: x if own else None, tree, optim.select_trained(tree, frozen))
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -54,7 +54,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
     settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], small_task()
     devices = mesh.make(data=2, fsdp=2) if name == "muon" else mesh.make(data=1)
     shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
-    plan = runs.plan(settings.changed({"optim.frozen": frozen}), shared, devices)
+    plan = runs.plan(settings.replace({"optim.frozen": frozen}), shared, devices)
     state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
     begun, batch = jax.device_get(state.params), plan.task.train[0]
 
@@ -65,7 +65,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
             total, count = task.loss(every, batch)[0]["loss"]
             return total / count
 
-        own, (_, rule) = others(params, frozen), optim.optimiser(settings)
+        own, (_, rule) = others(params, frozen), optim.make_optimiser(settings)
         gradient = jax.grad(mean)(own)
         updates, _ = rule.update(gradient, rule.init(own), own)
         return optax.apply_updates(own, updates), optax.tree.norm(gradient)
@@ -94,7 +94,7 @@ def test_what_cannot_be_frozen(frozen, words):
 
 def test_the_table_marks_what_is_frozen():
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    lines = runs.table(params, jax.tree.leaves(optim.trained(params, ["*", "!head"]))).splitlines()
+    lines = runs.table(params, jax.tree.leaves(optim.select_trained(params, ["*", "!head"]))).splitlines()
     assert (
         lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
     )

@@ -128,7 +128,7 @@ def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_save
     def too_far(*of, **how):
         return optax.chain(adamw(*of, **how), *huge)
 
-    monkeypatch.setitem(optim.NAMED, "adamw", too_far)
+    monkeypatch.setitem(optim.OPTIMISERS, "adamw", too_far)
     quick = {"train__steps": steps, "train__nan": nan, "train__save_every": 0, "optim__schedule": "constant"}
     quick |= {"optim__warmup_steps": 0}
     with raises(errors.RunError, f"step {at}", "parameter", "last checkpoint"):

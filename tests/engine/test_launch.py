@@ -71,7 +71,7 @@ def test_a_short_run_has_a_shorter_warm_up_than_the_usual_one_and_its_config_kee
     outcome = tiny.run("--config", spy, *(f"--config.{word}" for word in words.split()))
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["optim"]["warmup_steps"] == (30 if "=30" in words else 100)
-    assert outcome.out.startswith(f"the warm-up takes {warmup} steps") if warmup else "warm" not in outcome.out
+    assert outcome.out.startswith(f"optim.warmup_steps = {warmup},") if warmup else "warm" not in outcome.out
 
 
 def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):

@@ -41,7 +41,7 @@ def by_hand(kind, name, value, gradients):
 
 def kin(kind, **changes):
     options = {"muon_lr_multiplier": MATRIX_RATE, "momentum": MOMENTUM, "ns_steps": ROUNDS, "weight_decay": DECAY}
-    return optim.NAMED[kind](lambda step: RATE, **ADAM | options | {"clip": 0.0} | changes)
+    return optim.OPTIMISERS[kind](lambda step: RATE, **ADAM | options | {"clip": 0.0} | changes)
 
 
 @pytest.mark.parametrize("kind", ["normuon", "hyperball"])
@@ -78,7 +78,7 @@ def test_what_is_evaluated_is_the_average_of_what_is_trained_and_clipping_frozen
             state, metrics = plan.step(state, mesh.place_batch(devices, task.train[i]), True)
             states.append(jax.device_get(state.params))
             losses.append(float(metrics["loss"]))
-        return states, losses, jax.device_get(optim.trained_at(state.params, state.opt_state))
+        return states, losses, jax.device_get(optim.training_params(state.params, state.opt_state))
 
     (w, losses, same), (found, ours, last) = trajectory(), trajectory(optim__ema=decay)
     near(ours, losses)
@@ -91,6 +91,6 @@ def test_what_is_evaluated_is_the_average_of_what_is_trained_and_clipping_frozen
 
 
 def test_an_average_passes_on_what_a_rule_is_given():
-    rule = optim.averaged(optax.sgd(0.1), 0.5)
+    rule = optim.average(optax.sgd(0.1), 0.5)
     updates, state = rule.update({"x": np.float32(2)}, rule.init({"x": np.float32(1)}), {"x": np.float32(1)}, value=3.0)
     assert float(updates["x"]) == pytest.approx(-0.1) == float(state.ahead["x"])

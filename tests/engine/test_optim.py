@@ -159,7 +159,7 @@ def test_a_step_is_its_formula_in_every_layer_and_the_rest_is_adamw():
 
 def test_the_singular_values_become_alike_and_zeros_stay():
     W1_MFD = jnp.asarray(np.random.default_rng(0).standard_normal((M, F, D)), jnp.float32).at[1].set(0.0)
-    newton_schulz = optim.orthogonal(ns_steps=5)
+    newton_schulz = optim.orthogonalise(ns_steps=5)
     steps, _ = jax.jit(newton_schulz.update)({"blocks": {"W1_FD": W1_MFD}}, newton_schulz.init({}))
     before, after = (np.linalg.svd(x[0], compute_uv=False) for x in (W1_MFD, steps["blocks"]["W1_FD"]))
     assert before.max() / before.min() > 3  # so that there was something to do
@@ -201,7 +201,7 @@ def test_rows_of_a_study_take_the_same_steps():
 )
 def test_what_is_refused(changes, words):
     with raises(errors.UserError, *words):
-        optim.optimiser(chosen(**changes))
+        optim.make_optimiser(chosen(**changes))
 
 
 def root(step, steps):
@@ -247,12 +247,12 @@ def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
     params, gradient = normal(0), normal(1)
     same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
     settings = chosen(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
-    _, lion = optim.optimiser(settings)
+    _, lion = optim.make_optimiser(settings)
     found = taken(lion, params, [gradient, gradient])
     by_hand = optax.lion(1e-3, b1=0.8, b2=0.9, weight_decay=0.5, mask=optim.matrices)
     near(found, taken(by_hand, params, [gradient, gradient]))
     settings = chosen(name="test_optim:sign", momentum=0.5, betas=[0.5, 0.5], **same)
-    _, rule = optim.optimiser(settings)
+    _, rule = optim.make_optimiser(settings)
     updates, state = rule.update(gradient, rule.init(params), params)
     near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
     assert steps.updates_made(state) == 1
@@ -264,4 +264,6 @@ def test_a_rule_of_ones_own_is_tried_on_the_parameters():
     for name, words in (("transposed", ["shapes"]), ("fails", ["test_optim.py, line", "KeyError"])):
         with raises(errors.UserError, f"optim.name = test_optim:{name}", *words):
             settings = chosen(name=f"test_optim:{name}")
-            optim.check(settings.optim.name, optim.optimiser(settings)[1], jax.eval_shape(lambda: normal(0)))
+            optim.check_updates(
+                settings.optim.name, optim.make_optimiser(settings)[1], jax.eval_shape(lambda: normal(0))
+            )

@@ -203,7 +203,7 @@ def flat(tree, path: str = ""):
 def without_output(folder: pathlib.Path, *, draws: bool = False):
     """Send what is printed inside to a file. Without `draws`, runs and studies make no figures and no samples."""
     with (folder / "printed.txt").open("w", encoding="utf-8") as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)  # takes a second
+        patch.setattr(compilation, "measure_peak", lambda *, devices: 1e9)  # takes a second
         if not draws:
             patch.setattr(runs, "draw", lambda *arguments: ([], {}))
             patch.setattr(figures, "draw", lambda *arguments, **options: [])

@@ -60,7 +60,7 @@ def run(config: str, folder: pathlib.Path, dies_at: int | None) -> tuple[int, st
             os.write(2, f"{MARK} {event} {arguments[0]}\n".encode())
 
     sys.addaudithook(watch)
-    with mock.patch.object(compilation, "measured_peak", lambda *, devices: 1e9):  # seconds of work
+    with mock.patch.object(compilation, "measure_peak", lambda *, devices: 1e9):  # seconds of work
         code = launch.main(["launch.py", "--config", config, "--workdir", str(folder)])
     sys.stdout.flush()
     os._exit(code)

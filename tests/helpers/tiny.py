@@ -60,7 +60,7 @@ def run(*arguments: str) -> Outcome:
     forget_flags()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+            patch.setattr(compilation, "measure_peak", lambda *, devices: 1e9)
             code = launch.main(["launch.py", *arguments])
     return Outcome(code, out.getvalue(), err.getvalue())
 
@@ -222,7 +222,7 @@ def own_disk(commands: str, what: str) -> list[str]:
 def without_figures():
     """Inside, a run of images draws nothing, and the machine's rate is not measured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(compilation, "measure_peak", lambda *, devices: 1e9)
         patch.setattr(vision, "figures", lambda *arguments: [])
         yield
 

@@ -113,7 +113,7 @@ def test_what_cannot_be_adapted(lora, parts):
 
 def test_frozen_adapters_leave_nothing_to_train():
     settings, work = small("2:mlp,head")
-    settings = settings.changed({"optim.frozen": ["lora"]})
+    settings = settings.replace({"optim.frozen": ["lora"]})
     with raises(errors.UserError, "optim.frozen"):
         run.plan(settings, adapters.adapted(settings, work).task, mesh.make(data=1))
 

@@ -18,7 +18,7 @@ from experiments.tools import report
 def quick(monkeypatch):
     """Nothing is drawn; and no experiment is asked for its data."""
     monkeypatch.setattr(figures, "draw", lambda *_: [])
-    for owner, name in ((by_name, "experiment"), (programs, "check")):
+    for owner, name in ((by_name, "load_experiment"), (programs, "check")):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("an experiment was asked"))
 
 
