@@ -70,21 +70,12 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.logits(params, hidden(params, batch)[0])
 
-    @jax.jit
-    def write(params: Any, image_BYXZ: jax.Array) -> jax.Array:
-        """Return w_BL: the most likely letter after the letters before it, one by one."""
-        w_BL = jnp.zeros((len(image_BYXZ), L), jnp.int32)
-        for n in range(L):
-            l_BNW = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
-            w_BL = w_BL.at[:, n].set(l_BNW[:, patches - 1 + n].argmax(-1))
-        return w_BL
-
     fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
     fields["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
     task = tasks.make_token_task(settings, model, hidden, sparse=True, layout=layout, **fields)
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, write, letters),
+        figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),
         apply=logits,
         lines=[*data.lines, f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
@@ -108,6 +99,20 @@ def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batche
         return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_BL[:, :-1], **targets}
 
     return fetch_captions
+
+
+def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
+    """Return (params, image_BYXZ) -> w_BL: the most likely letter after the letters before it, one by one."""
+
+    @jax.jit
+    def write(params: Any, image_BYXZ: jax.Array) -> jax.Array:
+        w_BL = jnp.zeros((len(image_BYXZ), L), jnp.int32)
+        for n in range(L):
+            l_BNW = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
+            w_BL = w_BL.at[:, n].set(l_BNW[:, patches - 1 + n].argmax(-1))
+        return w_BL
+
+    return write
 
 
 def figures(
