@@ -36,7 +36,7 @@ def flipped(image, probability, rng):
 
 
 def cropped(image, border, rng):
-    """The window begins `down` rows and `right` columns behind the border's own corner: a shift by whole pixels."""
+    """Shift by whole pixels: the window begins `down` rows and `right` columns after the corner of the border."""
     down_B, right_B = rng.integers(0, 2 * border + 1, (2, B))
     for b in range(B):
         offset = (border - down_B[b], border - right_B[b], 0)

@@ -127,16 +127,16 @@ def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(
     folder(tmp_path, *names)
     for b in range(60):
         (tmp_path / names[b]).with_name(f"copy{b}.png").write_bytes((tmp_path / names[b]).read_bytes())
-    whole = images.load(str(tmp_path))
-    held = {image.tobytes() for image in whole.evaluation_image_BYXZ}
-    assert 0 < len(held) < 30 and not held & {image.tobytes() for image in whole.train_image_BYXZ}
-    assert len(whole.evaluation_label_B) == 2 * len(held)
+    data_of_files = images.load(str(tmp_path))
+    held = {image.tobytes() for image in data_of_files.evaluation_image_BYXZ}
+    assert 0 < len(held) < 30 and not held & {image.tobytes() for image in data_of_files.train_image_BYXZ}
+    assert len(data_of_files.evaluation_label_B) == 2 * len(held)
     for size in (2, 4, 9):
         data = images.load(str(tmp_path), size)
-        assert data.evaluation_label_B.tolist() == whole.evaluation_label_B.tolist()
-        right = [b for b in range(60) if pixels(b).tobytes() in held]
+        assert data.evaluation_label_B.tolist() == data_of_files.evaluation_label_B.tolist()
+        expected = [b for b in range(60) if pixels(b).tobytes() in held]
         found = image_folder.read(
-            [file for file in files.folder(tmp_path, ()) if file.inside.name in {f"{b}.png" for b in right}], size
+            [file for file in files.folder(tmp_path, ()) if file.inside.name in {f"{b}.png" for b in expected}], size
         )
         assert {image.tobytes() for image in found} == {image.tobytes() for image in data.evaluation_image_BYXZ}
 
@@ -184,17 +184,17 @@ def test_what_cannot_be_made_alike_is_refused_by_name(tmp_path):
     source = folder(tmp_path / "set", *NAMES, "test/a.png")
     assert images.load(source).classes == ("cat", "dog house", "test")  # where none is called train
 
-    def refused(*words, size=0):
+    def refuse(*words, size=0):
         with raises(errors.UserError, *words):
             images.load(source, size)
 
     (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0, (4, 3))))
-    refused("cat/c.png", "4 x 3", "5 x 3", "image.size")
+    refuse("cat/c.png", "4 x 3", "5 x 3", "image.size")
     assert images.load(source, 4).train_image_BYXZ.shape[1:] == (4, 4, 3)
     (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0))[:-40])
-    refused("cat/c.png", size=4)
+    refuse("cat/c.png", size=4)
     (tmp_path / "set" / "e.png").write_bytes(packed(pixels(0)))
-    refused("set/e.png")
+    refuse("set/e.png")
     with raises(errors.UserError, "image.size = 7", "8 x 8"):
         images.load("digits", 7)
 
@@ -204,33 +204,35 @@ def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monke
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     datasets.disable_progress_bars()
     names = [f"{part}/{name}" for part in ("train", "test") for name in NAMES[:3]]
-    right = images.load(folder(tmp_path / "set", *names))
+    expected = images.load(folder(tmp_path / "set", *names))
     kinds = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=["cat", "dog house"]))
-    made = {}
+    splits = {}
     for part, first in (("train", 0), ("test", 3)):
         rows = {"pixels": [Image.fromarray(pixels(b)) for b in range(first, first + 4)], "kind": [0, 0, 1, -1]}
-        made[part] = datasets.Dataset.from_dict(rows, features=kinds)  # the last one has no class
-    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+        splits[part] = datasets.Dataset.from_dict(rows, features=kinds)  # the last one has no class
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
     for source in ("saved", "set"):
         data = images.load(f"hub:{tmp_path / source}")
-        for found, expected in zip(data[1:6], right[1:6], strict=True):
-            np.testing.assert_array_equal(found, expected)
-    datasets.DatasetDict(full=made["train"]).save_to_disk(tmp_path / "one")
+        for array, right in zip(data[1:6], expected[1:6], strict=True):
+            np.testing.assert_array_equal(array, right)
+    datasets.DatasetDict(full=splits["train"]).save_to_disk(tmp_path / "one")
     assert images.load(f"hub:{tmp_path / 'one'}").classes == ("cat", "dog house")
     names = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=["zebra", "10", "ant", "2"]))
     rows = {"pixels": [Image.fromarray(pixels(b)) for b in range(8)], "kind": [0, 1, 2, 3, 0, 1, 2, -1]}
-    whole = datasets.Dataset.from_dict(rows, features=names)
-    datasets.DatasetDict(train=whole, test=whole.select(range(4))).save_to_disk(tmp_path / "order")
+    data_of_files = datasets.Dataset.from_dict(rows, features=names)
+    datasets.DatasetDict(train=data_of_files, test=data_of_files.select(range(4))).save_to_disk(tmp_path / "order")
     data = images.load_described(f"hub:{tmp_path / 'order'}")
     assert data.classes == ("zebra", "10", "ant", "2") and data.evaluation_label_B.tolist() == [0, 1, 2, 3]
     assert any("split train: 1" in line for line in data.lines) and any("4 of 4" in line for line in data.lines)
-    datasets.DatasetDict({"full": whole, "more": whole}).save_to_disk(tmp_path / "other")
+    datasets.DatasetDict({"full": data_of_files, "more": data_of_files}).save_to_disk(tmp_path / "other")
     with raises(errors.UserError, "other", "train"):
         images.load(f"hub:{tmp_path / 'other'}")
     with monkeypatch.context() as patch:  # older versions of `datasets` cannot save an empty split of images
-        patch.setattr(datasets, "load_from_disk", lambda folder: {"train": whole.select([]), "test": whole})
+        patch.setattr(
+            datasets, "load_from_disk", lambda folder: {"train": data_of_files.select([]), "test": data_of_files}
+        )
         with raises(errors.UserError, "other"):
             images.load(f"hub:{tmp_path / 'other'}")
-    made["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
+    splits["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
     with raises(errors.UserError, "none (train)", "ClassLabel", "pixels"):
         images.load(f"hub:{tmp_path / 'none'}")

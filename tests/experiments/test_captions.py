@@ -1,4 +1,4 @@
-"""Images and words in one sequence: the tokens against the reference, who sees whom, names written by letters."""
+"""Images and words in one sequence: tokens against the reference, the mask, names written letter by letter."""
 
 import cases
 import jax

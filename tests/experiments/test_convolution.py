@@ -16,16 +16,16 @@ from experiments.engine import errors
 APPLY = jax.jit(convolution.apply)
 
 
-def drawn(heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """x_BND and kernel_HD."""
+def draw(heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return random x_BND and kernel_HD."""
     return np.asarray(cases.normal(1, B, N, D)), np.asarray(cases.normal(2, heads, D))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5, N])
 @cases.float64()
 def test_the_constructed_layer_is_the_convolution(heads):
-    """Four ways to the same numbers: attention, sliding windows, numpy.convolve and loops."""
-    x_BND, kernel_HD = drawn(heads)
+    """Attention, sliding windows, numpy.convolve and loops give the same numbers."""
+    x_BND, kernel_HD = draw(heads)
     params = convolution.construct(kernel_HD, N=N)
     y_BND, A_BHNS = jax.device_get(APPLY(params, x_BND))
     cases.close(y_BND, depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-13)
