@@ -24,7 +24,7 @@ SHOWN = 20  # captions in captions.txt
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images, whose classes are their captions."""
+    """Return the settings of the images. Their classes are the captions."""
     return {"image": images.FIELDS}
 
 

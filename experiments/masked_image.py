@@ -21,7 +21,7 @@ def config() -> dict[str, dict]:
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the images, what is hidden of them, the model, its loss, and the figures."""
+    """Return the images with hidden patches, the model, its loss, and the figures."""
     i, data = settings.image, images.load_described(settings.image.source, settings.image.size)
     train, evaluation, normal = images.make_examples(data, i.augment)
     N, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)

@@ -1,5 +1,7 @@
-"""Synthetic tasks, some of which need directional attention: ring, previous, reachability, beats, membership, nearest
-(data/synthetic.py)."""
+"""Synthetic tasks (data/synthetic.py): ring, previous, reachability, beats, membership, nearest.
+
+Some need directional attention.
+"""
 
 import functools
 import pathlib

@@ -34,10 +34,12 @@ def read_names(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
 
 def describe(names: Sequence[str]) -> list[str]:
     """Return the line that names the classes, and one for each group of names that differ only by spaces or case."""
-    shown = ", ".join(names[:SHOWN]) + f", ... ({len(names):,} in all)" * (len(names) > SHOWN)
+    line = "classes: " + ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        line += f", ... ({len(names):,} in all)"
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(repr(name))
     groups = [", ".join(group) for group in alike.values() if len(group) > 1]
-    lines = [f"classes: {shown}", *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
-    return [errors.line(line) for line in lines]
+    lines = [line, *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
+    return [errors.line(text) for text in lines]

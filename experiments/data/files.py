@@ -47,7 +47,7 @@ class File(NamedTuple):
     size: int  # bytes, unpacked from a zip; 0 if it is not a regular file
     open: Callable[[], BinaryIO]
     translation: "File | None" = None  # its lines are the translations of this file's lines
-    version: str = ""  # of a data set, whose rows `open` returns: the same for the same rows
+    version: str = ""  # of a data set, the same for the same rows. `open` then returns the rows
 
     def __str__(self) -> str:
         name = str(self.inside) if self.inside.parts else self.name
@@ -172,12 +172,12 @@ def read(file: File, *, text: bool = True) -> bytes:
 
 
 @contextlib.contextmanager
-def require_extra(what: str) -> Iterator[None]:
+def require_extra(feature: str) -> Iterator[None]:
     """Raise UserError if an import in the block fails."""
     try:
         yield
     except ImportError as error:
-        raise errors.UserError(f"{what} needs the package {error.name}: {EXTRA}") from error
+        raise errors.UserError(f"{feature} needs the package {error.name}: {EXTRA}") from error
 
 
 def part_of_name(path: pathlib.PurePath) -> str:
@@ -240,19 +240,21 @@ def split_rows(
         raise errors.UserError(f"{name}{files_of_part} holds no {of}")
     if named:
         keys, said = {*map(key, parts[0])}, describe_parts(name, "by their names,", named)
-        if both := sum(key(row) in keys for row in parts[1]):
-            said += f" ({both:,} of {len(parts[1]):,} to evaluate are trained on, too)"
+        if shared := sum(key(row) in keys for row in parts[1]):
+            said += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
         return Rows(name, *parts, said)
     out_B = held_out([key(row) for row in parts[0]], share=share)
     train = [row for row, out in zip(parts[0], out_B, strict=True) if not out]
     return Rows(name, train, [row for row, out in zip(parts[0], out_B, strict=True) if out], "")
 
 
-def describe_parts(name: str, how: str, parts: Mapping[str, Sequence]) -> str:
-    """Return a line about the part of each file. how: what decided it."""
+def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
+    """Return a line about the part of each file. decision: "by their names," or "by their contents,"."""
     alone = "left alone" if evaluation_part(parts) == VALID else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
-    return f"{name}: {how} " + "; ".join(f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)
+    return f"{name}: {decision} " + "; ".join(
+        f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts
+    )
 
 
 def join_names(names: Sequence) -> str:

@@ -175,7 +175,7 @@ def open_image(file: files.File) -> Iterator[Any]:
 
 
 def upright_size(image: Any) -> tuple[int, int]:
-    """Return rows and columns of the image, rotated as the camera's metadata says."""
+    """Return rows and columns of the image, rotated by the metadata of the camera."""
     rotated = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
     return image.size if rotated else image.size[::-1]
 
@@ -222,7 +222,7 @@ def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """Return the file's image as image_1YXZ, processed and normalised as `load_format` says, and a line about it.
+    """Return the file's image as image_1YXZ, processed and normalised by `load_format`, and a line about it.
 
     Black and white become the least and the greatest of `values`. Then image = (image - mean) / std.
     """
@@ -250,7 +250,7 @@ def normalise(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
 
 
 def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
-    """Return raw images as image_BYXZ, processed and normalised as `load_format` says (float32).
+    """Return raw images as image_BYXZ, processed and normalised by `load_format` (float32).
 
     images: of the axes YX, YXZ, BYX (grey) or BYXZ, of Pillow, or a list of these. Of type uint8 they are 0 (black) to
     255 (white), of any size, and are processed like a file. Of another type, or if they are no larger than the model's
@@ -287,7 +287,7 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
 
 
 def add_axes(array: np.ndarray, Y: int, X: int, Z: int) -> np.ndarray:
-    """Return the array with the axes BYXZ, as far as its shape tells them."""
+    """Return the array with the axes BYXZ, as far as its shape defines them."""
     if array.ndim == 3 and array.shape[-1] in (Z, *MODES) and array.shape[1:] != (Y, X):
         return array[None]
     if array.ndim == 2 or array.ndim == 3 and Z == 1:  # an array of colour could be ZYX as well

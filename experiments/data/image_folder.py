@@ -42,7 +42,7 @@ class Splits(NamedTuple):
     places: Sequence = ()  # the file or array that each part comes from
     classes: tuple[str, ...] = ()  # names, () if the labels are numbers
     values: tuple[float, float] | None = None  # black and white, if they are known
-    lines: Sequence[str] = ()  # about what is left out
+    lines: Sequence[str] = ()  # about files and rows that are left out
 
 
 def load(source: str, size: int) -> Splits:
@@ -185,7 +185,7 @@ def list_rows(
 
 
 def open_image(rows: Any, number: int, column: str) -> BinaryIO:
-    """Open the image file in a row of a data set. Raises ValueError if there is none."""
+    """Open the image file in a row of a data set. Raises ValueError if it is missing."""
     packed = rows[number][column]
     if not packed:
         raise ValueError("it has no image")

@@ -238,9 +238,9 @@ def check_alike(name: str, parts: Sequence[np.ndarray]) -> None:
     beyond, signed = {most > UNIT for most in largest}, {low < -1 / 4 for low, _ in ranges}
     scales_differ = len(beyond) == 2 and max(largest) > UNIT * min(largest) or beyond == {False} and len(signed) == 2
     if shapes[0] != shapes[-1] or scales_differ:
-        each = [f"{shape}, pixels from {low:g} to {high:g}" for shape, (low, high) in zip(shapes, ends, strict=True)]
+        texts = [f"{shape}, pixels from {low:g} to {high:g}" for shape, (low, high) in zip(shapes, ends, strict=True)]
         raise errors.UserError(
-            f"{name}: the images of the two parts differ, {' and '.join(each)}: give both parts one shape and one scale"
+            f"{name}: the images of the two parts differ, {' and '.join(texts)}: give both one shape and one scale"
         )
 
 
@@ -250,10 +250,10 @@ def compare_parts(data: Images) -> list[str]:
     (mean_Z, std_Z), (other_mean_Z, other_std_Z) = statistics(train), statistics(held_out)
     gap, gap_reversed = (float(abs(other_Z - mean_Z).mean()) for other_Z in (other_mean_Z, other_mean_Z[::-1]))
     std, other_std = float(std_Z.mean()), float(other_std_Z.mean())
-    many = min(len(train), len(held_out)) >= COMPARED
-    if many and train.shape[-1] == 3 and gap > std / 10 and gap_reversed < gap / 4:
+    enough = min(len(train), len(held_out)) >= COMPARED
+    if enough and train.shape[-1] == 3 and gap > std / 10 and gap_reversed < gap / 4:
         lines.append("warning: the colours of the two parts seem to be in the opposite order (RGB and BGR)")
-    elif many and (gap > std or not std / 3 < other_std < 3 * std):
+    elif enough and (gap > std or not std / 3 < other_std < 3 * std):
         numbers = f"mean {mean_Z.mean():.4g} and {other_mean_Z.mean():.4g}, deviation {std:.4g} and {other_std:.4g}"
         lines.append(f"warning: the pixels of the two parts seem to have different scales: {numbers}")
     digests = {files.digest(image_YXZ.tobytes()) for image_YXZ in train}
@@ -263,7 +263,7 @@ def compare_parts(data: Images) -> list[str]:
 
 
 def describe(data: Images) -> dict[str, Any]:
-    """Return what is needed to make another image like these, and the names of the classes; for JSON."""
+    """Return the format of the images, for `image_file.load_format`, and the names of the classes; for JSON."""
     mean_Z, std_Z = statistics(data.train_image_BYXZ)
     sizes = {"image": list(data.train_image_BYXZ.shape[1:]), "values": list(data.values)}
     return sizes | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}

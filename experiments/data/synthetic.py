@@ -121,7 +121,7 @@ def make_membership(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make the target the payload of the nearest other token with the same key.
 
-    A token has no target if there is none, or if two are equally near. It is key * P + payload, P = floor(sqrt(W)).
+    A token has no target without such a token, or if two are equally near. It is key * P + payload, P = floor(sqrt(W)).
     """
     P = math.isqrt(W)
     w_BN = scale(u_BRX[:, 0, :N], W // P * P)

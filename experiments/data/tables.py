@@ -172,7 +172,7 @@ def load_hub(source: str, *fields: str, stream: bool = True) -> list[files.File]
     """Return the splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files with their names.
 
     NAME is a data set of the Hugging Face hub, streamed or downloaded, a folder of data files, or a folder that
-    `save_to_disk` has written. Raises UserError if there is none.
+    `save_to_disk` has written. Raises UserError if it is missing.
     """
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)

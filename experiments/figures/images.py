@@ -113,7 +113,7 @@ def attention_maps(
     """Draw an image next to the attention of each head: the class token's, or the mean over the queries without one.
 
     grid: patches down and across. class_token: the number of tokens before them; the class token is the first. At most
-    12 layers and 8 heads are drawn; the title says so.
+    12 layers and 8 heads are drawn; the title counts them.
     """
     A_MHS = A_MHNS[:, :, 0, class_token:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]

@@ -208,7 +208,7 @@ def attention_matrices(
 ) -> pathlib.Path:
     """Draw attention weights over short texts for each layer and head, and, with `mean`, for the mean of all heads.
 
-    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title says so.
+    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title counts them.
     """
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
