@@ -182,7 +182,7 @@ def figures(
 
     losses, targets = [row["eval/loss"] for row in rows if "eval/loss" in row], len(corpus.evaluation_T) - 1
     if losses and corpus.size is not None and settings.text.objective == "causal":
-        measures = perplexity.measures(losses[-1] * targets, tokens=targets, of=corpus.size)
+        measures = perplexity.measure(losses[-1] * targets, tokens=targets, text=corpus.size)
         yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity") if name in measures}
     text = sample(params)
     disk.write(folder / "sample.txt", f"{text}\n".encode())

@@ -164,7 +164,7 @@ def figures(
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
     translations = translate(params, corpus.sources)
-    bleu_words_by = translation_score.words_by(corpus.references)
+    bleu_words_by = translation_score.choose_tokenizer(corpus.references)
     yield score(translations, corpus.references) | {"bleu_words_by": bleu_words_by}
     N, title, drawings = settings.pairs.N, f"{settings.experiment}: {corpus.name}", folder / "figures"
     yield plots.loss_curves(drawings / "loss.png", rows, unit="nats per subword", title=title)

@@ -30,7 +30,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     layout = sharding.choose_layout(settings.model, devices, N=N, head=i.head)
     mask = models.add_window(settings.model, None)
     image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
-    model = models.build_vision_model(settings.model, head=i.head, **image, layout=layout, mask=mask)
+    model = models.build_vision_model(settings.model, output=i.head, **image, layout=layout, mask=mask)
 
     def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)

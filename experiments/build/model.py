@@ -213,7 +213,7 @@ def bind_sizes(choice: variant.Variant, **sizes: Any) -> variant.Variant:
 def build_vision_model(
     m: config.Settings,
     *,
-    head: str,
+    output: str,
     Y: int,
     X: int,
     Z: int,
@@ -222,14 +222,14 @@ def build_vision_model(
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
 ) -> Model:
-    """Return a classifier of images with Y x X pixels and Z channels. head: the setting image.head.
+    """Return a classifier of images with Y x X pixels and Z channels. output: the setting image.head.
 
     Raises UserError if patches of patch x patch pixels do not fit.
     """
     N, P = count_patches(Y, X, Z, patch=patch)
-    class_head = bind_sizes(by_name.choose("head", head, CLASS_HEADS), C=C)
-    embed, first = bind_sizes(embeds.patches, P=P), CLASS_TOKENS.get(head, 0)
-    return build_model(m, embed=embed, head=class_head, N=N + first, class_token=first, layout=layout, mask=mask)
+    head = bind_sizes(by_name.choose("head", output, CLASS_HEADS), C=C)
+    embed, first = bind_sizes(embeds.patches, P=P), CLASS_TOKENS.get(output, 0)
+    return build_model(m, embed=embed, head=head, N=N + first, class_token=first, layout=layout, mask=mask)
 
 
 def count_patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:

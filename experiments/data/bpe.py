@@ -13,45 +13,46 @@ from experiments.data import tokenizer
 from experiments.engine import disk, errors, log
 
 BETWEEN = "<|endoftext|>"  # between two documents, and at the end of a sampled text
-LEAST, MOST = 256 + 2, 2**20  # ids: the bytes, and the specials of any objective
-LONG = 2**25  # bytes of text, from which on a line says that learning takes a while: 3 s on two cores
-LEARNED = 2**30  # bytes of text that are learned from, about; of more text, every second, third ... document
-RUN = 256  # longest run of letters (or digits, signs, spaces): the library's time grows with the square of its length
+LEAST, MOST = 256 + 2, 2**20  # token ids: at least the bytes and the special tokens of an objective
+LONG = 2**25  # bytes of text from which on a line announces that learning takes a while: 3 s on two cores
+LEARNED = 2**30  # bytes of text to learn from; of a longer text, every second, third ... document
+RUN = 256  # most letters (digits, signs, spaces) in a row: the library's time grows with the square of this length
 RUNS = re.compile("|".join(f"{kind}{{{RUN}}}" for kind in (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")))
 VERSION = 2  # of the files in the cache
 
 
 def size(name: str) -> int:
-    """Return the number of ids in 'bpe:8192', 0 for another form. Raises UserError for too few or too many."""
+    """Return the number of token ids in 'bpe:8192', 0 for another form. Raises UserError for too few or too many."""
     match = re.fullmatch(r"bpe:(\d{1,9})", name)
     if match and not LEAST <= int(match[1]) <= MOST:
         raise errors.UserError(f"text.tokenizer = {name} needs {LEAST} (bytes, specials) to {MOST:,}: {tokenizer.BPE}")
     return int(match[1]) if match else 0
 
 
-def train(text: Iterable[bytes], *, words: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
-    """Return the files of a tokenizer with this many ids, or fewer if the text has no more pairs; by name.
+def train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
+    """Return the files of a tokenizer with W token ids, or fewer if the text has no more pairs; by name.
 
-    The same text gives the same files, which `transformers` reads too. `text` as in Tokenizer.join. every: the step
-    from one document that is learned from to the next. Raises UserError if the text is not UTF-8."""
+    The same text gives the same files, which `transformers` reads too. text: as in Tokenizer.join. every: learn from
+    every so many documents. Raises UserError if the text is not UTF-8.
+    """
     # The space before a masked token belongs to it, like the space before any other token.
     added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]
     documents = itertools.islice(tokenizer.documents(text), 0, None, every)
-    library = learned((document.text for document in documents), words=words, specials=added)
+    library = learn((document.text for document in documents), W=W, specials=added)
     config = dict.fromkeys(("bos_token", "eos_token", "between_token"), BETWEEN)
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {"mask_token": tokenizer.MASK} if tokenizer.MASK in specials else {}
     return {"tokenizer_config.json": disk.as_json(config), "tokenizer.json": library.to_str().encode()}
 
 
-def learned(texts: Iterable[str], *, words: int, specials: Sequence[str | AddedToken]) -> Tokenizer:
-    """Return a tokenizer with at most this many ids: first the specials, then the bytes, then the merges."""
+def learn(texts: Iterable[str], *, W: int, specials: Sequence[str | AddedToken]) -> Tokenizer:
+    """Return a tokenizer with at most W token ids: first the special tokens, then the bytes, then the merges."""
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     begin = {"special_tokens": [*specials], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
-    shown = sys.stderr.isatty()
-    library.train_from_iterator(cut(texts), trainers.BpeTrainer(vocab_size=words, show_progress=shown, **begin))
+    trainer = trainers.BpeTrainer(vocab_size=W, show_progress=sys.stderr.isatty(), **begin)
+    library.train_from_iterator(cut(texts), trainer)
     return library
 
 
@@ -68,17 +69,17 @@ def cut(texts: Iterable[str]) -> Iterator[str]:
         log.say(f"the BPE is learned from text cut in {n:,} places, after {RUN} letters (or signs) in a row", "\n")
 
 
-def cached(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> pathlib.Path:
-    """Return a folder of the cache with the files of `train`, made once for a text.Part and these arguments."""
-    key = repr([VERSION, text.digest, words, specials]).encode()
+def find_or_train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...]) -> pathlib.Path:
+    """Return a folder of the cache with the files of `train`, created once for a text.Part and these arguments."""
+    key = repr([VERSION, text.digest, W, specials]).encode()
     folder = disk.cache_folder() / "tokenizers" / hashlib.sha256(key).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():  # written last
         return folder
     every = 1 + text.size // LEARNED
     if text.size >= LONG:
-        some = f", from one of each {every} documents" if every > 1 else ""
-        log.say(f"a BPE of {words:,} tokens is learned from {disk.size(text.size)} of text{some}", "\n")
-    files = train(text, words=words, specials=specials, every=every)
+        share = f", from one of every {every} documents" if every > 1 else ""
+        log.say(f"a BPE of {W:,} tokens is learned from {disk.size(text.size)} of text{share}", "\n")
+    files = train(text, W=W, specials=specials, every=every)
     with disk.writing(folder, disk.OTHER_CACHE):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

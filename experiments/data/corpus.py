@@ -30,7 +30,7 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     documents = text.load(section.source, section.field)
     splits = documents.train, documents.evaluation
     chosen = pretrained_tokenizer.make(section.tokenizer, splits[0], specials=specials, evaluation=splits[1])
-    train_T, evaluation_T = (tokens.of(chosen, split) for split in splits)
+    train_T, evaluation_T = (tokens.encode(chosen, split) for split in splits)
     lines = [
         *documents.said.splitlines(),
         _describe_sizes(documents.name, section.tokenizer, chosen, train_T, evaluation_T),
@@ -40,7 +40,7 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     size = None
     if section.tokenizer != "bytes":  # then the loss is nats per byte
         size = perplexity.size(splits[1], first=chosen.decode(evaluation_T[:1]))
-        if difference := perplexity.lost(chosen, splits[1]):
+        if difference := perplexity.find_difference(chosen, splits[1]):
             lines.append(f"{documents.name}: no bits per byte: decoding does not give back the text: {difference}")
             size = None
         elif size.bytes > perplexity.LONGEST * size.words:
@@ -62,7 +62,7 @@ def _describe_separators(documents: text.Text, chosen: tokenizer.Tokenizer) -> l
     names = [chosen.name(token) for token in ids]
     lines = [f"{documents.name}: {''.join(names) or 'no token'} separates documents"]
     for name in dict.fromkeys(names):
-        if count := tokenizer.occurrences(name, documents.train):
+        if count := tokenizer.count_name(name, documents.train):
             lines.append(f"{documents.name}: the training text contains {name} {count:,} times, each read as the end")
     return lines
 

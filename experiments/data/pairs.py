@@ -192,19 +192,19 @@ class Subwords(pretrained_tokenizer.Published):
 
     def rows(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
-        return [one.ids for one in self.library.encode_batch([*map(tokenizer.checked, sentences)])]
+        return [one.ids for one in self.library.encode_batch([*map(tokenizer.check_unicode, sentences)])]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text up to the first [EOS], without other specials, and with U+FFFD for bytes that are not
         UTF-8."""
-        known = tokenizer.listed(ids)
+        known = tokenizer.to_list(ids)
         return super().decode(known[: known.index(EOS)] if EOS in known else known)
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
     """Return W ids, or fewer if the text has no more pairs to merge; the same for the same sentences in any order."""
     config.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # the bytes
-    return Subwords(bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS))
+    return Subwords(bpe.learn(map(tokenizer.check_unicode, sentences), W=W, specials=SPECIALS))
 
 
 class Rows(NamedTuple):

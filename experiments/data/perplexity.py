@@ -1,4 +1,4 @@
-"""Measures of a language model in units that do not depend on its tokens: bits per byte, perplexity of words."""
+"""Measures of a language model in units that do not depend on its tokens: bits per byte, word perplexity."""
 
 import math
 from collections.abc import Iterable
@@ -7,19 +7,21 @@ from typing import NamedTuple
 from experiments.data import tokenizer
 
 PIECE = 2**12  # characters that are decoded together
-LONGEST = 50  # bytes of an average word; a text with more has no spaces between its words
+LONGEST = 50  # bytes of an average word; a larger average means that no spaces separate the words
 
 
 class Size(NamedTuple):
-    """The bytes of a text, and its words, which spaces, tabs and line ends separate."""
+    """The bytes of a text, and its words, which are separated by spaces, tabs and line ends."""
 
     bytes: int
     words: int
 
 
 def size(text: Iterable[bytes], first: str = "") -> Size:
-    """Return the size of a text (as in Tokenizer.join), without NUL between two documents, and without the bytes of
-    `first`, its first token, which is not predicted."""
+    """Return the size of a text (as in Tokenizer.join), without NUL between documents and without `first`.
+
+    first: the text of the first token, which is not predicted.
+    """
     n, words, inside = -len(first.encode()), 0, False
     for piece in filter(None, text):
         n += len(piece) - piece.count(b"\0")
@@ -29,25 +31,30 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
     return Size(n, words)
 
 
-def lost(words: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
-    """Return what a tokenizer does not give back of the first `most` characters of a text, '' if it gives back all."""
-    decoded = tokenizer.decoded(text) if getattr(words, "kind", "") != "bytes" else ()
+def find_difference(chosen: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
+    """Return how decoding differs from the first `most` characters of a text; '' if it gives them back."""
+    if isinstance(chosen, tokenizer.Plain) and chosen.kind == "bytes":  # also for text that is not UTF-8
+        return ""
+    decoded = tokenizer.decode_pieces(text)
     parts = (part for piece in decoded for part in piece.split(tokenizer.SEPARATOR))
-    for one in (part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)):
-        again, right = words.decode(words.encode(one, specials=False)).lstrip(" "), one.lstrip(" ")
-        if again != right:
-            at = next((i for i, pair in enumerate(zip(again, right, strict=False)) if len({*pair}) > 1), len(again))
-            before, after = (some[max(at - 10, 0) : at + 10] for some in (right, again))
-            return f"{before!r} comes back as {after!r}"
-        if (most := most - len(one)) <= 0:
+    for piece in (part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)):
+        result, expected = chosen.decode(chosen.encode(piece, specials=False)).lstrip(" "), piece.lstrip(" ")
+        if result != expected:
+            pairs = enumerate(zip(result, expected, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), len(result))
+            near = slice(max(at - 10, 0), at + 10)
+            return f"{expected[near]!r} becomes {result[near]!r}"
+        if (most := most - len(piece)) <= 0:
             break
     return ""
 
 
-def measures(nats: float, *, tokens: int, of: Size) -> dict[str, float]:
-    """Return the bits per byte, nats / (ln 2 bytes), and the perplexities exp(nats / words) and exp(nats / tokens), of
-    the nats of all tokens, -sum ln p; the perplexity of words only if spaces separate these (LONGEST)."""
+def measure(nats: float, *, tokens: int, text: Size) -> dict[str, float]:
+    """Return bits per byte, nats / (ln 2 bytes), and the perplexities exp(nats / words) and exp(nats / tokens).
+
+    nats: -sum ln p of all tokens. The word perplexity is left out if no spaces separate the words (LONGEST).
+    """
     logs = {"token_perplexity": nats / tokens}
-    logs |= {"word_perplexity": nats / of.words} if of.bytes <= LONGEST * of.words else {}
-    measures = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / max(of.bytes, 1)}
-    return measures | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # larger ones overflow
+    logs |= {"word_perplexity": nats / text.words} if text.bytes <= LONGEST * text.words else {}
+    metrics = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / max(text.bytes, 1)}
+    return metrics | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # exp(710) overflows

@@ -1,6 +1,6 @@
-"""Read the tokenizer of a trained model, published or our own, and make the tokenizer that a config names.
+"""Read the tokenizer of a trained model, published or our own, and choose the tokenizer that a config names.
 
-A file is tokenizer.json of the `tokenizers` library, a saved tokenizer of a run, or tok*.bin of llama2.c.
+A file is a tokenizer.json of the `tokenizers` library, a saved tokenizer of a run, or a tok*.bin of llama2.c.
 """
 
 import heapq
@@ -17,29 +17,31 @@ import tokenizers
 from experiments.data import bpe, tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import disk, errors
 
-BATCH = 2**20  # characters encoded at a time: the library takes some 240 bytes of memory for each
-FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # looked for in a folder, in this order
-# Files next to tokenizer.json name the special of each role; without them, the usual names decide.
+BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
+FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # in a folder, in this order
+# Files next to tokenizer.json name the special token of each role; without them, these names decide.
 ROLE_FILES = (tokenizer_config.CONFIG, tokenizer_config.MAP)
-USUAL = {
+DEFAULT_NAMES = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
     "mask": ("[MASK]", "<mask>"),
     "pad": ("[PAD]", "<pad>"),
-    "between": (),  # between two documents; only ours have it (bpe.py)
+    "between": (),  # separates documents; only ours have it (bpe.py)
 }
 SPECIALS = (b"<unk>", b"<s>", b"</s>")  # of llama2.c
 UNKNOWN, BOS, EOS = range(len(SPECIALS))
 
 
 class OfRun(tokenizer.Plain):
-    """The tokenizer of another run, used like a published one: nothing stands between documents."""
+    """The tokenizer of another run, used like a published one: nothing separates documents."""
 
     encode_text = tokenizer.Tokenizer.encode_text
 
 
 class Published(tokenizer.Tokenizer):
-    """A `tokenizers.Tokenizer`; `roles` names the specials that are bos, eos, mask, pad, and between."""
+    """A `tokenizers.Tokenizer`. `roles` names the special tokens that are bos, eos, mask, pad, and between
+    documents.
+    """
 
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
@@ -49,16 +51,17 @@ class Published(tokenizer.Tokenizer):
         ids = {role: None if name is None else library.token_to_id(name) for role, name in roles.items()}
         for role, id in ids.items():
             setattr(self, role, id)
-        unknown = getattr(library.model, "unk_token", None)  # the library's models differ in it
+        unknown = getattr(library.model, "unk_token", None)  # not all of the library's models have it
         self.unknown = None if unknown is None else library.token_to_id(unknown)
         added = {id for id, token in library.get_added_tokens_decoder().items() if token.special}
         self.special = frozenset(added | {id for id in ids.values() if id is not None})
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
-        return np.asarray(self.library.encode(tokenizer.checked(text), add_special_tokens=specials).ids, np.int32)
+        """Return the ids of a text."""
+        return np.asarray(self.library.encode(tokenizer.check_unicode(text), add_special_tokens=specials).ids, np.int32)
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of the documents, with the specials around each, and `between` from one to the next."""
+        """Yield the ids of the documents, with the special tokens around each, and `between` from one to the next."""
         between = [] if self.between is None else [self.between]
         before, after, first = *self._around(), True
         for batch in batches(tokenizer.documents(text)):
@@ -73,21 +76,22 @@ class Published(tokenizer.Tokenizer):
             yield np.array(ids, self.dtype)
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return the specials before and after a text."""
+        """Return the special tokens before and after a text."""
         complete, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
         starts = (i for i in range(len(complete)) if complete[i : i + len(bare)] == bare)
         start = next(starts, 0)
         return complete[:start], complete[start + len(bare) :]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text, without the specials."""
-        known = [id for id in tokenizer.listed(ids) if 0 <= id < self.size]
+        """Return the text, without special tokens."""
+        known = [id for id in tokenizer.to_list(ids) if 0 <= id < self.size]
         return self.library.decode(known, skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        # What an id adds depends on those before it; the ids of the last piece are enough. (If bytes are not UTF-8, the
-        # byte fallback of the library may take back text that was yielded before.)
-        window = tokenizer.listed(after)
+        # What an id adds depends on earlier ids; those of the last piece are enough. (If bytes are not UTF-8, the
+        # byte fallback of the library may change text that was yielded before.)
+        """Yield the text that each id adds, in complete characters."""
+        window = tokenizer.to_list(after)
         known = len(window)
         for id in ids:
             window.append(int(id))
@@ -99,11 +103,12 @@ class Published(tokenizer.Tokenizer):
             yield rest
 
     def name(self, id: int) -> str:
-        return self.library.id_to_token(id) or f"[{id}]"  # a row of the model for which the file has no token
+        """Return the name of an id; a row of the model without a token has the name [id]."""
+        return self.library.id_to_token(id) or f"[{id}]"
 
 
 def batches(pieces: Iterable[tokenizer.Piece]) -> Iterator[list[tokenizer.Piece]]:
-    """Yield lists of pieces with BATCH characters or more."""
+    """Yield lists of pieces with at least BATCH characters."""
     batch, n = [], 0
     for piece in pieces:
         batch.append(piece)
@@ -117,9 +122,10 @@ def batches(pieces: Iterable[tokenizer.Piece]) -> Iterator[list[tokenizer.Piece]
 class Pieces(tokenizer.Tokenizer):
     """The tokenizer in a tok*.bin of https://github.com/karpathy/llama2.c.
 
-    Of the pairs of neighbours that are a piece together, the pair with the best score is merged first. A piece <0x41>
-    is the byte 0x41, for characters that are not a piece. The `tokenizers` library cannot do this: it ranks pairs of
-    pieces, and not the pieces that they become, and so merges others where pairs overlap."""
+    Of all pairs of neighbours that form a piece, the pair with the best score is merged first. A piece <0x41> is the
+    byte 0x41, for characters that are not a piece. The `tokenizers` library cannot do this: it ranks pairs of pieces,
+    not the resulting pieces, and merges others if pairs overlap.
+    """
 
     bos, eos, unknown = BOS, EOS, UNKNOWN
 
@@ -134,8 +140,9 @@ class Pieces(tokenizer.Tokenizer):
         self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in others}
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
+        """Return the ids of a text."""
         ids: list[int] = []
-        for character in " " + tokenizer.checked(text) if text else "":
+        for character in " " + tokenizer.check_unicode(text) if text else "":
             content = character.encode()
             known = self._id_of.get(content)
             ids += [self._id_of_byte.get(byte, UNKNOWN) for byte in content] if known is None else [known]
@@ -152,10 +159,11 @@ class Pieces(tokenizer.Tokenizer):
             starts = i == BOS
 
     def name(self, id: int) -> str:
+        """Return the piece with this id."""
         return self.table[id].decode("utf-8", "replace")
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """Merge neighbours while any can be: the best score first, of equal scores the leftmost."""
+        """Merge neighbours as long as possible: the best score first, of equal scores the leftmost."""
         left, right = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
         pairs: list[tuple] = []
 
@@ -169,7 +177,7 @@ class Pieces(tokenizer.Tokenizer):
             propose(i)
         while pairs:
             _, i, j, first, second, both = heapq.heappop(pairs)
-            if ids[i] == first and ids[j] == second:  # neither was merged with another meanwhile
+            if ids[i] == first and ids[j] == second:  # neither was merged with another piece since
                 ids[i], ids[j], right[i] = both, -1, right[j]
                 if right[j] < len(ids):
                     left[right[j]] = i
@@ -179,16 +187,18 @@ class Pieces(tokenizer.Tokenizer):
 
 
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
-    """Return the tokenizer in a file, or in a folder with tokenizer.json or else another of FILES. Raises UserError if
-    there is none or more than one."""
+    """Return the tokenizer in a file, or in a folder with tokenizer.json or else another of FILES.
+
+    Raises UserError if there is none or more than one.
+    """
     path = pathlib.Path(path)
     if path.is_dir():
-        found = next((files for pattern in FILES if (files := sorted(path.glob(pattern)))), [])
-        if len(found) != 1:
-            wrong = f"{len(found)} tokenizers: give one, as {found[0]}" if found else f"neither {' nor '.join(FILES)}"
-            raise errors.UserError(f"the folder {path} has {wrong}")
-        path = found[0]
-    content = content_of(path)
+        candidates = next((files for pattern in FILES if (files := sorted(path.glob(pattern)))), [])
+        if len(candidates) != 1:
+            several = f"{len(candidates)} tokenizers: give the path of one, as {candidates[0] if candidates else ''}"
+            raise errors.UserError(f"the folder {path} has {several if candidates else 'none of ' + ', '.join(FILES)}")
+        path = candidates[0]
+    content = read_content(path)
     with disk.reading(path, TypeError):
         if path.suffix == ".bin":
             return read_pieces(content)
@@ -200,23 +210,25 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
         return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
 
 
-def content_of(path: pathlib.Path) -> bytes:
-    """Return what is in the file; for an older vocabulary, its tokenizer.json."""
-    with disk.reading(path, Exception):  # the library raises nothing narrower for a damaged file
+def read_content(path: pathlib.Path) -> bytes:
+    """Return the content of the file; for an older vocabulary, that of a tokenizer.json."""
+    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
         if path.name in vocabulary_files.NAMES:
-            return vocabulary_files.library(path).to_str().encode()
+            return vocabulary_files.read_library(path).to_str().encode()
         return path.read_bytes()
 
 
 def make(
     name: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> tokenizer.Tokenizer:
-    """Return the tokenizer that text.tokenizer names: one of tokenizer.KINDS, a BPE ('bpe:8192'), or that at a path."""
-    if words := bpe.size(name):
-        return read(bpe.cached(text, words=words, specials=specials))
+    """Return the tokenizer that text.tokenizer names: one of tokenizer.KINDS, a BPE ('bpe:8192'), or the one at a
+    path.
+    """
+    if W := bpe.size(name):
+        return read(bpe.find_or_train(text, W=W, specials=specials))
     path = pathlib.Path(os.path.expanduser(name))
     if len(path.parts) > 1 and not path.exists():
-        raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")
+        raise errors.UserError(f"text.tokenizer = {name}: there is no such path")
     if name in tokenizer.KINDS or not name or not path.exists():
         return tokenizer.make(name, text, specials=specials, evaluation=evaluation)
     return read(path)
@@ -227,20 +239,20 @@ def read_library(path: pathlib.Path, content: bytes) -> Published:
     config = tokenizer_config.read(path.parent, vocabulary_files.CLASSES.get(path.name, tokenizer_config.FROM_FILE))
     with disk.reading(path, Exception):  # as above
         library = tokenizer_config.apply(content, config)
-        known = library.get_vocab(with_added_tokens=True)
-        library.no_padding()  # a file keeps the settings for batches that its model was trained with
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        library.no_padding()  # the file contains settings of its model's training
         library.no_truncation()
         library.encode("\uf8ff")  # a private character: fails if there is no id for unknown characters
         around = library.encode("").ids
-    roles = {role: next((name for name in usual if name in known), None) for role, usual in USUAL.items()}
-    roles |= {role: tokenizer_config.named(config, role) for role in roles if f"{role}_token" in config}
-    if roles["between"] is None and roles["eos"] in known and not around:
+    roles = {role: next((name for name in names if name in vocabulary), None) for role, names in DEFAULT_NAMES.items()}
+    roles |= {role: tokenizer_config.name_special(config, role) for role in roles if f"{role}_token" in config}
+    if roles["between"] is None and roles["eos"] in vocabulary and not around:
         roles["between"] = roles["eos"]
-    there = [path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()]
-    files = {"tokenizer.json": content} | {file.name: file.read_bytes() for file in there}
+    role_files = [path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()]
+    files = {"tokenizer.json": content} | {file.name: file.read_bytes() for file in role_files}
     saved = files.get(tokenizer_config.CONFIG, b"")
     if config["tokenizer_class"] != tokenizer_config.FROM_FILE and b"tokenizer_class" not in saved:
-        files[tokenizer_config.CONFIG] = disk.as_json(config)  # the model's config.json names it, and is not kept
+        files[tokenizer_config.CONFIG] = disk.as_json(config)  # only the model's config.json names it
     return Published(library, roles, files)
 
 
@@ -248,7 +260,8 @@ def read_pieces(content: bytes) -> Pieces:
     """Return the tokenizer in a tok*.bin of llama2.c.
 
     The file has a little-endian int32, the length of the longest piece; then for each piece a float32 score, an int32
-    length, and its bytes. Raises struct.error or ValueError for other content."""
+    length, and its bytes. Raises struct.error or ValueError for other content.
+    """
     pieces, scores, at = [], [], 4
     while at < len(content):
         score, length = struct.unpack_from("<fi", content, at)

@@ -1,4 +1,4 @@
-"""Convert between text and token ids: what every tokenizer does, and the tokenizers of bytes and of characters."""
+"""Tokenizers: the interface of all, and the tokenizers of bytes and of characters."""
 
 import codecs
 import dataclasses
@@ -14,45 +14,45 @@ import numpy as np
 from experiments.engine import by_name, errors
 
 KINDS = ("bytes", "characters")
-BPE = "bpe:8192"  # an example of the form; bpe.py makes it
+BPE = "bpe:8192"  # an example of the form (bpe.py)
 UNKNOWN, MASK = "[UNK]", "[MASK]"
 SEPARATOR = "\0"  # between two documents
-LONGEST, PIECE = 2**21, 2**16  # characters: the tokenizers library takes some 240 bytes of memory for each
+LONGEST, PIECE = 2**21, 2**16  # characters; the tokenizers library needs about 240 bytes of memory for each
 LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
 class Piece(NamedTuple):
-    """A document, or a part of a document of more than LONGEST characters."""
+    """A document, or a part of a document with more than LONGEST characters."""
 
     text: str
-    begins: bool  # at the beginning of the document
-    ends: bool  # at the end of the document
+    begins: bool  # the document
+    ends: bool  # the document
 
 
 class Tokenizer:
     """Token ids 0 .. size-1 and their text. A model may have more rows; ids from `size` on have no text.
 
-    special: ids that are not part of a text, such as the id between two documents. files: contents by name, from which
-    `pretrained_tokenizer.read` makes this tokenizer again. Every tokenizer has
+    special: ids of special tokens, such as the id between two documents. files: contents by name, from which
+    `pretrained_tokenizer.read` restores this tokenizer. Every tokenizer has
 
-        encode(text, *, specials=True): int32 ids, with the specials that belong around a text (<s>, or [CLS] and
-            [SEP]). Raises UserError if the text is not Unicode or has an unknown character.
-        name(id): the name of an id, also of a special.
+        encode(text, *, specials=True): int32 ids, with the specials around a text (<s>, or [CLS] and [SEP]). Raises
+            UserError if the text is not Unicode or has an unknown character.
+        name(id): the name of an id, also of a special token.
         pieces(ids): the bytes that each id adds to the text; or decode and stream.
     """
 
     size: int
     special: frozenset[int]
     files: dict[str, bytes]
-    bos = eos = mask = pad = between = unknown = None  # ids of these specials; between: between two documents
+    bos = eos = mask = pad = between = unknown = None  # ids of these special tokens; between: separates documents
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text, with U+FFFD for bytes that are not UTF-8."""
-        return b"".join(self.pieces(listed(ids))).decode("utf-8", "replace")
+        return b"".join(self.pieces(to_list(ids))).decode("utf-8", "replace")
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        """Yield what each id adds to the text of the ids `after`, in complete characters."""
-        before, decoder = listed(after), codecs.getincrementaldecoder("utf-8")("replace")
+        """Yield the text that each id adds to the text of the ids `after`, in complete characters."""
+        before, decoder = to_list(after), codecs.getincrementaldecoder("utf-8")("replace")
         contents = self.pieces(itertools.chain(before, map(int, ids)))
         for content in itertools.islice(contents, len(before)):
             decoder.decode(content)
@@ -67,22 +67,25 @@ class Tokenizer:
     def join(self, text: Iterable[bytes]) -> np.ndarray:
         """Return the ids of a text.
 
-        text: the bytes of its documents with NUL between them, in pieces that end anywhere. Raises UserError as
-        `encode`, and if the text is not UTF-8."""
+        text: the bytes of its documents, separated by NUL, in pieces that end anywhere. Raises UserError as `encode`
+        does, and if the text is not UTF-8.
+        """
         content = io.BytesIO()
         for id_T in self.encode_text(text):
             content.write(id_T.data)
         return np.frombuffer(content.getbuffer(), self.dtype)
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of a text, part by part."""
+        """Yield the ids of a text, piece by piece."""
         for piece in documents(text):
             yield self.encode(piece.text, specials=piece.begins).astype(self.dtype)
 
 
 @dataclasses.dataclass
 class Plain(Tokenizer):
-    """256 bytes, or characters in the order of their code points; then the specials, which decode to their names."""
+    """256 bytes, or characters in the order of their code points, followed by special tokens, which decode to their
+    names.
+    """
 
     kind: str
     characters: str
@@ -103,17 +106,17 @@ class Plain(Tokenizer):
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(np.uint8) if self.kind == "bytes" else super().dtype  # a text of bytes has no specials
+        return np.dtype(np.uint8) if self.kind == "bytes" else super().dtype  # a text of bytes has no special tokens
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
-        content = checked(text).encode()
+        content = check_unicode(text).encode()
         return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._look_up(text)
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of the pieces, NUL included: a character that is not in the training text is '[UNK]'."""
+        """Yield the ids of the pieces, NUL included. A character that is not in the training text is '[UNK]'."""
         if self.kind == "bytes":
             return (np.frombuffer(piece, np.uint8) for piece in text)
-        return (self._look_up(piece).astype(self.dtype) for piece in decoded(text))
+        return (self._look_up(piece).astype(self.dtype) for piece in decode_pieces(text))
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
         return (self._contents[id] if 0 <= id < self.size else b"" for id in ids)
@@ -135,23 +138,25 @@ def make(
 ) -> Plain:
     """Return the tokenizer of a training text (as in `Tokenizer.join`).
 
-    It has the text's characters, and NUL if either text has several documents. If the evaluation text has other
-    characters, '[UNK]' joins the specials. Raises UserError for an unknown kind, and if a document is not UTF-8."""
+    It has the characters of the text, and NUL if either text has several documents. If the evaluation text has other
+    characters, '[UNK]' joins the special tokens. Raises UserError for an unknown kind, and if a document is not UTF-8.
+    """
     if kind not in KINDS:
-        near = by_name.suggest(str(kind), (*KINDS, BPE))
-        choices = f"{', '.join(KINDS)}, {BPE} for a BPE of 8,192 tokens, or a path that exists"
-        raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {choices}")
+        hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join(KINDS)
+        raise errors.UserError(
+            f"there is no tokenizer {kind!r}{hint}: choose {names}, {BPE} (8,192 tokens), or a path that exists"
+        )
     if kind == "bytes":
         return Plain(kind, "", specials)
-    known, evaluated = (set(itertools.chain.from_iterable(decoded(part))) for part in (text, evaluation))
-    known |= evaluated & {SEPARATOR}
-    if not evaluated <= known and UNKNOWN not in specials:
+    train, evaluated = (set(itertools.chain.from_iterable(decode_pieces(part))) for part in (text, evaluation))
+    train |= evaluated & {SEPARATOR}
+    if not evaluated <= train and UNKNOWN not in specials:
         specials = (*specials, UNKNOWN)
-    return Plain(kind, "".join(sorted(known)), specials)
+    return Plain(kind, "".join(sorted(train)), specials)
 
 
-def checked(text: str) -> str:
-    """Return the text. Raises UserError if it is not Unicode: a terminal may pass on half a character."""
+def check_unicode(text: str) -> str:
+    """Return the text. Raises UserError if it is not Unicode: a terminal may pass half a character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -159,12 +164,12 @@ def checked(text: str) -> str:
     return text
 
 
-def listed(ids: Sequence[int] | np.ndarray) -> list[int]:
-    """Return ids as Python's integers."""
+def to_list(ids: Sequence[int] | np.ndarray) -> list[int]:
+    """Return ids as a list of Python integers."""
     return np.asarray(ids, np.int64).reshape(-1).tolist()
 
 
-def decoded(text: Iterable[bytes]) -> Iterator[str]:
+def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
     """Yield the pieces of a text as characters. Raises UserError, with the file of a text.Part, if it is not UTF-8."""
     decoder, document = codecs.getincrementaldecoder("utf-8")(), 0
     for piece in itertools.chain(text, [b""]):
@@ -179,12 +184,13 @@ def decoded(text: Iterable[bytes]) -> Iterator[str]:
 
 
 def documents(text: Iterable[bytes]) -> Iterator[Piece]:
-    """Yield the documents of a text that are not empty; a long one in pieces of PIECE characters or more.
+    """Yield the documents of a text that are not empty; a long document in pieces of at least PIECE characters.
 
     A piece ends at the end of a line, after a letter or digit if possible: no known byte-level tokenizer has a token
-    that continues from there."""
+    that continues there.
+    """
     rest, begins = "", True
-    for characters in decoded(text):
+    for characters in decode_pieces(text):
         *complete, rest = (rest + characters).split(SEPARATOR)
         for document in complete:
             if document or not begins:
@@ -199,8 +205,8 @@ def documents(text: Iterable[bytes]) -> Iterator[Piece]:
         yield Piece(rest, begins, ends=True)
 
 
-def occurrences(name: str, text: Iterable[bytes]) -> int:
-    """Count how often the name of a special occurs in a text."""
+def count_name(name: str, text: Iterable[bytes]) -> int:
+    """Return how often the name of a special token occurs in a text."""
     n, rest, content = 0, b"", name.encode()
     for piece in text:
         n, rest = n + (rest + piece).count(content), (rest + piece)[1 - len(content) :] if content[1:] else b""

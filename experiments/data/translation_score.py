@@ -1,4 +1,4 @@
-"""Score translations by references that people wrote. Needs the extra `[text]`."""
+"""Scores of translations against references that people wrote. Needs the extra `[text]`."""
 
 import importlib.util
 import itertools
@@ -15,19 +15,22 @@ SCRIPTS = {  # of languages without spaces between words
 }
 
 
-def scores(found: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return chrF (Popovic 2015: 2-fold weighted recall, 6-grams of characters) and BLEU (Papineni et al. 2002), 0 ..
-    100.
+def scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return chrF (Popovic 2015: 2-fold weighted recall, character 6-grams) and BLEU (Papineni et al. 2002), 0 to 100.
 
-    Both are over all sentences together, with sacrebleu's defaults except for the words of BLEU (`words_by`); a
-    sentence may have several references."""
-    return {name: metric.corpus_score(*inputs).score for name, metric, inputs in prepare(found, references)}
+    Both are over all sentences together, with sacrebleu's defaults except for the tokenizer of BLEU
+    (`choose_tokenizer`). A sentence may have several references.
+    """
+    return {name: metric.corpus_score(*inputs).score for name, metric, inputs in prepare(translations, references)}
 
 
-def words_by(references: Sequence[Sequence[str]]) -> str:
-    """Return the name of sacrebleu's tokenizer for the language of the references: 13a if spaces stand between words;
-    zh for Chinese; ja-mecab for Japanese, or char if it is not installed; char for Thai, Lao, Khmer and Burmese."""
-    letters = [c for some in references for one in some for c in one if c.isalpha()]
+def choose_tokenizer(references: Sequence[Sequence[str]]) -> str:
+    """Return the name of sacrebleu's tokenizer for the language of the references.
+
+    13a if spaces separate words; zh for Chinese; ja-mecab for Japanese, or char if it is not installed; char for Thai,
+    Lao, Khmer and Burmese.
+    """
+    letters = [c for sentences in references for sentence in sentences for c in sentence if c.isalpha()]
     count = {name: sum(map(bool, map(script.match, letters))) for name, script in SCRIPTS.items()}
     share = {name: n / max(len(letters), 1) for name, n in count.items()}
     if share["kana"] > 0.1:
@@ -35,26 +38,31 @@ def words_by(references: Sequence[Sequence[str]]) -> str:
     return "zh" if share["han"] > 0.3 else "char" if share["unspaced"] > 0.3 else "13a"
 
 
-def signed(found: Sequence[str], references: Sequence[Sequence[str]]) -> str:
+def format_scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> str:
     """Return a line for each score, with the signature by which others can repeat it (Post 2018)."""
     lines = []
-    for _, metric, inputs in prepare(found, references):
+    for _, metric, inputs in prepare(translations, references):
         score = metric.corpus_score(*inputs)
         lines.append(score.format(signature=str(metric.get_signature())))
     return "\n".join(lines)
 
 
-def prepare(found: Sequence[str], references: Sequence[Sequence[str]]) -> list[tuple[str, Any, tuple[list, list]]]:
-    """Return each metric with its name and inputs: the translations, and one list of sentences for each translator."""
+def prepare(
+    translations: Sequence[str], references: Sequence[Sequence[str]]
+) -> list[tuple[str, Any, tuple[list, list]]]:
+    """Return each metric with its name and inputs: the translations, and a list of sentences for each translator."""
     translators = [list(sentences) for sentences in itertools.zip_longest(*references)]
-    return [(name, metric, (list(found), translators)) for name, metric in metrics(words_by(references)).items()]
+    return [
+        (name, metric, (list(translations), translators))
+        for name, metric in metrics(choose_tokenizer(references)).items()
+    ]
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:
-    """Return the metrics by name; tokenizer: for the words of BLEU. Raises UserError if `sacrebleu` is missing."""
+    """Return the metrics by name. tokenizer: of BLEU. Raises UserError if `sacrebleu` is missing."""
     try:
-        from sacrebleu import metrics as found  # an extra: only here, where it is needed
+        from sacrebleu import metrics as library  # an optional dependency
     except ImportError as error:
         raise errors.UserError('chrF and BLEU need the library sacrebleu: pip install -e ".[text]"') from error
-    # force: text that is not tokenised may end in " ."; without it, 100 such sentences print a warning
-    return {"chrf": found.CHRF(), "bleu": found.BLEU(force=True, tokenize=tokenizer)}
+    # force: sentences may end in " ."; without it, 100 such sentences print a warning
+    return {"chrf": library.CHRF(), "bleu": library.BLEU(force=True, tokenize=tokenizer)}

@@ -1,5 +1,6 @@
-"""Read the tokenizers of older published models: WordPiece (vocab.txt, as of BERT), and a byte-level BPE (vocab.json
-with merges.txt, as of GPT-2 and RoBERTa)."""
+"""Read the tokenizers of older published models: WordPiece (vocab.txt of BERT), and byte-level BPE (vocab.json with
+merges.txt, of GPT-2 and RoBERTa).
+"""
 
 import pathlib
 
@@ -15,12 +16,15 @@ BPE = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "cls": "<s>",
 CLASSES = {"vocab.txt": "BertTokenizer"}
 
 
-def library(path: pathlib.Path) -> tokenizers.Tokenizer:
-    """Return the model in such a file; tokenizer_config.py adds what its class adds. Raises UserError if special tokens
-    are missing or in a further file; Exception, like the library, for a damaged file."""
+def read_library(path: pathlib.Path) -> tokenizers.Tokenizer:
+    """Return the model in such a file; tokenizer_config.py adds the rest of its class.
+
+    Raises UserError if special tokens are missing or in a further file, and, like the library, Exception for a damaged
+    file.
+    """
     added = path.with_name("added_tokens.json")
     if added.is_file():
-        raise errors.UserError(f"{added} is not read: save a tokenizer.json with transformers, which has these tokens")
+        raise errors.UserError(f"{added} is not supported: save a tokenizer.json with transformers")
     if path.suffix == ".txt":
         vocabulary = models.WordPiece.read_file(str(path))
         if missing := [WORDPIECE[role] for role in ("unk", "cls", "sep") if WORDPIECE[role] not in vocabulary]:

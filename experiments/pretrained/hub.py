@@ -156,7 +156,7 @@ def _described(
         raise errors.UserError(f"{what} without {error}") from error
     again = own.read({"model_type": family, **config})
     output = own.output(extras.get("kind", own.kinds[0]), settings)
-    tensors.complain(what, unlike(model, extras, sizes, again | {"output": output, "head": output}))
+    tensors.complain(what, unlike(model, extras, sizes, again | {"output": output}))
     return config, settings | again
 
 
@@ -190,9 +190,8 @@ def unlike(
     said = {f"model.{name}": (model.get(name), again[name]) for name in families.MODEL}
     said |= {f"model.{name}": (model[name], "known here") for name in model.keys() - {*families.MODEL, *families.FREE}}
     said |= {name: (n, again[name]) for name, n in sizes.items() if name in again and name not in families.MODEL}
-    name = "head" if "head" in extras else "output"
-    field = "image.head" if name == "head" else f"text.head (with model.mlp = {model.get('mlp')})"
-    said[field] = (extras.get(name, again[name]), again[name])
+    field = "image.head" if "patch" in extras else f"text.head (with model.mlp = {model.get('mlp')})"
+    said[field] = (extras.get("output", again["output"]), again["output"])
     return [f"{name} is {a!r} and not {b!r}" for name, (a, b) in said.items() if _plain(name, a) != _plain(name, b)]
 
 

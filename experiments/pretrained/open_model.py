@@ -40,7 +40,7 @@ class Trained:
     """A trained model, and what its users need to know. Called with a batch of ids or raw images, it returns logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
-    `model`. facts: the other arguments of the function in build/model.py (W, N, output; Y, X, Z, patch, C, head).
+    `model`. facts: the other arguments of the function in build/model.py (W, N, output; Y, X, Z, patch, C, output).
     table: what became of each tensor of a published model, '' for our own. trust: the user's code, 'my_file:my_score',
     that a run's config may name.
     """
@@ -102,9 +102,11 @@ class Trained:
     def fields(self) -> Any:
         """Return the section `model` of the config that the model was made with. Raises UserError for a program that is
         not in `trust`."""
-        for name, value in {**self.model, "head": self.facts.get("head")}.items():
+        for name, value in {**self.model, "output": self.facts.get("output")}.items():
             if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in self.trust:
-                what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
+                what = (
+                    f'{"image.head" if name == "output" else f"model.{name}"} = "{value}", a program that would be run'
+                )
                 raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
         return types.SimpleNamespace(**{**families.FREE, **self.model})
 
@@ -202,7 +204,7 @@ def _kind_and_facts(config: dict[str, Any], params: dict) -> tuple[str, dict[str
         patch = config["image"]["patch"]
         facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
     if kind == "image":
-        facts |= {"C": head["G_CD"].shape[0], "head": config["image"]["head"]}
+        facts |= {"C": head["G_CD"].shape[0], "output": config["image"]["head"]}
     if kind in (*HEADS, "translation"):
         facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
     return kind, facts
@@ -212,7 +214,7 @@ def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
     """Return a published model. One without biases of queries, keys and values gets zeros: ours has all or none."""
     extras, params = read.extras, read.params
     if extras["kind"] == "image":
-        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"head": extras["output"]}
+        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"output": extras["output"]}
     else:
         facts = {name: extras[name] for name in ("W", "N", "output", "C") if name in extras}
     if not extras.get("query_bias", True):

@@ -24,7 +24,7 @@ TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows 
 FIELDS = {
     "language": {"output": "text.head"},
     "text_classification": {"output": "text.head"},
-    "vision": {"patch": "image.patch", "head": "image.head"},
+    "vision": {"patch": "image.patch", "output": "image.head"},
     "masked_image": {"patch": "image.patch"},
 }
 TEXTS = ("language", "text_classification")  # whose tokenizer may be that of a model
@@ -205,7 +205,7 @@ def _misfit(
 def _differ(files: Mapping[str, bytes], tokenizers: Sequence[pathlib.Path]) -> bool:
     """Return True if an id means another token to the model. False if nobody knows."""
     here = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
-    there = [pretrained_tokenizer.content_of(file) for file in tokenizers] if here else []
+    there = [pretrained_tokenizer.read_content(file) for file in tokenizers] if here else []
     return bool(there) and not any(_content(a) == _content(b) for a in here for b in there)
 
 

@@ -48,7 +48,7 @@ def run(
         raise errors.UserError("the text is missing: --file=test.txt")
     model, out = command.load(checkpoint, trust, device, "causal"), command.output(workdir, "evaluation.txt")
     tokenizer, part = open_model.words(model), text.whole(str(file), field)
-    token_T = tokens.of(tokenizer, part)
+    token_T = tokens.encode(tokenizer, part)
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens: the first token is not predicted, so 2 are needed")
     N = min(model.facts["N"], len(token_T) - 1)
@@ -57,8 +57,8 @@ def run(
     sums = np.sum([*counts(model, token_T, N=N, stride=stride, ignored=ignored)], axis=0, dtype=np.float64)
     nats, right, n = sums.tolist()
     size = perplexity.size(part, first=tokenizer.decode(token_T[:1]))
-    measures = perplexity.measures(nats, tokens=int(n), of=size) | {"accuracy": right / n}
-    lost = perplexity.lost(tokenizer, part)
+    measures = perplexity.measure(nats, tokens=int(n), text=size) | {"accuracy": right / n}
+    lost = perplexity.find_difference(tokenizer, part)
     if lost:
         measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
     windows_ = f"windows of {N}" + (f", {stride} apart" if 0 < stride < N else " that do not overlap")
@@ -84,7 +84,7 @@ def counts(
     def measured(params: Any, batch: dict) -> tuple[jax.Array, ...]:
         weight_BN = batch["weight_BN"] * (batch["target_BN"] != ignored)
         x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], mask=mask)[0])
-        measures = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.cap)
+        measures = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.spec.cap)
         return measures["loss"][0], measures["accuracy"][0], measures["loss"][1]
 
     fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)

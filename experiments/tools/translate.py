@@ -53,7 +53,7 @@ def run(
         long = B - int(np.sum(pairs.padded(tokenizer, sources, N=N)[1]))
         lines = [f"{B:,} sentences; {long:,} of more than {N - 1} tokens, scored as empty translations"]
         for name, texts in translations.items():
-            lines += [f"{name}:", translation_score.signed(texts, list(zip(*references, strict=True)))]
+            lines += [f"{name}:", translation_score.format_scores(texts, list(zip(*references, strict=True)))]
         log.say("\n".join(lines), "\n")
     else:
         log.say("\n".join(translations["beam"]), "\n")

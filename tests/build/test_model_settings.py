@@ -64,12 +64,12 @@ def test_a_model_that_cannot_be(changes, part):
     settings = tiny.settings("vision", **{f"model__{name}": value for name, value in changes.items()})
     name, value = next(iter(changes.items()))
     with raises(errors.UserError, name, str(value).partition(":")[0], part):
-        models.build_vision_model(settings.model, head="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+        models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
 
 
 def test_twice_as_many_features_are_an_even_number():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
-    model = models.build_vision_model(settings.model, head="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+    model = models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
     assert model.spec.block.attention.score is score.tied_wide
 
 

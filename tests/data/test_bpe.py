@@ -31,7 +31,7 @@ def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_pat
     assert 258 < words.size <= 300 and len(ids) < len(KING) / 4 and words.decode(ids) == KING.decode()
     assert (words.bos, words.eos, words.mask) == (0, 0, 1) and words.decode([0]) == ""
     assert words.encode("A [MASK] who").tolist()[1:2] == [1]  # with the space before it
-    again = bpe.train([KING[:7], KING[7:]], words=300, specials=("[MASK]",))
+    again = bpe.train([KING[:7], KING[7:]], W=300, specials=("[MASK]",))
     assert again == words.files
     assert made(tmp_path / "c", "bpe:9000")[0].size < 400  # without more pairs
     monkeypatch.setattr(bpe, "LONG", 1)
@@ -39,14 +39,14 @@ def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_pat
     contents = {"train/1.txt": KING, "train/2.txt": KING[::-1], "train/3.txt": KING[::-1] + b" ", "train.txt": b""}
     few, _ = made(tmp_path / "d", **contents)  # of three documents as long, the first and the third
     assert "2 documents" in capsys.readouterr().out
-    assert few.files == bpe.train([KING, b"\0", KING[::-1] + b" "], words=300, specials=("[MASK]",))
+    assert few.files == bpe.train([KING, b"\0", KING[::-1] + b" "], W=300, specials=("[MASK]",))
     monkeypatch.setattr(bpe, "train", None)
     same, _ = made(tmp_path / "b")  # the same text elsewhere
     assert same.files == words.files
 
 
 def test_what_stands_between_documents_is_between_those_of_whoever_reads_its_files(tmp_path):
-    files = bpe.train([KING.replace(b". ", b".\n\n")], words=300, specials=())
+    files = bpe.train([KING.replace(b". ", b".\n\n")], W=300, specials=())
     words = pretrained_tokenizer.read(small_files.write(tmp_path, **files))
     ids = words.join([b"A king\n\n\0", b"  who"]).tolist()
     assert ids == [*words.encode("A king\n\n"), 0, *words.encode("  who")]
@@ -80,11 +80,11 @@ def test_bytes_and_words_are_those_of_the_whole_text_however_it_comes(documents,
 
 def test_perplexities_are_those_of_their_definitions():
     p_T = np.array([0.5, 0.1, 0.25, 0.9])
-    found = perplexity.measures(-np.log(p_T).sum(), tokens=4, of=perplexity.Size(11, 2))
+    found = perplexity.measure(-np.log(p_T).sum(), tokens=4, text=perplexity.Size(11, 2))
     np.testing.assert_allclose(found["token_perplexity"], np.prod(1 / p_T) ** (1 / 4))
     np.testing.assert_allclose(found["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
     np.testing.assert_allclose(found["bits_per_byte"], -np.log2(p_T).sum() / 11)
-    assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(4, 1))["word_perplexity"])
+    assert np.isfinite(perplexity.measure(1e5, tokens=4, text=perplexity.Size(4, 1))["word_perplexity"])
 
 
 def test_text_without_spaces_has_no_perplexity_of_words():
@@ -93,23 +93,27 @@ def test_text_without_spaces_has_no_perplexity_of_words():
         (perplexity.Size(51, 1), False),
         (perplexity.Size(9, 0), False),
     ):
-        found = perplexity.measures(9.0, tokens=9, of=size)
+        found = perplexity.measure(9.0, tokens=9, text=size)
         assert ("word_perplexity" in found) == there and {"bits_per_byte", "token_perplexity"} <= found.keys()
 
 
 def test_what_a_tokenizer_loses_of_a_text_is_told(tmp_path):
     words, part = made(tmp_path / "a")
-    assert perplexity.lost(words, part) == "" == perplexity.lost(words, [" ⏎ café 漢\0\n\n".encode()])
-    assert "<|endo" in perplexity.lost(words, [b"one <|endoftext|> more"])
+    assert (
+        perplexity.find_difference(words, part)
+        == ""
+        == perplexity.find_difference(words, [" ⏎ café 漢\0\n\n".encode()])
+    )
+    assert "<|endo" in perplexity.find_difference(words, [b"one <|endoftext|> more"])
     letters = tokenizer.make("characters", [b"a king"], evaluation=[b"a queen"])
-    assert perplexity.lost(letters, [b"a king\0king"]) == ""
-    assert perplexity.lost(letters, [b"a king\0a queen"]) == "'a queen' comes back as 'a [UNK][UNK]'"
-    assert perplexity.lost(tokenizer.make("bytes", []), [b"\xff"]) == ""
+    assert perplexity.find_difference(letters, [b"a king\0king"]) == ""
+    assert perplexity.find_difference(letters, [b"a king\0a queen"]) == "'a queen' becomes 'a [UNK][UNK]'"
+    assert perplexity.find_difference(tokenizer.make("bytes", []), [b"\xff"]) == ""
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "king": 1, "[UNK]": 2}, unk_token="[UNK]"))
     library.normalizer = tokenizers.normalizers.Lowercase()
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     published = pretrained_tokenizer.Published(library, {})
-    assert published.unknown == 2 and "'A king'" in perplexity.lost(published, [b"A king"])
+    assert published.unknown == 2 and "'A king'" in perplexity.find_difference(published, [b"A king"])
 
 
 def test_a_long_document_has_its_specials_once(monkeypatch):
@@ -132,7 +136,7 @@ def test_a_long_document_has_its_specials_once(monkeypatch):
 def test_a_special_in_the_texts_is_counted():
     text = b"a <|end|> b<|end|>\0<|en d|> <|end|>"
     for step in (1, 2, 5, 7, 99):
-        assert tokenizer.occurrences("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
+        assert tokenizer.count_name("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
 
 
 LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))
@@ -142,7 +146,7 @@ LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))
 def test_text_without_spaces_is_learned_in_time_that_grows_with_its_length(letters, capsys):
     """300,000 letters took over a minute. Pieces of words beyond a cut are the same ones."""
     began = time.process_time()
-    library = bpe.learned([letters], words=600, specials=["<|endoftext|>"])
+    library = bpe.learn([letters], W=600, specials=["<|endoftext|>"])
     assert time.process_time() - began < 20
     assert f"{300_000 // bpe.RUN:,} places" in capsys.readouterr().out
     ids = library.encode(letters[:1000]).ids

@@ -144,7 +144,7 @@ def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
     datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved")
     for name in ("folder", "saved"):
         found = text.load(f"hub:{tmp_path / name}", "said")
-        ids = [tokens.of(tokenizer.make("bytes", []), part)[:] for part in found[1:3] for times in range(2)]
+        ids = [tokens.encode(tokenizer.make("bytes", []), part)[:] for part in found[1:3] for times in range(2)]
         assert [bytes(row).decode() for row in ids] == ["train é\0more"] * 2 + ["test é\0more"] * 2
     with raises(errors.UserError, "'n'", "'1'"):
         text.load(f"hub:{tmp_path / 'saved'}", "n")

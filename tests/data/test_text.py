@@ -90,7 +90,7 @@ def test_what_is_not_utf8_is_named_by_its_file(tmp_path):
     write(tmp_path, a=KING, b="é".encode() + b"\xff", c=KING * 99 + b"\xff")
     for part, name in ((text.whole(str(tmp_path)), "b"), (text.load(str(tmp_path / "c")).evaluation, "c")):
         with raises(errors.UserError, tmp_path / name, "\\xff"):
-            list(tokenizer.decoded(part))
+            list(tokenizer.decode_pieces(part))
 
 
 def test_files_that_are_no_part_of_a_text_are_counted(tmp_path):

@@ -41,7 +41,7 @@ def test_a_large_text_becomes_ids_once_in_a_file(tmp_path, monkeypatch, kind):
     joined = words.join(part)
     for room, name in ((pretrained_tokenizer, "BATCH"), (tokenizer, "PIECE"), (tokenizer, "LONGEST")):
         monkeypatch.setattr(room, name, 700)
-    assert tokens.of(words, part).tolist() == joined.tolist() and not list(tmp_path.rglob("*.ids"))
+    assert tokens.encode(words, part).tolist() == joined.tolist() and not list(tmp_path.rglob("*.ids"))
     monkeypatch.setattr(text, "LARGE", 1)
     encode_text = type(words).encode_text
 
@@ -51,10 +51,10 @@ def test_a_large_text_becomes_ids_once_in_a_file(tmp_path, monkeypatch, kind):
 
     monkeypatch.setattr(type(words), "encode_text", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tokens.of(words, part)
+        tokens.encode(words, part)
     monkeypatch.setattr(type(words), "encode_text", encode_text)
     for _ in range(2):
-        found = tokens.of(words, part)
+        found = tokens.encode(words, part)
         assert found.dtype == joined.dtype and len(found) == len(joined)
         places = np.array([[0, 7], [len(joined) - 1, 3]])
         assert np.array_equal(found[places], joined[places]) and np.array_equal(found[:], joined)

@@ -122,7 +122,7 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
 
     def loops(mesh):
         layout = sharding.choose_layout(settings.model, mesh)
-        model = models.build_vision_model(settings.model, head="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+        model = models.build_vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
         params = jax.eval_shape(model.init, jax.random.key(0))
         apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))
         program = jax.make_jaxpr(apply)(params, np.ones((2, 4, 16), np.float32))

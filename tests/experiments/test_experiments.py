@@ -29,7 +29,7 @@ OFFERED |= {"attention": implementations.NAMES, "remat": transformer.REMAT, "com
 def answered(answer="pooled", **changes) -> jax.ShapeDtypeStruct:
     """What a model of images answers with, of which nothing is computed."""
     own = {"model__M": 1, "model__compute_dtype": "bfloat16", "model__attention": "flash"} | changes
-    made = models.build_vision_model(tiny.settings("vision", **own).model, head=answer, Y=8, X=8, Z=1, patch=4, C=3)
+    made = models.build_vision_model(tiny.settings("vision", **own).model, output=answer, Y=8, X=8, Z=1, patch=4, C=3)
     inputs = embed.cut(np.zeros((2, 8, 8, 1), np.float32), size=4)
     return jax.eval_shape(
         functools.partial(made.apply, mask=None), jax.eval_shape(made.init, jax.random.key(0)), inputs

@@ -222,11 +222,11 @@ def test_scores_are_of_the_whole_corpus_with_any_number_of_references():
     ],
 )
 def test_bleu_has_the_words_of_the_language(language, expected, sentence):
-    assert translation_score.words_by([[sentence], [sentence]]) == expected
+    assert translation_score.choose_tokenizer([[sentence], [sentence]]) == expected
     if expected != "13a":  # of a sentence that is one "word" nothing but the whole would count
         half = [sentence[: len(sentence) * 2 // 3] + "x"]
         assert translation_score.scores(half, [[sentence]])["bleu"] > 20
-        assert f"tok:{expected}" in translation_score.signed(half, [[sentence]])
+        assert f"tok:{expected}" in translation_score.format_scores(half, [[sentence]])
 
 
 def test_a_text_in_the_wrong_language_is_a_warning(tmp_path, file, monkeypatch):

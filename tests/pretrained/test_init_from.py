@@ -40,7 +40,7 @@ def images(Y=8, patch=4, P=16, **changes):
     settings = tiny.settings("vision", **{"model__M": 1, "image__patch": patch} | changes)
     sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch}
     C = 3 if changes.pop("classes", None) else 10
-    return settings, models.build_vision_model(settings.model, head=settings.to_dict()["image"]["head"], **sizes, C=C)
+    return settings, models.build_vision_model(settings.model, output=settings.to_dict()["image"]["head"], **sizes, C=C)
 
 
 def load(settings, model, resumed=False, kept=()):
@@ -103,7 +103,7 @@ def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, sou
     assert "embed/E_WD has shape (23, 21) and not (256, 21)" in told
     assert "absent" in refusal(*gpt2(init_from=str(tmp_path / "absent")))
     settings, _ = images(init_from=str(source))
-    three = models.build_vision_model(settings.model, head="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+    three = models.build_vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
     told = refusal(settings, three)
     assert "head/G_CD has shape (10, 8) and not (3, 8)" in told and "init_fresh = head" in told
     settings, _ = images(init_from=str(source), init_fresh="head")

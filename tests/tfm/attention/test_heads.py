@@ -168,7 +168,7 @@ def test_the_config_and_the_score_say_who_attends_to_itself():
 def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
     def begun(numbers: dict, **changes: float) -> dict:
         m = tiny.settings("vision", **changes).model
-        model = models.build_vision_model(m, head="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+        model = models.build_vision_model(m, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
         return jax.device_get(shapes.flat(model.init(jax.random.key(0), **numbers)))
 
     usual = begun({})
