@@ -120,7 +120,7 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
 def parse(name: str, side: int) -> tuple[Kind, float]:
     """Return the augmentation and the amount of "crop:4" or "crop". Raises UserError if it does not suit the side."""
     word, colon, number = name.partition(":")
-    kind = by_name.choose("augmentation", word, KINDS)
+    kind = KINDS[by_name.choose("augmentation", word, {name: name for name in KINDS})]
     try:
         amount = float(number) if colon else kind.default
     except ValueError:

@@ -184,17 +184,17 @@ def test_what_cannot_be_made_alike_is_refused_by_name(tmp_path):
     source = folder(tmp_path / "set", *NAMES, "test/a.png")
     assert images.load(source).classes == ("cat", "dog house", "test")  # where none is called train
 
-    def refuse(*words, size=0):
+    def check_refusal(*words, size=0):
         with raises(errors.UserError, *words):
             images.load(source, size)
 
     (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0, (4, 3))))
-    refuse("cat/c.png", "4 x 3", "5 x 3", "image.size")
+    check_refusal("cat/c.png", "4 x 3", "5 x 3", "image.size")
     assert images.load(source, 4).train_image_BYXZ.shape[1:] == (4, 4, 3)
     (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0))[:-40])
-    refuse("cat/c.png", size=4)
+    check_refusal("cat/c.png", size=4)
     (tmp_path / "set" / "e.png").write_bytes(packed(pixels(0)))
-    refuse("set/e.png")
+    check_refusal("set/e.png")
     with raises(errors.UserError, "image.size = 7", "8 x 8"):
         images.load("digits", 7)
 
