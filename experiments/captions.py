@@ -1,9 +1,11 @@
-"""Images and text in one sequence: patches, which see each other, and after them the name of the image's class, which
-is written letter by letter (E1, E2, E22, E24)."""
+"""Images and text in one sequence: patches, which see each other, then the class name (E1, E2, E22, E24).
+
+The model writes the name letter by letter.
+"""
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,37 +24,44 @@ SHOWN = 20  # captions in captions.txt
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images, whose classes are their captions."""
+    """Return the settings of the images. Their classes are the captions."""
     return {"image": images.FIELDS}
 
 
-def spell(classes: list[str]) -> tuple[str, np.ndarray]:
-    """Return the letters, and each class name as their ids, w_CL, padded with 0. A digit is spelled as a word."""
-    names = [DIGITS[int(name)] if name in map(str, range(10)) else name for name in classes]
+def spell_name(name: str) -> str:
+    """Return the caption of a class: its name, or the word for a digit."""
+    return DIGITS[int(name)] if name in map(str, range(10)) else name
+
+
+def spell(classes: Sequence[str]) -> tuple[str, np.ndarray]:
+    """Return the letters, and the caption of each class as their ids, w_CL, padded with 0."""
+    names = [spell_name(name) for name in classes]
     letters, L = "\n" + "".join(sorted({*"".join(names)} - {"\n"})), max(map(len, names)) + 1
     return letters, np.array([[letters.index(letter) for letter in name.ljust(L, "\n")] for name in names], np.int32)
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """Return the images with their captions, the model, its loss, and the figures."""
-    i, m, data = settings.image, settings.model, images.configured(settings.image.source, settings.image.size)
-    letters, w_CL = spell(list(data.classes))
+    i, m, data = settings.image, settings.model, images.load_described(settings.image.source, settings.image.size)
+    letters, w_CL = spell(data.classes)
     W, L = len(letters), w_CL.shape[1]
     patches, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
-    N = patches - 1 + L  # the last patch answers with the first letter
-    train, evaluation, _ = images.both(data, i.augment)
-    examples = ((functools.partial(with_captions, fetch, w_CL, patches), n) for fetch, n in (train, evaluation))
-    fields = splits.make_splits(settings, *examples, tokens=N)
+    N = patches - 1 + L  # the last patch predicts the first letter
+    (train, n_train), (evaluation, n_evaluation), _ = images.make_examples(data, i.augment)
+    fields = splits.make_splits(
+        settings,
+        (add_captions(train, w_CL, patches), n_train),
+        (add_captions(evaluation, w_CL, patches), n_evaluation),
+        tokens=N,
+    )
 
     checks.check_causal(m)
     layout = sharding.choose_layout(m, devices, W=W)
     if layout.sequence:
-        raise errors.UserError(
-            "mesh.sequence must be 1: patches and letters are one sequence, which devices cannot share"
-        )
-    ends = {"embed": models.bind_sizes(embed.mixed, P=P, W=W), "head": models.bind_sizes(head.next_word, W=W)}
+        raise errors.UserError("mesh.sequence must be 1: devices cannot share a sequence of patches and letters")
+    embedding, output = models.bind_sizes(embed.mixed, P=P, W=W), models.bind_sizes(head.next_word, W=W)
     mask = models.add_window(m, masks.either(masks.causal, masks.prefix(patches)))
-    model = models.build_model(m, **ends, N=N, layout=layout, mask=mask)
+    model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
@@ -66,36 +75,41 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     task = tasks.make_token_task(settings, model, hidden, sparse=True, layout=layout, **fields)
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, writer(logits, patches, L), letters, w_CL),
+        figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),
         apply=logits,
-        lines=[*data.said.splitlines(), f"captions of {patches} patches and up to {L} letters"],
+        lines=[*data.lines, f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
     )
 
 
-def with_captions(
-    fetch: batches.Fetch, w_CL: np.ndarray, patches: int, index_B: np.ndarray, rng: np.random.Generator | None
-) -> batches.Batch:
-    """Return images, the letters that the model reads (w_BL), and all letters as targets from the last patch on."""
-    batch = fetch(index_B, rng)
-    if "other_label_B" in batch:
-        raise errors.UserError("image.augment mixes images, and a caption is of one: leave mixup and cutmix out")
-    w_BL = w_CL[batch["label_B"]]
-    weight_BL = (np.cumsum(w_BL == 0, axis=1) - (w_BL == 0) == 0).astype(np.float32)  # up to the first 0, the end
-    before = [(0, 0), (patches - 1, 0)]
-    targets = {"target_BN": np.pad(w_BL, before), "weight_BN": np.pad(weight_BL, before)}
-    return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_BL[:, :-1], **targets}
+def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batches.Fetch:
+    """Return `fetch` of images, the letters that the model reads (w_BL), and targets: all letters, from the last patch.
+
+    Raises UserError if the images of a batch are mixed.
+    """
+
+    def fetch_captions(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        batch = fetch(index_B, rng)
+        if "other_label_B" in batch:
+            raise errors.UserError("image.augment mixes images, and a caption is of one: leave mixup and cutmix out")
+        w_BL = w_CL[batch["label_B"]]
+        weight_BL = (np.cumsum(w_BL == 0, axis=1) - (w_BL == 0) == 0).astype(np.float32)  # up to the first 0, the end
+        before = [(0, 0), (patches - 1, 0)]
+        targets = {"target_BN": np.pad(w_BL, before), "weight_BN": np.pad(weight_BL, before)}
+        return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_BL[:, :-1], **targets}
+
+    return fetch_captions
 
 
-def writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
-    """Return (params, image_BYXZ) -> w_BL: the most likely letter after those before it, one by one."""
+def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
+    """Return (params, image_BYXZ) -> w_BL: the most likely letter after the letters before it, one by one."""
 
     @jax.jit
     def write(params: Any, image_BYXZ: jax.Array) -> jax.Array:
         w_BL = jnp.zeros((len(image_BYXZ), L), jnp.int32)
-        for at in range(L):
+        for n in range(L):
             l_BNW = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
-            w_BL = w_BL.at[:, at].set(l_BNW[:, patches - 1 + at].argmax(-1))
+            w_BL = w_BL.at[:, n].set(l_BNW[:, patches - 1 + n].argmax(-1))
         return w_BL
 
     return write
@@ -107,7 +121,6 @@ def figures(
     task: train_step.Task,
     write: Callable,
     letters,
-    w_CL,
     params,
     folder,
     rows,
@@ -115,14 +128,13 @@ def figures(
     """Yield the share of names without a wrong letter, loss curves, and captions of held-out images."""
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    def names(w_BL: np.ndarray) -> list[str]:
-        return ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL]
-
     w_BL = np.concatenate([write(params, task.evaluation[i]["image_BYXZ"]) for i in range(len(task.evaluation))])
-    pairs = list(zip(names(w_CL[data.evaluation_label_B]), names(w_BL), strict=False))  # the last batch is padded
-    right = sum(truth == name for truth, name in pairs) / len(pairs)
-    yield {"eval/names_right": right}
-    title = f"{settings.experiment}: {data.name}, {right:.1%} of the names right"
+    names = ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL]
+    truths = [spell_name(data.classes[c]) for c in data.evaluation_label_B]
+    pairs = list(zip(truths, names, strict=False))  # the last batch is padded
+    correct = sum(truth == name for truth, name in pairs) / len(pairs)
+    yield {"eval/names_right": correct}
+    title = f"{settings.experiment}: {data.name}, {correct:.1%} of the names right"
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per letter", title=title)
     shown = sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])
     lines = ["class: what the model wrote", *(f"{truth}: {name}" for truth, name in shown), ""]

@@ -21,9 +21,9 @@ def config() -> dict[str, dict]:
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the images, what is hidden of them, the model, its loss, and the figures."""
-    i, data = settings.image, images.configured(settings.image.source, settings.image.size)
-    train, evaluation, normal = images.both(data, i.augment)
+    """Return the images with hidden patches, the model, its loss, and the figures."""
+    i, data = settings.image, images.load_described(settings.image.source, settings.image.size)
+    train, evaluation, normal = images.make_examples(data, i.augment)
     N, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     fields = splits.make_splits(settings, (hide(train[0]), train[1]), (hide(evaluation[0]), evaluation[1]), tokens=N)
@@ -54,7 +54,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         task,
         figures=functools.partial(figures, settings, data, normal, task, predict),
         apply=lambda params, batch: predict(params, batch)[0],
-        lines=data.said.splitlines(),
+        lines=data.lines,
         data_sha256=data.sha256,
     )
 
@@ -84,7 +84,7 @@ def figures(
     )
     yield draw.attention_maps(
         folder / "attention.png",
-        image_YXZ=draw.seen(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
+        image_YXZ=draw.hide(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
         A_MHNS=np.asarray(aux["A_MBHNS"])[:, 0],
         grid=(Y // size, X // size),
         class_token=False,

@@ -1,5 +1,7 @@
-"""Synthetic tasks, some of which need directional attention: ring, previous, reachability, beats, membership, nearest
-(data/synthetic.py)."""
+"""Synthetic tasks (data/synthetic.py): ring, previous, reachability, beats, membership, nearest.
+
+Some need directional attention.
+"""
 
 import functools
 import pathlib
@@ -15,7 +17,7 @@ from tfm import head
 from tfm.attention import mask as masks
 
 TOKENS = 12  # of an example
-HELD_OUT = 512  # examples of an evaluation, the same in every run
+HELD_OUT = 512  # examples to evaluate, the same in every run
 
 
 def config() -> dict[str, dict]:
@@ -33,15 +35,17 @@ def config() -> dict[str, dict]:
 
 def parse(task: str) -> tuple[str, bool, int]:
     """Return the rule that synthetic.task names, whether it is causal, and N, the number of tokens."""
-    if not (match := re.fullmatch(r"([^:]*?)(_causal)?(?::([0-9]{1,9}))?", task)):
+    match = re.fullmatch(r"([^:]*?)(_causal)?(?::([0-9]{1,9}))?", task)
+    if match is None:
         raise errors.UserError(f"synthetic.task = {task}: after the colon write the number of tokens, as in ring:20")
     return match[1], match[2] is not None, int(match[3] or TOKENS)
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the task's examples, a model that answers each token with one of W = 2 N words, its loss, the figures."""
+    """Return the task's examples, a model that predicts one of W = 2 N tokens for each token, its loss, the figures."""
     m, (name, causal, N) = settings.model, parse(settings.synthetic.task)
-    W, fetch = 2 * N, synthetic.examples(name, N=N, W=2 * N)
+    W = 2 * N
+    fetch = synthetic.examples(name, N=N, W=W)
     fields = splits.make_splits(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
         checks.check_causal(m)
@@ -51,15 +55,13 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         return model.hidden(params, batch["w_BN"], mask=mask, **options)
 
-    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
-    fields["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
-    task = tasks.make_token_task(settings, model, hidden, layout=layout, **fields)
-    draw = functools.partial(figures, settings, task)
-
     def logits(params: Any, batch: dict) -> Any:
         return model.logits(params, hidden(params, batch)[0])
 
-    return run.Work(task, figures=draw, apply=logits)
+    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
+    fields["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
+    task = tasks.make_token_task(settings, model, hidden, layout=layout, **fields)
+    return run.Work(task, figures=functools.partial(figures, settings, task), apply=logits)
 
 
 def figures(
@@ -70,7 +72,7 @@ def figures(
 
     name, _, N = parse(settings.synthetic.task)
     batch, A_MHNS = tasks.map_first_example(task, params)
-    tokens = synthetic.spelled(name, batch["w_BN"][0], N=N, W=2 * N)
+    tokens = synthetic.spell(name, batch["w_BN"][0], N=N, W=2 * N)
     title, folder = settings.synthetic.task.replace("_", ", "), folder / "figures"
     return [
         plots.loss_curves(folder / "loss.png", rows, unit="nats per answer", title=title),

@@ -43,7 +43,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     parts = data.train, data.evaluation
     texts = [[text.encode() for text, _ in part] for part in parts]
     tokenizer = pretrained_tokenizer.make(t.tokenizer, texts[0], specials=(labelled.CLS,), evaluation=texts[1])
-    rows = [labelled.ids(tokenizer, [text for text, _ in part], N=t.N) for part in parts]
+    rows = [labelled.encode(tokenizer, [text for text, _ in part], N=t.N) for part in parts]
     number = {name: c for c, name in enumerate(data.classes)}
     labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
     examples = [inputs(id_BN, valid_BN, label_B) for (id_BN, valid_BN, _), label_B in zip(rows, labels, strict=True)]
@@ -117,7 +117,7 @@ def figures(
     disk.write(folder / "sample.txt", "\n".join(lines).encode())
     title, drawings = f"{settings.experiment}: {data.name}", folder / "figures"
     yield plots.loss_curves(drawings / "loss.png", rows, unit="nats per text", title=title)
-    yield from plots.confusion_of(
+    yield from plots.confusion_of_predictions(
         drawings / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
     )
     yield folder / "sample.txt"

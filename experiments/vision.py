@@ -21,10 +21,10 @@ def config() -> dict[str, dict]:
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """Return the images, a model of their patches, its loss, and the figures."""
-    i, data = settings.image, images.configured(settings.image.source, settings.image.size)
+    i, data = settings.image, images.load_described(settings.image.source, settings.image.size)
     if len(data.classes) < 2:
         raise errors.UserError(f"{data.name} has one class, {data.classes[0]!r}: give a folder for each of two or more")
-    train, evaluation, _ = images.both(data, i.augment)
+    train, evaluation, _ = images.make_examples(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
     N = models.count_patches(Y, X, Z, patch=i.patch)[0] + models.CLASS_TOKENS.get(i.head, 0)
     layout = sharding.choose_layout(settings.model, devices, N=N, head=i.head)
@@ -49,7 +49,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         figures=functools.partial(figures, settings, data, task, apply),
         apply=lambda params, batch: apply(params, batch)[0],
         files={run.DATA: disk.as_json(images.describe(data))},
-        lines=data.said.splitlines(),
+        lines=data.lines,
         data_sha256=data.sha256,
     )
 
@@ -77,7 +77,7 @@ def figures(
         title=f"predicted class and its probability; {wrong} of {len(label_B)} test images wrong"
         + ", these first" * (wrong > 0),
     )
-    yield from plots.confusion_of(
+    yield from plots.confusion_of_predictions(
         folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
     )
     yield draw.attention_maps(

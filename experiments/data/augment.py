@@ -1,8 +1,9 @@
-"""Change training images at random, each in its own way: move, mirror, crop, or mix them with another of their batch.
+"""Augment training images at random: move, mirror or crop them, or mix them with another image of the batch.
 
-image.augment names the changes in their order, as ["flip", "crop:4", "cutmix"], with the amount after a colon. Each
-function takes image_BYXZ, the amount and a generator, and returns the new images and `share_B`: the share of each, and
-of its label, that is now of the image before it in the batch (before the first: the last); None if it does not mix.
+image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
+Each function takes image_BYXZ, the amount and a generator, and returns the new images and `share_B`. That is the share
+of each image, and of its label, that comes from the image before it in the batch (for the first, the last). It is None
+if images are not mixed.
 """
 
 import math
@@ -18,20 +19,21 @@ KEY = "image.augment"
 
 
 def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Changed:
-    """Move by a uniform offset in [-most, most]^2 pixels, with linear interpolation between pixels (the digits fill
-    their 8 rows, and a whole pixel would cut one off); the uncovered border has raw pixel value 0, the background."""
+    """Move by a uniform offset in [-most, most]^2 pixels, with linear interpolation between pixels.
+
+    The digits fill their 8 rows, and a shift by a pixel would cut one off. The uncovered border has raw pixel value 0.
+    """
     down_B, right_B = rng.uniform(-most, most, (2, len(image_BYXZ)))
     moved_YBXZ = move(image_BYXZ.swapaxes(0, 1), down_B)
     return move(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3), None
 
 
 def move(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
-    """Return y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b] for the offset whole + part; 0 beyond
-    x."""
+    """Return y[l, b] = (1 - part) x[l - n, b] + part x[l - n - 1, b] for the offset n + part; 0 outside of x."""
     L, B = x_LB.shape[:2]
-    whole_B = np.floor(offset_B).astype(int)
-    part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
-    from_LB = np.arange(L)[:, None] - whole_B
+    n_B = np.floor(offset_B).astype(int)
+    part_B = (offset_B - n_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
+    from_LB = np.arange(L)[:, None] - n_B
 
     def take(from_LB: np.ndarray) -> np.ndarray:
         inside_LB = (from_LB >= 0) & (from_LB < L)
@@ -48,7 +50,7 @@ def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -
 
 
 def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Changed:
-    """Cut a window of the image's size, anywhere in the image with a border of this many pixels of raw value 0."""
+    """Cut a window of the image's size out of the image with a border of this many pixels of raw value 0."""
     B, Y, X, _ = image_BYXZ.shape
     padded = np.pad(image_BYXZ, [(0, 0), *[(int(border), int(border))] * 2, (0, 0)])
     down_B, right_B = rng.integers(0, 2 * int(border) + 1, (2, B))
@@ -64,8 +66,11 @@ def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Cha
 
 
 def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
-    """Paste a rectangle of x': its sides are sqrt(s) of the image's, s ~ Beta(alpha, alpha), its middle any pixel; it
-    is cut off at the edges, and share is its part of the image (Yun et al. 2019, CutMix, section 3.2)."""
+    """Paste a rectangle of x' (Yun et al. 2019, CutMix, section 3.2).
+
+    Its sides are sqrt(s) of the image's, s ~ Beta(alpha, alpha), and its centre is any pixel. It is cut off at the
+    edges; share is its part of the image.
+    """
     B, *sides = image_BYXZ.shape[:3]
     part_B, inside = np.sqrt(rng.beta(alpha, alpha, B)), []
     for L in sides:
@@ -77,45 +82,49 @@ def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Ch
 
 
 class Kind(NamedTuple):
+    """An augmentation, its default amount, and the amounts that it accepts for images with this shorter side."""
+
     change: Callable[[np.ndarray, float, np.random.Generator], Changed]
-    usual: float  # the amount without a number
-    right: Callable[[float, int], bool]  # whether the amount suits images with this shorter side
-    words: str
+    default: float
+    accepts: Callable[[float, int], bool]
+    allowed: str
     mixes: bool = False
 
 
 KINDS = {
     "shift": Kind(shift, 1, lambda n, side: 0 < n < side, "above 0 and less than a side"),
     "flip": Kind(flip, 0.5, lambda n, side: 0 < n <= 1, "above 0 and at most 1"),
-    "crop": Kind(crop, 4, lambda n, side: n in range(1, side), "a whole number from 1, less than a side"),
+    "crop": Kind(crop, 4, lambda n, side: n in range(1, side), "an integer from 1, less than a side"),
     "mixup": Kind(mixup, 0.2, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
     "cutmix": Kind(cutmix, 1, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
 }
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
-    """Return all that image.augment names, one after the other. Raises UserError if it does not suit Y x X pixels."""
-    steps, mixing = [], []
-    for name in map(str, names):
-        called, colon, number = name.partition(":")
-        kind = by_name.choose("augmentation", called, KINDS)
-        try:
-            amount = float(number) if colon else kind.usual
-        except ValueError:
-            amount = math.nan
-        if not kind.right(amount, min(Y, X)):
-            wrong = f"{KEY} has {name!r}, and images of {Y} x {X} pixels"
-            raise errors.UserError(f"{wrong} need a number there that is {kind.words}")
-        steps.append((kind.change, amount))
-        mixing += [name] * kind.mixes
+    """Return a function that makes the changes of image.augment. Raises UserError if one does not suit Y x X pixels."""
+    steps = [parse(str(name), min(Y, X)) for name in names]
+    mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]
     if len(mixing) > 1:
         raise errors.UserError(f"{KEY} mixes images by {mixing[0]} and by {mixing[1]}: keep one of them")
 
     def change(image_BYXZ: np.ndarray, rng: np.random.Generator) -> Changed:
         share_B = None
-        for step, amount in steps:
-            image_BYXZ, share = step(image_BYXZ, amount, rng)
-            share_B = share_B if share is None else share
+        for kind, amount in steps:
+            image_BYXZ, mixed_B = kind.change(image_BYXZ, amount, rng)
+            share_B = share_B if mixed_B is None else mixed_B
         return image_BYXZ, share_B
 
     return change
+
+
+def parse(name: str, side: int) -> tuple[Kind, float]:
+    """Return the augmentation and the amount of "crop:4" or "crop". Raises UserError if it does not suit the side."""
+    word, colon, number = name.partition(":")
+    kind = KINDS[by_name.choose("augmentation", word, {name: name for name in KINDS})]
+    try:
+        amount = float(number) if colon else kind.default
+    except ValueError:
+        amount = math.nan
+    if not kind.accepts(amount, side):
+        raise errors.UserError(f"{KEY} has {name!r}: for a side of {side} pixels the number must be {kind.allowed}")
+    return kind, amount

@@ -11,29 +11,35 @@ SHOWN = 12
 NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")
 
 
-def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the different names: in the order of numbers if all are whole numbers ("2" before "10"), else of text."""
-    different = sorted({*names})
-    return tuple(sorted(different, key=float) if all(map(NUMBER.fullmatch, different)) else different)
+def sort_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct names, sorted as numbers if all are integers ("2" before "10"), else as text."""
+    distinct = sorted({*names})
+    return tuple(sorted(distinct, key=float) if all(map(NUMBER.fullmatch, distinct)) else distinct)
 
 
-def declared(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
+def read_names(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
     """Return the names of a data set's ClassLabel column in their order, () for a column of another kind.
 
-    Raises UserError if its splits declare different names."""
-    kinds = [(getattr(split.open(), "features", None) or {}).get(column) for split in splits if split.version]
-    names = [tuple(getattr(kind, "names", ())) for kind in kinds]
-    if len({*names}) > 1:
+    Raises UserError if its splits have different names.
+    """
+    names = set()
+    for split in splits:
+        if split.version:  # else a file on the disk, whose columns have no kinds
+            kind = (split.open().features or {}).get(column)
+            names.add(tuple(kind.names) if type(kind).__name__ == "ClassLabel" else ())
+    if len(names) > 1:
         raise errors.UserError(f"the splits of {splits[0].name} have different classes in their column {column!r}")
-    return names[0] if names else ()
+    return names.pop() if names else ()
 
 
 def describe(names: Sequence[str]) -> list[str]:
     """Return the line that names the classes, and one for each group of names that differ only by spaces or case."""
-    shown = ", ".join(names[:SHOWN]) + f", ... ({len(names):,} in all)" * (len(names) > SHOWN)
+    line = "classes: " + ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        line += f", ... ({len(names):,} in all)"
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(repr(name))
     groups = [", ".join(group) for group in alike.values() if len(group) > 1]
-    lines = [f"classes: {shown}", *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
-    return [errors.line(line) for line in lines]
+    lines = [line, *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
+    return [errors.line(text) for text in lines]

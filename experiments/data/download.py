@@ -1,4 +1,4 @@
-"""Find named files where the user keeps data, or download them once. Every file is checked by its checksum."""
+"""Find named files in the user's data folder, or download them once. The checksum of every file is verified."""
 
 import hashlib
 import os
@@ -19,14 +19,15 @@ TIMEOUT = 30.0  # seconds without a byte
 
 def places() -> list[pathlib.Path]:
     """Return the folders where data may be, in order: $TFM_DATA, if it is set, and the cache folder."""
-    own = os.environ.get("TFM_DATA")
-    return [pathlib.Path(os.path.expanduser(own)), disk.cache_folder()] if own else [disk.cache_folder()]
+    folder = os.environ.get("TFM_DATA")
+    return [pathlib.Path(os.path.expanduser(folder)), disk.cache_folder()] if folder else [disk.cache_folder()]
 
 
 def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
     """Return the path of a file in the first of `places()` that has it, or else downloaded to the cache folder.
 
-    Raises UserError for a wrong checksum, and if the download fails."""
+    Raises UserError for a wrong checksum, and if the download fails.
+    """
     for path in (folder / file_name for folder in places()):
         if path.is_file():
             with disk.reading(path), open(path, "rb") as file:
@@ -43,6 +44,8 @@ def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
         load = pooch.HTTPDownloader(timeout=TIMEOUT)
         pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
     except (ValueError, OSError, requests.RequestException) as error:  # ValueError: another checksum
-        by_hand = f"put the file by hand at {path}, or into the folder that $TFM_DATA names"
-        raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}): {by_hand}") from error
+        raise errors.UserError(
+            f"{file_name} could not be downloaded from {url} ({error}): put the file by hand at {path}, or into the"
+            " folder that $TFM_DATA names"
+        ) from error
     return path

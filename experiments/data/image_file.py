@@ -1,4 +1,4 @@
-"""Make the image in a file like the images that a model was trained on."""
+"""Process the image in a file like the images that a model was trained on."""
 
 import contextlib
 import pathlib
@@ -14,10 +14,10 @@ from experiments.engine import disk, errors
 LARGEST = 2**26  # pixels of an image
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # plain pixels: no format that runs a program
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's names for Z channels
-# The image processors of transformers that a ViT may have, in their words: the values of absent fields.
+# Defaults of the image processors of transformers that a ViT may have, by the names of their fields.
 VIT = {
     "do_resize": True,
-    "size": None,  # theirs has 224; here it is the side of the model, and no other size is of use
+    "size": None,  # 224 in transformers; here the size that the model reads
     "default_to_square": True,  # a `size` of one number: both sides, or the shorter one
     "resample": 2,  # bilinear, in Pillow's numbers
     "do_center_crop": False,
@@ -35,7 +35,7 @@ PROCESSORS = {
     "DeiTImageProcessor": VIT | {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
     "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224},
 }
-HARMLESS = {  # fields of their files that change no pixel of an image
+HARMLESS = {  # fields that change no pixel of an image
     *("image_processor_type", "feature_extractor_type", "processor_class", "model_input_names", "image_seq_length"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "pad_size"),
     *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
@@ -47,38 +47,48 @@ ORIENTATION = 0x0112  # in the metadata of a camera
 COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
 
 
-def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
-    """Return what `images.describe` says about the images of a trained model of Z channels and C classes: of a run's
-    folder, or of a published ViT (`extras`).
+def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
+    """Return the fields of `images.describe` for a trained model of Z channels and C classes.
 
-    `processor` says how a file becomes such an image, in the words of transformers; `assumed`: that no file says it.
-    Raises UserError if the files are absent, damaged, or ask for what is not done here."""
-    if "image" not in extras:
-        file = path / "data.json"
-        data = disk.read_json(file, says="what the model's images are like")
-        with disk.reading(file, TypeError):
-            like = {name: data[name] for name in ("values", "mean", "std", "classes")} | own(*data["image"])
-        like["assumed"] = False
-    else:
-        file, saved = read_processor(path if path.is_dir() else path.parent)
-        fields = complete(file, saved or {})
-        factor = fields["rescale_factor"] if fields["do_rescale"] else 1
-        usual = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
-        like = {name: value if isinstance(value, list) else [value] * Z for name, value in usual.items()}
-        like |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
-        like |= {"processor": choose_steps(file, fields, *extras["image"]), "assumed": saved is None}
+    The model is the folder of a run, or a published ViT (`extras`). `processor` holds the steps that make a file such
+    an image, in the words of transformers; `assumed` is True if no file describes them. Raises UserError if the files
+    are missing or damaged, or need a step that is not supported.
+    """
+    file, form = read_published_format(path, extras, Z=Z) if "image" in extras else read_run_format(path)
     with disk.reading(file, TypeError):
-        numbers = np.array([*like["values"], *like["mean"], *like["std"]], np.float32)
-    right = np.isfinite(numbers).all() and min(like["std"]) > 0 and {len(like["mean"]), len(like["std"])} <= {1, Z}
-    check(file, "mean and std", right, f"1 or {Z} finite numbers, std above 0", [like["mean"], like["std"]])
-    check(file, "image", like["image"][2] == Z, f"rows, columns and the model's {Z} channels", like["image"])
-    check(file, "classes", len(like["classes"]) == C, f"the names of the model's {C} classes", like["classes"])
-    return like
+        numbers = np.array([*form["values"], *form["mean"], *form["std"]], np.float32)
+    lengths = {len(form["mean"]), len(form["std"])}
+    valid = np.isfinite(numbers).all() and min(form["std"]) > 0 and lengths <= {1, Z}
+    check(file, "mean and std", valid, f"1 or {Z} finite numbers, std above 0", [form["mean"], form["std"]])
+    check(file, "image", form["image"][2] == Z, f"rows, columns and the model's {Z} channels", form["image"])
+    check(file, "classes", len(form["classes"]) == C, f"the names of the model's {C} classes", form["classes"])
+    return form
+
+
+def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+    """Return the file of a run that describes its images, and the fields of `load_format`."""
+    file = path / "data.json"
+    data = disk.read_json(file, says="what the model's images are like")
+    with disk.reading(file, TypeError):
+        form = {name: data[name] for name in ("values", "mean", "std", "classes")} | describe_size(*data["image"])
+    return file, form | {"assumed": False}
+
+
+def read_published_format(
+    path: pathlib.Path, extras: Mapping[str, Any], *, Z: int
+) -> tuple[pathlib.Path, dict[str, Any]]:
+    """Return the file of a published model that describes its images, and the fields of `load_format`."""
+    file, saved = read_processor(path if path.is_dir() else path.parent)
+    fields = complete(file, saved or {})
+    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
+    normal = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
+    form = {name: value if isinstance(value, list) else [value] * Z for name, value in normal.items()}
+    form |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
+    return file, form | {"processor": choose_steps(file, fields, *extras["image"]), "assumed": saved is None}
 
 
 def read_processor(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any] | None]:
-    """Return the file of a published model that describes its image processor, and the description; None if it has
-    none."""
+    """Return the file of a published model that describes its image processor, and its content, None if missing."""
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
     if file.exists():
         return file, disk.read_json(file, says="how images are normalised")
@@ -90,179 +100,196 @@ def read_processor(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any] |
 def complete(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a file with the defaults of its image processor. Raises UserError for unknown ones."""
     kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or NAME)
-    kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # its older name
+    kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # the older name
     check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
     for name in sorted(saved.keys() - VIT.keys() - HARMLESS):
         off = saved[name] is None or saved[name] is False
-        check(file, name[:60], off, "absent or false, since it is not known here", saved[name])
+        check(file, name[:60], off, "absent or false: it is not supported", saved[name])
     fields = PROCESSORS[kind] | saved
     switches = {name: bool(fields[name]) for name, usual in VIT.items() if isinstance(usual, bool)}
     return fields | switches | {"image_processor_type": kind}
 
 
 def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> dict[str, Any]:
-    """Return the fields that tell how an image gets its rows and columns, in one form each. Raises UserError if these
-    are not the model's."""
+    """Return the fields that resize and crop an image, each in one form. Raises UserError if it does not get Y x X."""
     from PIL import Image  # comes with matplotlib; imported only where it is needed
 
     names = ("image_processor_type", "do_resize", "do_center_crop", "do_convert_rgb")
-    rules, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
-    steps = ["size"] * rules["do_resize"] + ["crop_size"] * rules["do_center_crop"]
-    for name in steps:
-        sides, square = fields[name], fields["default_to_square"] or name == "crop_size"
-        if sides is None and name == "size":
-            sides = 224 if rules["do_center_crop"] else model
-        if type(sides) is int:
-            sides = {"height": sides, "width": sides} if square else {"shortest_edge": sides}
-        elif isinstance(sides, list) and len(sides) == 2:
-            sides = {"height": sides[0], "width": sides[1]}
-        right = isinstance(sides, dict) and sides.keys() in ({"height", "width"}, {"shortest_edge"})
-        right = right and all(type(side) is int and 0 < side <= LARGEST for side in sides.values())
-        check(file, name, right, "one number above 0 or two, height and width, or shortest_edge", fields[name])
-        rules[name] = sides
-    if rules["do_resize"]:
-        rules["resample"] = fields["resample"]
+    processor, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
+    if processor["do_resize"]:
+        size = fields["size"]
+        if size is None:
+            size = 224 if processor["do_center_crop"] else model
+        processor["size"] = read_size(file, "size", size, square=fields["default_to_square"])
+        processor["resample"] = fields["resample"]
         filters = [*Image.Resampling]
-        check(file, "resample", rules["resample"] in filters, "the number of a filter of Pillow", fields["resample"])
-    for last in steps[-1:]:  # if it is the shorter side alone, the result depends on the image
-        right = rules[last] == model or (last == "size" and "shortest_edge" in rules["size"])
-        check(file, last, right, f"the {Y} x {X} pixels that the model reads", fields[last])
-    return rules
+        check(file, "resample", fields["resample"] in filters, "the number of a filter of Pillow", fields["resample"])
+    if processor["do_center_crop"]:
+        processor["crop_size"] = read_size(file, "crop_size", fields["crop_size"], square=True)
+    last = "crop_size" if processor["do_center_crop"] else "size"
+    if last in processor:  # if only the shorter side is given, the result depends on the image
+        valid = processor[last] == model or (last == "size" and "shortest_edge" in processor["size"])
+        check(file, last, valid, f"the {Y} x {X} pixels that the model reads", fields[last])
+    return processor
 
 
-def check(file: pathlib.Path, name: str, right: bool, what: str, value: Any) -> None:
-    """Raise UserError unless the field is right."""
-    if not right:
-        raise errors.UserError(f"{file}: {name} must be {what}, and {str(value)[:60]} is not")
+def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dict[str, int]:
+    """Return a size as {"height", "width"} or {"shortest_edge"}. square: what one number means."""
+    if type(sides) is int:
+        size = {"height": sides, "width": sides} if square else {"shortest_edge": sides}
+    elif isinstance(sides, list) and len(sides) == 2:
+        size = {"height": sides[0], "width": sides[1]}
+    else:
+        size = sides
+    valid = isinstance(size, dict) and size.keys() in ({"height", "width"}, {"shortest_edge"})
+    valid = valid and all(type(side) is int and 0 < side <= LARGEST for side in size.values())
+    check(file, name, valid, "one number above 0 or two, height and width, or shortest_edge", sides)
+    return size
 
 
-def own(Y: int, X: int, Z: int) -> dict[str, Any]:
-    """Return what `pixels` needs to make images of this size and number of channels, as our own runs do."""
-    rules = choose_steps(pathlib.Path(), VIT | {"image_processor_type": NAME}, Y, X)
-    return {"image": [Y, X, Z], "processor": rules, "draft": True}
+def check(file: pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
+    """Raise UserError unless the field of the file is valid."""
+    if not valid:
+        raise errors.UserError(f"{file}: {name} must be {allowed}, and {str(value)[:60]} is not")
+
+
+def describe_size(Y: int, X: int, Z: int) -> dict[str, Any]:
+    """Return what `pixels` needs to make images of this size and number of channels, as runs of this project do."""
+    processor = choose_steps(pathlib.Path(), VIT | {"image_processor_type": NAME}, Y, X)
+    return {"image": [Y, X, Z], "processor": processor, "draft": True}
 
 
 @contextlib.contextmanager
-def opened(file: files.File) -> Iterator[Any]:
-    """Open the file as an image of Pillow, not yet unpacked. Raises UserError if it is not an image, and for more than
-    8 bits a value."""
+def open_image(file: files.File) -> Iterator[Any]:
+    """Open the file as an image of Pillow, not yet decoded.
+
+    Raises UserError if it is not an image, and for more than 8 bits a value.
+    """
     from PIL import Image
 
     with disk.reading(file.name, SyntaxError, Image.DecompressionBombError):
         with file.open() as content, Image.open(content, formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):
-                raise errors.UserError(f"{file.name} has more than 8 bits a value (mode {image.mode}): save it with 8")
+                raise ValueError(f"more than 8 bits a value (mode {image.mode}): save it with 8")
             yield image
 
 
-def upright(image: Any) -> tuple[int, int]:
-    """Return rows and columns of the image turned as its camera says."""
-    turned = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-    return image.size if turned else image.size[::-1]
+def upright_size(image: Any) -> tuple[int, int]:
+    """Return rows and columns of the image, rotated by the metadata of the camera."""
+    rotated = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+    return image.size if rotated else image.size[::-1]
 
 
-def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """Return an `opened` image as image_YXZ (uint8), and what was done to it.
+def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
+    """Return an image of Pillow as image_YXZ (uint8), and the steps as text.
 
-    As transformers does it with Pillow: turned as its camera says, resized, cropped around its middle. Raises UserError
-    for other sides than the model's."""
+    As in transformers, the image is rotated by its metadata, resized, and cropped around its centre. Raises UserError
+    if the result is not of the model's size.
+    """
     from PIL import Image, ImageOps
 
-    (Y, X, Z), rules = like["image"], like["processor"]
-    if like.get("draft"):
-        image.draft(None, (max(Y, X),) * 2)  # unpacks a large JPEG at 1/2, 1/4 or 1/8 of its size
+    (Y, X, Z), processor = form["image"], form["processor"]
+    if form.get("draft"):
+        image.draft(None, (max(Y, X),) * 2)  # decodes a large JPEG at 1/2, 1/4 or 1/8 of its size
     image = ImageOps.exif_transpose(image)
     if Z in (1, 3) and ("A" in image.getbands() or "transparency" in image.info):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    image, steps = resize(image.convert(MODES[Z]), rules)
-    if (image.height, image.width) != (Y, X):
-        raise errors.UserError(f"{name} becomes {image.height} x {image.width} pixels, and the model reads {Y} x {X}")
+    image, steps = resize(image.convert(MODES.get(Z, "RGB")), processor)
+    size = (image.height, image.width, len(image.getbands()))
+    if size != (Y, X, Z):
+        raise errors.UserError(
+            f"{name} becomes {size[0]} x {size[1]} pixels of {size[2]} channels, and the model reads {Y} x {X} of {Z}"
+        )
     return np.asarray(image).reshape(Y, X, Z), steps
 
 
 def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the Pillow image resized and cropped, and what was done."""
+    """Return the image of Pillow, resized and cropped, and the steps as text."""
     steps = "as it is"
     if processor["do_resize"]:
         size, shorter = processor["size"], min(image.size)
-        if "shortest_edge" in size:  # keeps the form
+        if "shortest_edge" in size:  # keeps the aspect ratio
             columns, rows = (int(size["shortest_edge"] * side / shorter) for side in image.size)
         else:
             columns, rows = size["width"], size["height"]
-        image, steps = image.resize((columns, rows), processor["resample"]), f"made {rows} x {columns}"
+        image, steps = image.resize((columns, rows), processor["resample"]), f"resized to {rows} x {columns}"
     if processor["do_center_crop"]:
         rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
         top, left = (image.height - rows) // 2, (image.width - columns) // 2
-        image = image.crop((left, top, left + columns, top + rows))  # black beyond the edges, like theirs
-        steps += f", of it the middle {rows} x {columns}"
+        image = image.crop((left, top, left + columns, top + rows))  # black beyond the edges, as in transformers
+        steps += f", cropped to the middle {rows} x {columns}"
     return image, steps
 
 
-def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """Return the file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
+def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
+    """Return the file's image as image_1YXZ, processed and normalised by `load_format`, and a line about it.
 
-    Black and white become the least and the greatest of `values`; then image = (image - mean) / std."""
-    Z = like["image"][2]
-    if Z not in MODES:
-        raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")
+    Black and white become the least and the greatest of `values`. Then image = (image - mean) / std.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a large size, and about damaged metadata
-        with opened(files.on_disk(path)) as image:
-            was = f"{image.height} x {image.width} pixels, {COLOURS.get(image.mode, 'mode ' + image.mode)}"
-            image_YXZ, steps = pixels(str(path), image, like)
-    low, high = like["values"]
-    colours = f"{COLOURS[MODES[Z]]}, black {low:g} and white {high:g}"
-    sentence = f"{path}: {was}, {steps}, {colours} as the model's own images"
-    sentence += " (assumed: there is no preprocessor_config.json)" * like["assumed"]
-    return normalised(scaled(image_YXZ[None], like), like), sentence
+        with open_image(files.on_disk(path)) as image:
+            original = f"{image.height} x {image.width} pixels, {COLOURS.get(image.mode, 'mode ' + image.mode)}"
+            image_YXZ, steps = pixels(str(path), image, form)
+    low, high = form["values"]
+    colours = f"{COLOURS[MODES[form['image'][2]]]}, black {low:g} and white {high:g}"
+    line = f"{path}: {original}, {steps}, {colours} as the model's own images"
+    line += " (assumed: there is no preprocessor_config.json)" * form["assumed"]
+    return normalise(scale(image_YXZ[None], form), form), line
 
 
-def scaled(image_BYXZ: np.ndarray, like: Mapping[str, Any]) -> np.ndarray:
+def scale(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
     """Return images of 0 to 255 with the `values` of the model's own images for black and white, float32."""
-    low, high = like["values"]
+    low, high = form["values"]
     return low + (high - low) / 255 * image_BYXZ.astype(np.float32)
 
 
-def normalised(image_BYXZ: np.ndarray, like: Mapping[str, Any]) -> np.ndarray:
+def normalise(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
     """Return (image - mean) / std, float32."""
-    return (image_BYXZ.astype(np.float32) - np.float32(like["mean"])) / np.float32(like["std"])
+    return (image_BYXZ.astype(np.float32) - np.float32(form["mean"])) / np.float32(form["std"])
 
 
-def prepared(images: Any, like: Mapping[str, Any]) -> np.ndarray:
-    """Return raw images as image_BYXZ, made and normalised as `expected` says (float32).
+def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
+    """Return raw images as image_BYXZ, processed and normalised by `load_format` (float32).
 
     images: of the axes YX, YXZ, BYX (grey) or BYXZ, of Pillow, or a list of these. Of type uint8 they are 0 (black) to
-    255 (white), of any size, and are made as `pixels` makes the image of a file. Of another type, or if they are no
-    larger than the model's own data are (`values`, as 0 to 16), they are numbers of such data, of the model's size.
-    Raises UserError for other shapes and numbers: also if one cannot know what they mean.
+    255 (white), of any size, and are processed like a file. Of another type, or if they are no larger than the model's
+    own data (`values`, such as 0 to 16), they are numbers of such data, of the model's size. Raises UserError for other
+    shapes and numbers, and if their meaning is unclear.
     """
     from PIL import Image
 
-    (Y, X, Z), (low, high) = like["image"], like["values"]
+    (Y, X, Z), (low, high) = form["image"], form["values"]
     if isinstance(images, Image.Image) and Z in MODES and not images.mode.startswith(("I", "F")):
-        image_1YXZ = pixels("the image", images.copy(), like)[0][None]  # a copy, since `draft` changes it
-        return normalised(scaled(image_1YXZ, like), like)
-    if isinstance(images, list | tuple) and any(isinstance(one, Image.Image | np.ndarray) for one in images):
-        return np.concatenate([prepared(one, like) for one in images])
-    image_BYXZ = np.asarray(images)
-    given = f"images of shape {image_BYXZ.shape} and type {image_BYXZ.dtype}"
-    if image_BYXZ.ndim == 3 and (image_BYXZ.shape[-1] in (Z, *MODES) and image_BYXZ.shape[1:] != (Y, X)):
-        image_BYXZ = image_BYXZ[None]
-    elif image_BYXZ.ndim == 2 or image_BYXZ.ndim == 3 and Z == 1:  # colour could be ZYX as well
-        image_BYXZ = image_BYXZ.reshape(-1, *image_BYXZ.shape[-2:], 1)
-    same = image_BYXZ.shape[1:] == (Y, X, Z)
+        image_1YXZ = pixels("the image", images.copy(), form)[0][None]  # a copy, since `draft` changes it
+        return normalise(scale(image_1YXZ, form), form)
+    if isinstance(images, list | tuple) and any(isinstance(image, Image.Image | np.ndarray) for image in images):
+        return np.concatenate([prepare(image, form) for image in images])
+    array = np.asarray(images)
+    image_BYXZ = add_axes(array, Y, X, Z)
+    label = f"images of shape {array.shape} and type {array.dtype}"
     if image_BYXZ.ndim != 4 or not image_BYXZ.size or image_BYXZ.dtype.kind not in "fiu":
-        raise errors.UserError(f"{given}: the model reads numbers of the axes BYXZ, {Y} x {X} x {Z} each")
-    least, most, slack = float(image_BYXZ.min()), float(image_BYXZ.max()), SLACK * (high - low)
+        raise errors.UserError(f"{label}: the model reads numbers of the axes BYXZ, {Y} x {X} x {Z} each")
+    same, slack = image_BYXZ.shape[1:] == (Y, X, Z), SLACK * (high - low)
+    least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
     if image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
-        if (not same or "draft" not in like) and image_BYXZ.shape[3] in MODES and Z in MODES:
-            squeezed = (one[..., 0] if one.shape[-1] == 1 else one for one in image_BYXZ)
-            image_BYXZ = np.stack([pixels(given, Image.fromarray(one), like)[0] for one in squeezed])
+        if (not same or "draft" not in form) and image_BYXZ.shape[3] in MODES and Z in MODES:
+            squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
+            image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
             same = True
-        image_BYXZ = scaled(image_BYXZ, like)
+        image_BYXZ = scale(image_BYXZ, form)
     elif not low - slack * (low < 0) <= least <= most <= high + slack or 0 < most <= 1 < high / 4:
-        what = f"{given} have values from {least:g} to {most:g}, and the model's own images {low:g} to {high:g}"
-        raise errors.UserError(f"{what}: give these, or uint8 of 0 to 255; what is normalised already: model.logits")
+        ranges = f"{label} have values from {least:g} to {most:g}, and the model's own images {low:g} to {high:g}"
+        raise errors.UserError(f"{ranges}: pass these, or uint8 of 0 to 255. For normalised images use model.logits")
     if not same:
-        raise errors.UserError(f"{given}: the model reads {Y} x {X} x {Z}; of other sizes it takes uint8 of 0 to 255")
-    return normalised(image_BYXZ, like)
+        raise errors.UserError(f"{label}: the model reads {Y} x {X} x {Z}; of other sizes pass uint8 of 0 to 255")
+    return normalise(image_BYXZ, form)
+
+
+def add_axes(array: np.ndarray, Y: int, X: int, Z: int) -> np.ndarray:
+    """Return the array with the axes BYXZ, as far as its shape defines them."""
+    if array.ndim == 3 and array.shape[-1] in (Z, *MODES) and array.shape[1:] != (Y, X):
+        return array[None]
+    if array.ndim == 2 or array.ndim == 3 and Z == 1:  # an array of colour could be ZYX as well
+        return array.reshape(-1, *array.shape[-2:], 1)
+    return array

@@ -1,6 +1,6 @@
-"""Labelled images in a training and an evaluation part, and how they become examples.
+"""Labelled images in a training and an evaluation part, and the examples made of them.
 
-The files are .npz, IDX files as those of the MNIST sets (http://yann.lecun.com/exdb/mnist), gzipped or not, or images.
+The files are .npz, MNIST's IDX files (http://yann.lecun.com/exdb/mnist), gzipped or not, or images in folders.
 """
 
 import functools
@@ -16,7 +16,7 @@ from experiments.data import augment, classes as class_names, download, files, i
 from experiments.engine import batches, config, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
+HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that exists is evaluated
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, by type code
 GARMENTS = (
@@ -24,22 +24,22 @@ GARMENTS = (
 )  # fmt: skip
 DIGITS = tuple("0123456789")
 FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
-SHOWN = 10  # classes without an image
-CHANNELS = 4  # grey, colour, either with opacity: an axis of more is hardly one of channels
-CHUNK, VALUES = 4096, 2**24  # at most so many images, and values, at a time: statistics need float64
-UNIT = 1.5  # pixels above have another scale than 0 .. 1; interpolation goes a little beyond 1
+SHOWN = 10  # names of classes without an image in a line
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+CHANNELS = 4  # grey or colour, either with opacity: a longer axis is hardly one of channels
+CHUNK, VALUES = 4096, 2**24  # the most images, and values, of a chunk of the statistics, which need float64
+UNIT = 1.5  # the most that pixels of 0 .. 1 reach; interpolation goes a little beyond 1
 FIELDS = {  # settings of the section `image` that several experiments have
     "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
     "size": (0, "resize image files to so many pixels high and wide; 0: all have one size and keep it"),
     "patch": (2, "pixels of a patch's side"),
     "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
 }
-COMPARED = 16  # images of each part: fewer may differ by chance
+COMPARED = 16  # the fewest images of a part to compare: fewer may differ by chance
 
 
 class Images(NamedTuple):
-    """Raw pixels (uint8 or float32) and labels 0 .. C-1 (int32) of both parts, a name for each class; `said`: the part
-    that each file or array became, '' for a named set."""
+    """Raw pixels (uint8 or float32) and labels 0 .. C-1 (int32) of both parts, and the names of the classes."""
 
     name: str
     train_image_BYXZ: np.ndarray
@@ -47,37 +47,39 @@ class Images(NamedTuple):
     evaluation_image_BYXZ: np.ndarray
     evaluation_label_B: np.ndarray
     classes: tuple[str, ...]
-    said: str
+    lines: list[str]  # to print; first which file became which part, unless the set is named
     values: tuple[float, float]  # black and white
 
     @property
     def sha256(self) -> str:
-        return files.sha256(*(array for array in self if isinstance(array, np.ndarray)))
+        return files.sha256(
+            self.train_image_BYXZ, self.train_label_B, self.evaluation_image_BYXZ, self.evaluation_label_B
+        )
 
 
-def configured(source: str, size: int = 0) -> Images:
-    """Return the images of a config's image.source, with lines that describe them in `said`."""
+def load_described(source: str, size: int = 0) -> Images:
+    """Return the images of a config's image.source, with all lines that describe them."""
     data = load(source, size)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
+    line = f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
-    lines = data.said.splitlines()
-    lines += [f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"]
     if len(absent):
-        some = ", ".join(data.classes[c] for c in absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
-        lines[-1] += f"; no image to train on is of {len(absent)} of them: {some}"
-    lines += [*class_names.describe(data.classes), *compare_parts(data)]
-    return data._replace(said="\n".join(f"{data.name}: {line}" for line in lines))
+        names = ", ".join(data.classes[c] for c in absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
+        line += f"; no image to train on is of {len(absent)} of them: {names}"
+    lines = [*data.lines, line, *class_names.describe(data.classes), *compare_parts(data)]
+    return data._replace(lines=[f"{data.name}: {line}" for line in lines])
 
 
 def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
-    A path leads to an .npz file (ARRAYS), or to a folder of MNIST's four IDX files, of .npz files with usual names of
-    parts, or of image files in folders of their classes. The latter, and those of a data set 'hub:NAME', are made size
-    x size pixels (image_folder.py). The validation part is evaluated, or else the test part; of a single part about 20
-    %, chosen by content. Raises UserError if nothing is there, and for damaged or contradictory files."""
+    A path leads to an .npz file (ARRAYS), or to a folder: MNIST's four IDX files, .npz files named as parts, or image
+    files in folders of their classes. Image files, and those of a data set 'hub:NAME', become size x size pixels
+    (image_folder.py). The validation part is evaluated, or else the test part. A single part is split by content, about
+    20 % to evaluate. Raises UserError for a missing source, and for damaged or contradictory files.
+    """
     config.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
-    data = find(source, size)
+    data = combine(source, read_splits(source, size))
     Y, X = data.train_image_BYXZ.shape[1:3]
     if size and (Y, X) != (size, size):
         raise errors.UserError(
@@ -86,60 +88,62 @@ def load(source: str, size: int = 0) -> Images:
     return data
 
 
-def find(source: str, size: int) -> Images:
-    """Return the images that a source names."""
-    path, known = pathlib.Path(os.path.expanduser(source)), ()
+def read_splits(source: str, size: int) -> image_folder.Splits:
+    """Return the images of a source, as they are in its files. Raises UserError for a missing source."""
+    path = pathlib.Path(os.path.expanduser(source))
     if source == "digits":
-        return combine(source, [digits()], known=DIGITS)
-    if source.startswith(tables.HUB):
-        return combine(source, *image_folder.load(source, size))
+        return image_folder.Splits([load_digits()], classes=DIGITS)
     if source in FOLDERS:
-        name, known = FOLDERS[source]
-        places = [place / name for place in download.places()]
-        path = next(filter(os.path.isdir, places), places[0])
-    if known or source and os.path.isdir(path):
-        return combine(source, *(read_arrays(path, known) or image_folder.load(source, size)))
+        folder, names = FOLDERS[source]
+        paths = [place / folder for place in download.places()]
+        return read_idx_files(next(filter(os.path.isdir, paths), paths[0]), names)
+    if source.startswith(tables.HUB):
+        return image_folder.load(source, size)
+    if source and os.path.isdir(path):
+        if find_idx_files(path):
+            return read_idx_files(path)
+        return read_npz_files(path) or image_folder.load(source, size)
     if path.suffix != ".npz" or not os.path.isfile(path):
-        names = f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})"
+        names = ", ".join(sorted(["digits", *FOLDERS]))
         raise errors.UserError(
-            f"{source!r} is neither {names} nor a folder of images nor an .npz file ({path.absolute()})"
+            f"{source!r} is neither a named set of images ({names}) nor a folder of images nor an .npz file"
+            f" ({path.absolute()})"
         )
     content = disk.read_npz(path, ARRAYS)
-    arrays = [*content.values()]
-    return combine(source, [arrays[at : at + 2] for at in range(0, len(arrays), 2)], [*content][::2])
+    names, arrays = [*content], [*content.values()]
+    return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
 
 
 @functools.cache
-def digits() -> tuple[np.ndarray, np.ndarray]:
+def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return images and labels of scikit-learn's digits."""
     from sklearn import datasets  # takes a second that no other set should cost
 
-    found = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
-    return found.images.astype(np.uint8), found.target
+    digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
+    return digits.images.astype(np.uint8), digits.target
 
 
-def read_arrays(path: pathlib.Path, known: tuple[str, ...]) -> tuple[list, Sequence, tuple[str, ...]] | None:
-    """Return the parts in a folder, each images and labels, the names of their files, and the known classes; None if it
-    has neither IDX files nor a train.npz."""
+def find_idx_files(path: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return the paths of MNIST's four files in a folder, gzipped or not, by their names."""
     places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
-    idx = {file: place for file, both in places.items() for place in reversed(both) if os.path.isfile(place)}
-    if idx or known:
-        if missing := [file for file in FILES if file not in idx]:
-            raise errors.UserError(f"put the files {', '.join(missing)} (gzipped or not) into the folder {path}")
-        arrays = [read_idx(idx[file]) for file in FILES]
-        return [arrays[:2], arrays[2:]], FILES[::2], known
-    named = {part: path / f"{name}.npz" for name, part in files.PARTS.items() if os.path.isfile(path / f"{name}.npz")}
-    if files.TRAIN not in named:
-        return None
-    used = [named[part] for part in (files.TRAIN, files.evaluated(named)) if part in named]
-    return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], used, ()
+    return {file: place for file, pair in places.items() for place in reversed(pair) if os.path.isfile(place)}
+
+
+def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits:
+    """Return the images in MNIST's four files in a folder. Raises UserError if one is missing."""
+    paths = find_idx_files(path)
+    if missing := [file for file in FILES if file not in paths]:
+        raise errors.UserError(f"put the files {', '.join(missing)} (gzipped or not) into the folder {path}")
+    arrays = [read_idx(paths[file]) for file in FILES]
+    return image_folder.Splits([arrays[:2], arrays[2:]], FILES[::2], classes)
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
     """Return the array in an IDX file, in native byte order.
 
     It has two zero bytes, a type code, the number of axes, the size of each as a big-endian uint32, then the values,
-    big-endian. Raises UserError for other content."""
+    big-endian. Raises UserError for other content.
+    """
     with disk.reading(path):
         content = files.read(files.on_disk(path), text=False)
         if content[:2] != b"\0\0" or len(content) < 4 or content[2] not in DTYPES:
@@ -150,41 +154,50 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
         return values.reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
-def combine(
-    name: str,
-    arrays: list,
-    places: Sequence = (),
-    known: tuple[str, ...] = (),
-    values: tuple[float, float] | None = None,
-    lines: Sequence[str] = (),
-) -> Images:
-    """Return the images of two parts, called `places`, or of one part that is divided by its bytes.
+def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
+    """Return the images in train.npz and the like in a folder; None if it has no training part."""
+    paths = {part: path / f"{name}.npz" for name, part in files.PARTS.items() if os.path.isfile(path / f"{name}.npz")}
+    if files.TRAIN not in paths:
+        return None
+    used = [paths[part] for part in (files.TRAIN, files.evaluation_part(paths)) if part in paths]
+    return image_folder.Splits([[*disk.read_npz(file, [("x", "y")]).values()] for file in used], used)
 
-    Classes are those known, or 0 .. max(label). Raises UserError for contradictory parts."""
-    names = [f"{name}, training part", f"{name}, evaluation part"] if len(arrays) == 2 else [name]
-    parts = [check_arrays(part, *pair) for part, pair in zip(names, arrays, strict=True)]
+
+def combine(name: str, splits: image_folder.Splits) -> Images:
+    """Return the images of two parts, or of one part that is split by its bytes.
+
+    Without names of classes they are 0 .. max(label). Raises UserError for contradictory parts.
+    """
+    two = len(splits.arrays) == 2
+    names = [f"{name}, training part", f"{name}, evaluation part"] if two else [name]
+    parts = [check_arrays(part, *pair) for part, pair in zip(names, splits.arrays, strict=True)]
     check_alike(name, [image_BYXZ for image_BYXZ, _ in parts])
-    classes = check_labels(name, [label_B for _, label_B in parts], known)
-    if (kinds := [image.dtype for image, _ in arrays])[0] != kinds[-1]:
-        lines = [*lines, f"warning: the images of the two parts are of the types {kinds[0]} and {kinds[1]}"]
-    said = "split by content"
-    if len(arrays) == 2 and places:
-        said = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
-    dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
-    if len(parts) == 1:
+    classes = check_labels(name, [label_B for _, label_B in parts], splits.classes)
+    lines, places = [*splits.lines], splits.places
+    dtypes = [image.dtype for image, _ in splits.arrays]
+    if dtypes[0] != dtypes[-1]:
+        lines.append(f"warning: the images of the two parts are of the types {dtypes[0]} and {dtypes[1]}")
+    if not two:
         image_BYXZ, label_B = parts[0]
         out_B = files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=image_folder.EVALUATION_SHARE)
         parts = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
-    both = [array for image, label_B in parts for array in (image.astype(dtype, copy=False), label_B.astype(np.int32))]
-    values = values or (float(both[0].min()), float(both[0].max()))
-    said = [] if name in ("digits", *FOLDERS) else [said]
-    return Images(name, *both, classes, "\n".join([*said, *lines]), values)
+    by_names = two and places
+    split = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone" if by_names else ""
+    if name not in ("digits", *FOLDERS):
+        lines.insert(0, split or "split by content")
+    dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
+    (train_BYXZ, train_B), (evaluation_BYXZ, evaluation_B) = (
+        (image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in parts
+    )
+    values = splits.values or (float(train_BYXZ.min()), float(train_BYXZ.max()))
+    return Images(name, train_BYXZ, train_B, evaluation_BYXZ, evaluation_B, classes, lines, values)
 
 
 def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `image_BYXZ` of (B, Y, X) or (B, Y, X, Z) numbers, uint8 if they are whole and lie in 0 .. 255, else
-    float32; and `label_B` of integers of shape (B,) or (B, 1). Raises UserError for other arrays."""
-    why = ""
+    """Return image_BYXZ and label_B of numbers of (B, Y, X) or (B, Y, X, Z), and integers of (B,) or (B, 1).
+
+    Pixels become uint8 if they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
+    """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
         why = f"images must be numbers of axes (B, Y, X) or (B, Y, X, Z), and these are {image.dtype} of {image.shape}"
     elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
@@ -192,75 +205,75 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
         why += " move that axis with np.moveaxis(x, 1, -1)"
     elif label.dtype.kind not in "ui" or label.shape not in ((len(image),), (len(image), 1)):
         why = f"{len(image)} images need as many integers for labels, and these are {label.dtype} of {label.shape}"
-    if why:
-        raise errors.UserError(f"{part}: {why}")
-    image_BYXZ = image if image.ndim == 4 else image[..., None]
-    if image.dtype == np.uint8:  # it may be mapped from a file that is larger than the memory
-        return np.ascontiguousarray(image_BYXZ), label.reshape(-1)
-    small = image.dtype.kind in "bui" and image.min() >= 0 and image.max() <= 255
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
-        image_BYXZ = np.ascontiguousarray(image_BYXZ, np.uint8 if small else np.float32)
-    if not np.isfinite(image_BYXZ).all():
-        raise errors.UserError(f"{part}: a pixel is not a finite number")
-    return image_BYXZ, label.reshape(-1)
+    elif not -FLOAT32_MAX <= image.min() <= image.max() <= FLOAT32_MAX:
+        why = "a pixel is not a finite number"
+    else:
+        image_BYXZ = image if image.ndim == 4 else image[..., None]
+        small = image.dtype.kind in "bui" and image.min() >= 0 and image.max() <= 255
+        return np.ascontiguousarray(image_BYXZ, np.uint8 if small else np.float32), label.reshape(-1)
+    raise errors.UserError(f"{part}: {why}")
 
 
-def check_labels(name: str, parts: Sequence[np.ndarray], known: tuple[str, ...]) -> tuple[str, ...]:
+def check_labels(name: str, parts: Sequence[np.ndarray], classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the classes. Raises UserError for labels that are out of range."""
     least, most = min(int(label_B.min()) for label_B in parts), max(int(label_B.max()) for label_B in parts)
-    C = len(known) or min(int(parts[0].max()) + 1, len(parts[0]))  # as many classes as images are a mistake
-    if least > 0 and not known:
+    C = len(classes) or min(int(parts[0].max()) + 1, len(parts[0]))  # as many classes as images are a mistake
+    if (least > 0 and not classes) or least < 0 or most >= C:
+        remedy = f": the smallest label is {least}: subtract {least} from all labels" if least > 0 else ""
         raise errors.UserError(
-            f"{name}: the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
+            f"{name}: the labels go from {least} to {most}, and must be the classes 0 .. {C - 1}{remedy}"
         )
-    if least < 0 or most >= C:
-        raise errors.UserError(f"{name}: the labels go from {least} to {most}, and must be the classes 0 .. {C - 1}")
-    return known or tuple(map(str, range(C)))
+    return classes or tuple(map(str, range(C)))
 
 
 def check_alike(name: str, parts: Sequence[np.ndarray]) -> None:
-    """Raise UserError if the parts differ in shape, or if only one has pixels from 0 to 1, or from -1 to 1. A part of
-    one colour has any scale."""
+    """Raise UserError if the parts differ in shape, or if only one has pixels from 0 to 1, or from -1 to 1.
+
+    A part of one colour has any scale.
+    """
     shapes = [image_BYXZ.shape[1:] for image_BYXZ in parts]
-    if shapes[0] != shapes[-1]:
-        raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes[0]} and {shapes[1]}")
     ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in parts]
-    wide = [max(-low, high) for low, high in ends if low < high]
-    beyond, signed = {most > UNIT for most in wide}, {low < -1 / 4 for low, high in ends if low < high}
-    if len(beyond) == 2 and max(wide) > UNIT * min(wide) or beyond == {False} and len(signed) == 2:
-        each = " and ".join(f"from {low:g} to {high:g}" for low, high in ends)
-        raise errors.UserError(f"{name}: the pixels of the two parts go {each}: give both parts one scale")
+    ranges = [(low, high) for low, high in ends if low < high]
+    largest = [max(-low, high) for low, high in ranges]
+    beyond, signed = {most > UNIT for most in largest}, {low < -1 / 4 for low, _ in ranges}
+    scales_differ = len(beyond) == 2 and max(largest) > UNIT * min(largest) or beyond == {False} and len(signed) == 2
+    if shapes[0] != shapes[-1] or scales_differ:
+        texts = [f"{shape}, pixels from {low:g} to {high:g}" for shape, (low, high) in zip(shapes, ends, strict=True)]
+        raise errors.UserError(
+            f"{name}: the images of the two parts differ, {' and '.join(texts)}: give both one shape and one scale"
+        )
 
 
 def compare_parts(data: Images) -> list[str]:
-    """Return warnings if the parts seem to differ in scale or in the order of the channels, and share images."""
-    train, held_out = data.train_image_BYXZ, data.evaluation_image_BYXZ
+    """Return warnings if the parts seem to differ in scale or order of the channels, and if they share images."""
+    train, held_out, lines = data.train_image_BYXZ, data.evaluation_image_BYXZ, []
     (mean_Z, std_Z), (other_mean_Z, other_std_Z) = statistics(train), statistics(held_out)
-    gap, turned = (float(abs(other_Z - mean_Z).mean()) for other_Z in (other_mean_Z, other_mean_Z[::-1]))
-    std, other_std, lines = float(std_Z.mean()), float(other_std_Z.mean()), []
-    many = min(len(train), len(held_out)) >= COMPARED
-    if many and train.shape[-1] == 3 and gap > std / 10 and turned < gap / 4:
-        lines += ["warning: the colours of the two parts seem to be in the opposite order (RGB and BGR)"]
-    elif many and (gap > std or not std / 3 < other_std < 3 * std):
+    gap, gap_reversed = (float(abs(other_Z - mean_Z).mean()) for other_Z in (other_mean_Z, other_mean_Z[::-1]))
+    std, other_std = float(std_Z.mean()), float(other_std_Z.mean())
+    enough = min(len(train), len(held_out)) >= COMPARED
+    if enough and train.shape[-1] == 3 and gap > std / 10 and gap_reversed < gap / 4:
+        lines.append("warning: the colours of the two parts seem to be in the opposite order (RGB and BGR)")
+    elif enough and (gap > std or not std / 3 < other_std < 3 * std):
         numbers = f"mean {mean_Z.mean():.4g} and {other_mean_Z.mean():.4g}, deviation {std:.4g} and {other_std:.4g}"
-        lines += [f"warning: the pixels of the two parts seem to have different scales: {numbers}"]
-    known = {files.digest(image_YXZ.tobytes()) for image_YXZ in train}
-    equal = sum(files.digest(image_YXZ.tobytes()) in known for image_YXZ in held_out)
-    return lines + [f"warning: {equal:,} of {len(held_out):,} images to evaluate are also trained on"] * bool(equal)
+        lines.append(f"warning: the pixels of the two parts seem to have different scales: {numbers}")
+    digests = {files.digest(image_YXZ.tobytes()) for image_YXZ in train}
+    if equal := sum(files.digest(image_YXZ.tobytes()) in digests for image_YXZ in held_out):
+        lines.append(f"warning: {equal:,} of {len(held_out):,} images to evaluate are also trained on")
+    return lines
 
 
 def describe(data: Images) -> dict[str, Any]:
-    """Return what is needed to make another image like these, and the names of the classes; for JSON."""
+    """Return the format of the images, for `image_file.load_format`, and the names of the classes; for JSON."""
     mean_Z, std_Z = statistics(data.train_image_BYXZ)
-    facts = {"image": list(data.train_image_BYXZ.shape[1:]), "values": list(data.values)}
-    return facts | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}
+    sizes = {"image": list(data.train_image_BYXZ.shape[1:]), "values": list(data.values)}
+    return sizes | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}
 
 
 def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation of the raw pixels of each channel, float32; 1 for a deviation of 0."""
     B, Y, X, Z = image_BYXZ.shape
-    row_RXZ, most = image_BYXZ.reshape(B * Y, X, Z), max(1, min(CHUNK * Y, VALUES // (X * Z)))
-    chunks = [row_RXZ[at : at + most] for at in range(0, B * Y, most)]
+    row_RXZ, chunk = image_BYXZ.reshape(B * Y, X, Z), max(1, min(CHUNK * Y, VALUES // (X * Z)))
+    chunks = [row_RXZ[at : at + chunk] for at in range(0, B * Y, chunk)]
     mean_Z = sum(chunk.sum((0, 1), dtype=np.float64) for chunk in chunks) / (B * Y * X)
     std_Z = np.sqrt(sum(np.square(chunk - mean_Z).sum((0, 1)) for chunk in chunks) / (B * Y * X))
     return mean_Z.astype(np.float32), np.where(std_Z > 0, std_Z, 1).astype(np.float32)
@@ -269,11 +282,11 @@ def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def examples(
     image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, changes: Sequence = ()
 ) -> tuple[batches.Fetch, int]:
-    """Return `(fetch, n)` for `batches`: `image_BYXZ` minus the mean, divided by the deviation (float32), `label_B`
-    (int32), and `weight_B` 1 (float32).
+    """Return `(fetch, n)` for `batches`: normalised `image_BYXZ` (float32), `label_B`, and `weight_B` = 1 (float32).
 
-    With an `rng`, `augment.chain` first changes the images. If that mixes two of the batch, there are also
-    `other_label_B`, and `other_share_B` of `weight_B`."""
+    With an `rng`, `augment.chain` first changes the images. If that mixes two of a batch, the batch also has
+    `other_label_B`, and `other_share_B`, the share of that label.
+    """
     change = augment.chain(changes, Y=image_BYXZ.shape[1], X=image_BYXZ.shape[2])
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -289,8 +302,9 @@ def examples(
     return fetch, len(image_BYXZ)
 
 
-def both(data: Images, changes: Sequence = ()) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
+def make_examples(data: Images, changes: Sequence = ()) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
     """Return `examples` of the training part with these changes, of the other without; and the pixels' statistics."""
-    normal = dict(zip(("mean_Z", "std_Z"), statistics(data.train_image_BYXZ), strict=True))
+    mean_Z, std_Z = statistics(data.train_image_BYXZ)
+    normal = {"mean_Z": mean_Z, "std_Z": std_Z}
     train = examples(data.train_image_BYXZ, data.train_label_B, changes=changes, **normal)
     return train, examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal), normal

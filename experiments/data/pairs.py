@@ -49,21 +49,21 @@ def load(source: str, *, reverse: bool = False) -> files.Rows:
 
     A folder or zip without such files may hold parallel ones (said.en and said.es), whose lines are pairs, or a path be
     what the names of two share (said); the source is the language that comes first in the alphabet. reverse: exchange
-    source and target. Sentences are in Unicode's form NFC. Unless names tell it (`files.by_names`), about 5 % of the
-    sources are held out, with all their translations; those of the same `sentence_key` fall on one side. Raises
+    source and target. Sentences are in Unicode's form NFC. Unless names tell it (`files.split_by_names`), about 5 % of
+    the sources are held out, with their translations; those of the same `sentence_key` fall on one side. Raises
     UserError for a source without pairs, a line that is not a pair, a header, and columns of numbers."""
     left: Counter[str] = Counter()
 
     def read(file: files.File) -> Iterator[Pair]:
-        found = read_parallel(file, left) if file.beside else read_lines(file, left)
+        found = read_parallel(file, left) if file.translation else read_lines(file, left)
         return (pair[::-1] if reverse else pair for pair in found)
 
     with contextlib.ExitStack() as zips:
         found = find(source, zips)
         section, of = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
-        rows = files.divided(source, section, found, read, of=of, key=key_of, share=EVALUATION_SHARE)
-    if not rows.said and any(file.beside for file in found):
-        rows = rows._replace(said=f"{source}: the lines of {files.listed(found)} are pairs")
+        rows = files.split_rows(source, section, found, read, of=of, key=key_of, share=EVALUATION_SHARE)
+    if not rows.said and any(file.translation for file in found):
+        rows = rows._replace(said=f"{source}: the lines of {files.join_names(found)} are pairs")
     more = (f"{source}: {n:,} lines {what}" for what, n in left.items())
     return rows._replace(said="\n".join(filter(None, [rows.said, *more])))
 
@@ -116,7 +116,7 @@ def choose_files(found: Sequence[files.File]) -> list[files.File]:
 
 def couple(first: files.File, second: files.File) -> files.File:
     """Return the first file, with the other beside it."""
-    return first._replace(size=first.size + second.size, beside=second)
+    return first._replace(size=first.size + second.size, translation=second)
 
 
 def unpacked(path: pathlib.PurePath) -> pathlib.PurePath:
@@ -126,7 +126,7 @@ def unpacked(path: pathlib.PurePath) -> pathlib.PurePath:
 
 def read_parallel(file: files.File, left: Counter[str]) -> Iterator[Pair]:
     """Yield the pairs of the lines of two files. left: counts what is left out of them."""
-    for pair in zip(*parallel([file, file.beside]), strict=True):
+    for pair in zip(*parallel([file, file.translation]), strict=True):
         if all(pair):
             yield pair
         elif any(pair):

@@ -63,20 +63,20 @@ class Text(NamedTuple):
 def load(source: str, field: str = "") -> Text:
     """Return text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a
     path; with a field, the field's text in each row of tables (`tables.KINDS`) or of a data set 'hub:NAME'
-    (`tables.hub`).
+    (`tables.load_hub`).
 
     Hidden files and folders, links to folders and empty files are left out. Names of files may tell the parts
-    (`files.by_names`). Else one text is cut in two, its first 90 % for training; of several texts, or of rows, about
-    10 % are held out, chosen by their contents; never more than MOST_EVALUATED bytes. Raises UserError if there is no
-    text, or too little to divide."""
+    (`files.split_by_names`). Else one text is cut in two, its first 90 % for training; of several texts, or of rows,
+    about 10 % are held out, chosen by their contents; never more than MOST_EVALUATED bytes. Raises UserError if there
+    is no text, or too little to divide."""
     every, found = find(source, field)
-    if named := files.by_names("text", found):  # files that are not in a folder have no such names
+    if named := files.split_by_names("text", found):  # files that are not in a folder have no such names
         text = divide_by_names(source, named, field)
     else:
         text = divide_by_contents(source, scan(source, found, field))
     path, lines, empty = pathlib.Path(source).expanduser(), [], sum(not file.size for file in found)
     if source not in NAMED and path.is_dir():
-        lines += files.skipped(path, every, found)
+        lines += files.describe_skipped(path, every, found)
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
     return text._replace(said="\n".join(filter(None, [text.said, *(f"{source}: {line}" for line in lines)])))
 
@@ -94,8 +94,8 @@ def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
         found = [files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
         named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        found = tables.found(source, field, named=named)
-    of_tables = tables.among(found)
+        found = tables.find(source, field, named=named)
+    of_tables = tables.select(found)
     if found and found == of_tables and not field:  # a model does not learn commas
         next(tables.rows(found[0], field), None)  # its error lists the fields
         raise errors.UserError(f"{found[0].name} is a table without rows: text.field = {field!r} has no text there")
@@ -109,7 +109,7 @@ def scan(name: str, found: Sequence[files.File], field: str) -> list[Source]:
     """Read each file once. Return those that have text. Raises UserError if there is none."""
     texts = []
     for file in (file for file in found if file.size):
-        if tables.applies(file, field):
+        if tables.is_table(file, field):
             rows = functools.partial(tables.rows, file, field)
             next(rows(), None)  # refuses at once what is wrong with all rows
             read, content, digest = functools.partial(join, rows), tables.content(file), hashlib.sha256(field.encode())
@@ -129,9 +129,9 @@ def scan(name: str, found: Sequence[files.File], field: str) -> list[Source]:
 
 def divide_by_names(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
     """Return the parts that names tell, and count the texts that are in both."""
-    used = {part: named[part] for part in (files.TRAIN, files.evaluated(named))}
-    sides = [scan(f"{name}: the part {part} ({files.listed(used[part])})", used[part], field) for part in used]
-    said = files.told(name, "by their names,", named)
+    used = {part: named[part] for part in (files.TRAIN, files.evaluation_part(named))}
+    sides = [scan(f"{name}: the part {part} ({files.join_names(used[part])})", used[part], field) for part in used]
+    said = files.describe_parts(name, "by their names,", named)
     evaluation = [*digests(sides[1])]
     held = {*evaluation}
     trained = {digest for digest in digests(sides[0]) if digest in held}
@@ -157,9 +157,9 @@ def divide_by_contents(name: str, texts: Sequence[Source]) -> Text:
         bound = files.held_out_below([text.digest[:8] for text in texts], share=share)
     train, evaluation = ([side for text in texts if (side := side_of(text, bound, held))] for held in (False, True))
     shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
-    said = "" if name in NAMED else files.told(name, "by their contents,", shown)
+    said = "" if name in NAMED else files.describe_parts(name, "by their contents,", shown)
     if rows:
-        listed = files.listed([text.file for text in texts])
+        listed = files.join_names([text.file for text in texts])
         said = f"{name}: by their contents, about {share:.2%} of the rows of {listed} to evaluate"
     return Text(name, part_of(train), part_of(evaluation), said)
 

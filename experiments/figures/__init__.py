@@ -1,1 +1,1 @@
-"""What is drawn of runs and models, with matplotlib: slow to import, and so only where something is drawn."""
+"""Figures of runs and models. matplotlib is slow to import: import these modules only where something is drawn."""

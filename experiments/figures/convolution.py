@@ -1,4 +1,4 @@
-"""Figures of attention as a convolution: kernels, and weights of each head."""
+"""Figures of attention as a convolution: kernels, weights of each head, and convolved images."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colors, figure
 
-from experiments.figures import plots
+from experiments.figures import images, plots
 
 
 def kernels_and_weights(
@@ -20,7 +20,7 @@ def kernels_and_weights(
     constructed_HNS: np.ndarray,
     difference: float,
 ) -> pathlib.Path:
-    """Draw the true and the learned kernel of every feature, per offset; below, the A of every head, twice.
+    """Draw the true and the learned kernel of every feature, per offset; below, the learned and the constructed A.
 
     `difference` is the largest one between the constructed attention and numpy's convolution. At most 8 heads.
     """
@@ -29,41 +29,47 @@ def kernels_and_weights(
     drawing = figure.Figure(figsize=(max(1.5 * drawn, 6.5) + 1.2, 7.2), layout="constrained")
     above, middle, below = drawing.subfigures(3, 1, height_ratios=(1.15, 1, 1))
     error_HD = learned_HD - kernel_HD
-    kernels = {
-        "true kernel": kernel_HD,
-        "learned": learned_HD,
-        f"difference: at most {abs(error_HD).max():.1e}": error_HD,
-    }
-    largest = max(float(abs(kernel_HD).max()) for kernel_HD in kernels.values())
-    look = {"cmap": "RdBu_r", "norm": colors.Normalize(-largest, largest), "aspect": "auto"}  # white at zero
-    panels = _panels(
-        above, {name: kernel_HD.T for name, kernel_HD in kernels.items()}, ("feature", "offset s - n"), look
-    )
-    for panel in panels:
-        named = range(0, H, -(-H // 9))  # more numbers would touch
-        panel.set_xticks(named, [f"{offsets[h]:+d}" if offsets[h] else "0" for h in named], fontsize=7)
+    error = f"difference: at most {abs(error_HD).max():.1e}"
+    kernels = {"true kernel": kernel_HD.T, "learned": learned_HD.T, error: error_HD.T}
+    largest = max(float(abs(kernel_DH).max()) for kernel_DH in kernels.values())
+    style = {"cmap": "RdBu_r", "norm": colors.Normalize(-largest, largest), "aspect": "auto"}  # white at zero
+    ticks = range(0, H, -(-H // 9))  # more numbers would touch
+    for panel in _draw_matrices(above, kernels, ("feature", "offset s - n"), style):
+        panel.set_xticks(ticks, [f"{offsets[h]:+d}" if offsets[h] else "0" for h in ticks], fontsize=7)
     above.suptitle("attention by position alone imitates a depthwise convolution", fontsize=11)
-    places = [f"s = n{o:+d}" if o else "s = n" for o in offsets]
-    for part, A_HNS, names, title in (
-        (middle, learned_HNS, [f"head {h + 1}" for h in range(H)], f"learned weights A{cut}: heads may mix offsets"),
-        (below, constructed_HNS, places, f"constructed weights A{cut}: within {difference:.1e} of numpy.convolve"),
-    ):
-        shown = dict(zip(names[:drawn], A_HNS, strict=False))
-        _panels(part, shown, ("query n", "key s"), {"cmap": "Blues", "vmin": 0, "vmax": 1}, label="weight")
-        part.suptitle(title, fontsize=10)
+    weights = {"cmap": "Blues", "vmin": 0, "vmax": 1}
+    learned = {f"head {h + 1}": learned_HNS[h] for h in range(drawn)}
+    _draw_matrices(middle, learned, ("query n", "key s"), weights, label="weight")
+    middle.suptitle(f"learned weights A{cut}: heads may mix offsets", fontsize=10)
+    constructed = {f"s = n{offsets[h]:+d}" if offsets[h] else "s = n": constructed_HNS[h] for h in range(drawn)}
+    _draw_matrices(below, constructed, ("query n", "key s"), weights, label="weight")
+    below.suptitle(f"constructed weights A{cut}: within {difference:.1e} of numpy.convolve", fontsize=10)
     return plots.write(drawing, path)
 
 
-def _panels(
-    part: figure.SubFigure, images: dict[str, np.ndarray], axes: tuple[str, str], look: dict[str, Any], label: str = ""
+def _draw_matrices(
+    part: figure.SubFigure, matrices: dict[str, np.ndarray], axes: tuple[str, str], style: dict[str, Any], label=""
 ) -> np.ndarray:
-    """Draw the matrices next to one another, each with its name. axes: the names of rows and columns."""
-    panels = part.subplots(1, len(images), squeeze=False)[0]
-    for panel, (name, image) in zip(panels, images.items(), strict=True):
-        drawn = panel.imshow(image, **look)
+    """Draw matrices next to one another, each with its name. axes: the names of rows and columns."""
+    panels = part.subplots(1, len(matrices), squeeze=False)[0]
+    for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
+        image = panel.imshow(matrix, **style)
         panel.set(xticks=[], yticks=[])
         panel.set_title(name, fontsize=9)
         panel.set_xlabel(axes[1], fontsize=8)
     panels[0].set_ylabel(axes[0], fontsize=8)
-    part.colorbar(drawn, ax=list(panels), label=label)
+    part.colorbar(image, ax=list(panels), label=label)
     return panels
+
+
+def convolved_images(path: str | os.PathLike, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
+    """Draw a row of grey images for each name, from x_BND of Z channels. All but the input share one brightness."""
+    grey = {}
+    for name, x_BND in tokens.items():
+        x_BDN = np.asarray(x_BND[: images.MOST_IMAGES]).swapaxes(1, 2)
+        grey[name] = x_BDN.reshape(len(x_BDN), -1, Z, x_BDN.shape[2]).mean(2)[..., None]
+    outputs = np.concatenate([grey[name] for name in grey if name != "input"])
+    scales = {name: image if name == "input" else outputs for name, image in grey.items()}
+    return images.rows(
+        path, {name: images.colour(image, scale=scales[name]) for name, image in grey.items()}, title=title
+    )

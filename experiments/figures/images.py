@@ -1,4 +1,4 @@
-"""Figures of images: their predicted classes, their predicted hidden patches, and where the tokens of one attend."""
+"""Figures of images: predicted classes, predicted hidden patches, and attention maps."""
 
 import os
 import pathlib
@@ -33,15 +33,14 @@ def predictions(
     drawing = figure.Figure(figsize=(max(1.35 * columns, 5.4), 1.65 * rows + 0.6), layout="constrained")
     for panel in drawing.subplots(rows, columns, squeeze=False).flat:
         panel.axis("off")
-    for b, (panel, image_YX3) in enumerate(zip(drawing.axes, coloured(image_BYXZ[:B]), strict=False)):
+    for b, (panel, image_YX3) in enumerate(zip(drawing.axes, colour(image_BYXZ[:B]), strict=False)):
         panel.imshow(image_YX3)
-        said = f"{plots.name(classes[predicted_B[b]])}  {100 * probability_B[b]:.0f} %"
+        text = f"{plots.name(classes[predicted_B[b]])}  {100 * probability_B[b]:.0f} %"
         if label_B[b] == predicted_B[b]:
-            words, style = f"\n{said}", {"color": "black"}
+            panel.set_title(f"\n{text}", fontsize=8, color="black", **plots.LITERAL)
         else:
-            words = f"{said}\ntrue: {plots.name(classes[label_B[b]])}"
-            style = {"color": plots.RED, "fontweight": "bold"}
-        panel.set_title(words, fontsize=8, **style, **plots.LITERAL)
+            text += f"\ntrue: {plots.name(classes[label_B[b]])}"
+            panel.set_title(text, fontsize=8, color=plots.RED, fontweight="bold", **plots.LITERAL)
     drawing.suptitle(title)
     return plots.write(drawing, path)
 
@@ -57,13 +56,13 @@ def hidden_patches(
 ) -> pathlib.Path:
     """Draw the first 8 images in three rows: input, prediction in the place of the hidden patches, truth.
 
-    Both arrays hold pixels on the scale of the images, Z is 1 or 3; `hidden_BN` says which of the patches of size x
-    size pixels, in reading order, are hidden. Predictions end at the darkest and the brightest pixel of the images.
+    Both arrays hold pixels on the scale of the images, Z is 1 or 3. `hidden_BN` is True for the hidden ones of the
+    patches of size x size pixels, in reading order. Predictions are clipped to the range of the images.
     """
     image_BYXZ, prediction_BYXZ, hidden_BN = (x[:MOST_IMAGES] for x in (image_BYXZ, prediction_BYXZ, hidden_BN))
-    input_BYX3, truth_BYX3 = seen(image_BYXZ, hidden_BN, size=size), coloured(image_BYXZ)
-    hidden_BYX1 = _of_pixels(hidden_BN, image_BYXZ, size=size)
-    predicted_BYX3 = np.where(hidden_BYX1, coloured(prediction_BYXZ, scale=image_BYXZ), truth_BYX3)
+    input_BYX3, truth_BYX3 = hide(image_BYXZ, hidden_BN, size=size), colour(image_BYXZ)
+    hidden_BYX1 = _repeat_for_pixels(hidden_BN, image_BYXZ, size=size)
+    predicted_BYX3 = np.where(hidden_BYX1, colour(prediction_BYXZ, scale=image_BYXZ), truth_BYX3)
     return rows(path, {"input": input_BYX3, "prediction": predicted_BYX3, "truth": truth_BYX3}, title=title)
 
 
@@ -71,8 +70,8 @@ def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) 
     """Draw a row of coloured images, (B, Y, X, 3), for each name."""
     B, Y, X = next(iter(images.values())).shape[:3]
     width = max(1.15 * B + 0.5, 5.4)
-    words = textwrap.fill(title, int(11 * width))
-    height = len(images) * 1.15 * Y / X + 0.25 + 0.2 * len(words.splitlines())
+    lines = textwrap.fill(title, int(11 * width))
+    height = len(images) * 1.15 * Y / X + 0.25 + 0.2 * len(lines.splitlines())
     drawing = figure.Figure(figsize=(width, height), layout="compressed")
     panels = drawing.subplots(len(images), B, squeeze=False)
     for row, (name, image_BYX3) in zip(panels, images.items(), strict=True):
@@ -81,24 +80,26 @@ def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) 
             panel.imshow(image_YX3, interpolation="nearest")
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set(color="#cccccc", linewidth=0.8)
-    drawing.suptitle(words, fontsize=11, **plots.LITERAL)
+    drawing.suptitle(lines, fontsize=11, **plots.LITERAL)
     return plots.write(drawing, path)
 
 
-def seen(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:
+def hide(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:
     """Return the coloured images, image_BYX3, with the hidden patches grey."""
-    return np.where(_of_pixels(hidden_BN, image_BYXZ, size=size), HIDDEN, coloured(image_BYXZ))
+    return np.where(_repeat_for_pixels(hidden_BN, image_BYXZ, size=size), HIDDEN, colour(image_BYXZ))
 
 
-def _of_pixels(hidden_BN: np.ndarray, image_BYXZ: np.ndarray, *, size: int) -> np.ndarray:
+def _repeat_for_pixels(hidden_BN: np.ndarray, image_BYXZ: np.ndarray, *, size: int) -> np.ndarray:
     """Return a value for each pixel from a value for each patch."""
     B, Y, X, _ = image_BYXZ.shape
     return hidden_BN.reshape(B, Y // size, X // size, 1).repeat(size, axis=1).repeat(size, axis=2)
 
 
-def coloured(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.ndarray:
-    """Scale pixels to red, green and blue from 0, the darkest of `scale` or of the images, to 1, the brightest; one
-    channel, or more than three, becomes grey."""
+def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.ndarray:
+    """Scale pixels to red, green and blue from 0, the darkest of `scale` or of the images, to 1, the brightest.
+
+    One channel, or more than three, becomes grey.
+    """
     scale = image_BYXZ if scale is None else scale
     low, high = float(scale.min()), float(scale.max())
     scaled_BYXZ = np.clip((image_BYXZ.astype(np.float64) - low) / max(high - low, 1e-12), 0, 1)
@@ -111,19 +112,19 @@ def attention_maps(
 ) -> pathlib.Path:
     """Draw an image next to the attention of each head: the class token's, or the mean over the queries without one.
 
-    grid: patches down and across. class_token: how many tokens stand before them, of which it is the first. At most 12
-    layers and 8 heads are drawn; the title says so.
+    grid: patches down and across. class_token: the number of tokens before them; the class token is the first. At most
+    12 layers and 8 heads are drawn; the title counts them.
     """
     A_MHS = A_MHNS[:, :, 0, class_token:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]
     drawing = figure.Figure(layout="constrained")
     axes, cut = plots.heads(drawing, A_MHNS, height=1.35 * Y / X, width=1.35, before="")
-    image_YX3, extent = coloured(image_YXZ[None])[0], (-0.5, X - 0.5, Y - 0.5, -0.5)
-    whole = drawing.add_subplot(axes[0, 0].get_gridspec()[:, 0])
-    whole.imshow(image_YX3)
-    whole.set_title("image", fontsize=9)
-    whole.set_anchor("N")
-    whole.axis("off")
+    image_YX3, extent = colour(image_YXZ[None])[0], (-0.5, X - 0.5, Y - 0.5, -0.5)
+    original = drawing.add_subplot(axes[0, 0].get_gridspec()[:, 0])
+    original.imshow(image_YX3)
+    original.set_title("image", fontsize=9)
+    original.set_anchor("N")
+    original.axis("off")
     scale = colors.Normalize(0, max(float(A_MHS.max()), 1e-12))
     ends = [colors.to_rgba(plots.ORANGE, alpha) for alpha in (0, 1)]
     tint = colors.LinearSegmentedColormap.from_list("tint", ends)
@@ -131,6 +132,6 @@ def attention_maps(
         panel.imshow((1.5 + image_YX3) / 2.5)  # paler, so that the tint shows everywhere
         panel.imshow(A_MHS[m, h].reshape(grid), cmap=tint, norm=scale, extent=extent)
     plots.bar(drawing, cm.ScalarMappable(scale, tint), list(axes.values()), "attention weight")
-    who = "the class token attends" if class_token else "tokens attend, on average"
-    drawing.suptitle(f"where {who}{cut}", fontsize=11)
+    queries = "the class token attends" if class_token else "tokens attend, on average"
+    drawing.suptitle(f"where {queries}{cut}", fontsize=11)
     return plots.write(drawing, path)

@@ -1,4 +1,4 @@
-"""Figures of a run: loss curves, confusion, attention. Each function takes arrays and writes one PNG.
+"""Figures of a run: loss curves, confusion matrices, attention. Each function takes arrays and writes one PNG.
 
 Colours are safe for the colour-blind, and nothing is shown by colour alone. No global matplotlib state is changed.
 """
@@ -22,10 +22,11 @@ BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
 MOST_CLASSES = 1000  # of a confusion matrix, which has their square
 MOST_LAYERS, MOST_HEADS, MOST_TOKENS = 12, 8, 32
 DPI = 110
-FONT, PLACEHOLDERS = "DejaVu Sans", (".", "Last Resort")  # and fonts that have every letter, as a box
-UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # metadata, which would tell the time
+FONT = "DejaVu Sans"
+PLACEHOLDERS = (".", "Last Resort")  # fonts that draw every letter as a box
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # metadata without the time
 SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
-LITERAL = {"parse_math": False}  # for texts of the user's: a $ is a dollar and starts no formula
+LITERAL = {"parse_math": False}  # for texts of the user's: a $ is a dollar, and not the start of a formula
 
 
 def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
@@ -33,9 +34,9 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     backend_agg.FigureCanvasAgg(drawing)
-    for words in drawing.findobj(text.Text):
-        if more := {_font(c) for c in words.get_text()} - {FONT, ""}:
-            words.set_fontfamily([*words.get_fontfamily(), *sorted(more)])
+    for label in drawing.findobj(text.Text):
+        if fonts := {_find_font(letter) for letter in label.get_text()} - {FONT, ""}:
+            label.set_fontfamily([*label.get_fontfamily(), *sorted(fonts)])
     kind = path.suffix.removeprefix(".")
     with disk.draft(path) as file, matplotlib.rc_context({"svg.hashsalt": "tfm"}):  # else SVG draws its ids
         drawing.savefig(file, format=kind, dpi=DPI, metadata=UNDATED.get(kind))
@@ -43,34 +44,36 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
 
 
 def visible(text: str, most: int = 14) -> str:
-    """Return the text with white space as symbols, letters that no font has as their code, and at most so many letters,
-    without its middle: names may differ at either end."""
-    drawn = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
-    return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _font(c) else f"<{ord(c):x}>") for c in drawn)
+    """Return the text with symbols for white space, and codes for letters that no font has.
+
+    A text of more than `most` letters loses its middle: names may differ at either end.
+    """
+    short = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+    return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _find_font(c) else f"<{ord(c):x}>") for c in short)
 
 
 @functools.cache
-def _font(letter: str) -> str:
+def _find_font(letter: str) -> str:
     """Return the name of an installed font that has the letter, if possible FONT; "" if none has it."""
     names = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
     for name, file in [(FONT, font_manager.findfont(FONT)), *sorted(names.items())]:
-        with contextlib.suppress(OSError, RuntimeError):  # it is removed or damaged
+        with contextlib.suppress(OSError, RuntimeError):  # a removed or damaged font
             if not name.startswith(PLACEHOLDERS) and font_manager.get_font(file).get_char_index(ord(letter)):
                 return name
     return ""
 
 
 def name(text: str, most: int = 14) -> str:
-    """Return `visible` of a name, whose blanks stay."""
+    """Return `visible` of a name, which keeps its blanks."""
     return visible(text, most).replace("␣", " ")
 
 
 def bar(drawing: figure.Figure, shades: cm.ScalarMappable, axes: list, label: str) -> None:
     """Draw a colour bar right of the axes, at most 5 inches high and 0.2 wide however large the figure is."""
     width, height = drawing.get_size_inches()
-    tall = min(0.8 * height, 5)
-    how = {"shrink": tall / height, "aspect": tall / 0.2, "fraction": 0.4 / width, "panchor": False}
-    drawing.colorbar(shades, ax=axes, label=label, **how)
+    length = min(0.8 * height, 5)
+    shape = {"shrink": length / height, "aspect": length / 0.2, "fraction": 0.4 / width, "panchor": False}
+    drawing.colorbar(shades, ax=axes, label=label, **shape)
 
 
 def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
@@ -88,9 +91,8 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     """
     drawing = figure.Figure(figsize=(7, 4.2), layout="constrained")
     axes = drawing.add_subplot()
-    found = [{row["step"]: row[key] for row in rows if row.get(key) is not None} for key in ("train/loss", "eval/loss")]
-    finite = [sorted((step, value) for step, value in points.items() if np.isfinite(value)) for points in found]
-    (step_I, value_I), (step_J, value_J) = (np.array(points, float).reshape(-1, 2).T for points in finite)
+    (step_I, value_I), infinite_I = _read_points(rows, "train/loss")
+    (step_J, value_J), infinite_J = _read_points(rows, "eval/loss")
     if len(step_I):
         many = len(step_I) >= 20
         axes.plot(step_I, value_I, color=PALE, lw=0.8, marker="" if many else ".", label="training")
@@ -102,9 +104,9 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     value = np.concatenate([value_I, value_J])
     if len(value) and value.min() > 0 and value.max() > 10 * value.min():
         logarithmic(axes, value)
-    left_out = sum(map(len, found)) - len(value)
-    words = title + (f" ({left_out} values not finite)" if left_out else "")
-    axes.set_title(textwrap.fill(words, 60), **LITERAL)
+    if infinite_I + infinite_J:
+        title += f" ({infinite_I + infinite_J} values not finite)"
+    axes.set_title(textwrap.fill(title, 60), **LITERAL)
     axes.set(xlabel="step", ylabel=f"loss, {unit}")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=8))
     axes.grid(alpha=0.3)
@@ -113,11 +115,18 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     return write(drawing, path)
 
 
+def _read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
+    """Return steps and finite values (2, I) of a metric, sorted by step, and the number of values not finite."""
+    points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
+    finite = sorted((step, value) for step, value in points.items() if np.isfinite(value))
+    return np.array(finite, float).reshape(-1, 2).T, len(points) - len(finite)
+
+
 def logarithmic(axes: Any, value: np.ndarray) -> None:
     """Make the y axis logarithmic, with few ticks, written as 0.5 and not as 5 x 10^-1."""
     axes.set_yscale("log")
-    few = value.max() < 1e4 * value.min()
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,)))
+    short = value.max() < 1e4 * value.min()
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if short else (1,)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
     axes.yaxis.set_minor_locator(ticker.NullLocator())
 
@@ -132,20 +141,20 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
     axes = drawing.add_subplot()
     image = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1)
     bar(drawing, image, [axes], "share of the true class")
-    named = range(0, C, -(-C // 30))  # names of more than 30 classes would touch
-    names = [name(classes[c]) for c in named]
-    axes.set_xticks(named, names, rotation=90 if max(map(len, names)) > 3 else 0, **LITERAL)
-    axes.set_yticks(named, names, **LITERAL)
+    ticks = range(0, C, -(-C // 30))  # names of more than 30 classes would touch
+    names = [name(classes[c]) for c in ticks]
+    axes.set_xticks(ticks, names, rotation=90 if max(map(len, names)) > 3 else 0, **LITERAL)
+    axes.set_yticks(ticks, names, **LITERAL)
     for row, column in np.argwhere(count_CC) if C <= 30 else ():
         shade = "white" if share_CC[row, column] > 0.5 else "black"
         axes.text(column, row, f"{count_CC[row, column]}", ha="center", va="center", color=shade, fontsize=7)
-    right = int(np.trace(count_CC))
-    accuracy = f"accuracy {100 * right / total:.2f} %\n{right} of {total} right" if total else "no examples"
+    correct = int(np.trace(count_CC))
+    accuracy = f"accuracy {100 * correct / total:.2f} %\n{correct} of {total} right" if total else "no examples"
     axes.set(xlabel="predicted class", ylabel="true class", title=accuracy)
     return write(drawing, path)
 
 
-def confusion_of(
+def confusion_of_predictions(
     path: str | os.PathLike, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
 ) -> list[pathlib.Path]:
     """Draw the confusion of these predictions, or print that there are more than MOST_CLASSES."""
@@ -165,7 +174,7 @@ def spread(count: int, most: int) -> list[int]:
 def heads(
     drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: float, before: str | None = None
 ) -> tuple[dict, str]:
-    """Return labelled axes by (layer, head), of height x width inches, and a line on the layers and heads left out.
+    """Return labelled axes by (layer, head), of height x width inches, and a line about layers and heads left out.
 
     before: the name of a column before the heads, which has the key -1; "" for a column that stays empty.
     """
@@ -183,9 +192,9 @@ def heads(
                 panel.set_title(before if h < 0 else f"head {h + 1}", fontsize=9)
             if h == (-1 if before else 0):
                 panel.set_ylabel(f"layer {m + 1}", fontsize=9)
-    counts = (len(layer_I), M, "layers"), (min(H, MOST_HEADS), H, "heads")
-    cut = ", ".join(f"{i} of {n} {what}" for i, n, what in counts if i < n)
-    return axes, f"\n({cut})" if cut else ""
+    cut = [f"{len(layer_I)} of {M} layers"] if len(layer_I) < M else []
+    cut += [f"{MOST_HEADS} of {H} heads"] if H > MOST_HEADS else []
+    return axes, f"\n({', '.join(cut)})" if cut else ""
 
 
 def attention_matrices(
@@ -199,7 +208,7 @@ def attention_matrices(
 ) -> pathlib.Path:
     """Draw attention weights over short texts for each layer and head, and, with `mean`, for the mean of all heads.
 
-    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title says so.
+    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title counts them.
     """
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
@@ -212,12 +221,14 @@ def attention_matrices(
     for (m, h), panel in axes.items():
         panel.imshow(A_MHNS[m].mean(0) if h < 0 else A_MHNS[m, h], cmap="Blues", norm=scale)
         if m == last:
-            turned = 90 if max(map(len, names[1])) > 1 else 0
-            panel.set_xticks(range(S), names[1], rotation=turned, fontsize=7, **LITERAL)
+            rotation = 90 if max(map(len, names[1])) > 1 else 0
+            panel.set_xticks(range(S), names[1], rotation=rotation, fontsize=7, **LITERAL)
         if h == first:
             panel.set_yticks(range(N), names[0], fontsize=7, **LITERAL)
     bar(drawing, cm.ScalarMappable(scale, "Blues"), list(axes.values()), "attention weight")
-    of = ((N, len(queries), "queries"), (S, len(keys), "keys"))
-    shown = "".join(f", the last {n} of {all} {what}" for n, all, what in of if n < all)
-    drawing.suptitle(f"{title}{shown}{cut}", fontsize=11)
+    if N < len(queries):
+        title += f", the last {N} of {len(queries)} queries"
+    if S < len(keys):
+        title += f", the last {S} of {len(keys)} keys"
+    drawing.suptitle(f"{title}{cut}", fontsize=11)
     return write(drawing, path)

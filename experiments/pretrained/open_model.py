@@ -58,11 +58,11 @@ class Trained:
         """Return logits: next-token or masked-token logits of w_BN (..BNW), class logits of images (..BC). valid:
         valid_BN, which ids are no padding. Raises UserError if the model has none of them.
 
-        Images are raw: uint8, or numbers of the model's own data (`image_file.prepared`), which makes and normalises
+        Images are raw: uint8, or numbers of the model's own data (`image_file.prepare`), which makes and normalises
         them as those that the model was trained on.
         """
         if self.kind == "image":
-            inputs = image_file.prepared(inputs, self.like)
+            inputs = image_file.prepare(inputs, self.like)
         return self.logits(inputs, valid)
 
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
@@ -76,8 +76,8 @@ class Trained:
 
     @functools.cached_property
     def like(self) -> dict[str, Any]:
-        """Return how an image becomes like those that the model was trained on (image_file.expected)."""
-        return image_file.expected(self.path, self.extras, Z=self.facts["Z"], C=self.facts["C"])
+        """Return how an image becomes like those that the model was trained on (image_file.load_format)."""
+        return image_file.load_format(self.path, self.extras, Z=self.facts["Z"], C=self.facts["C"])
 
     @functools.cached_property
     def _apply(self) -> Callable[[dict, jax.Array, jax.Array | None], jax.Array]:

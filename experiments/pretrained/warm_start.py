@@ -143,8 +143,9 @@ def _ordered(model: open_model.Trained, start: dict, files: Mapping[str, bytes])
         return start
     if sorted(there) != sorted(here) or len({*here}) < len(here):
         raise errors.UserError(
-            f"init_from: the classes of {model.path} ({len(theirs)}: {data_files.listed(theirs)}) are not those of the "
-            f"data ({len(ours)}: {data_files.listed(ours)}): name them alike, or set init_fresh = head for a new one"
+            f"init_from: the classes of {model.path} ({len(theirs)}: {data_files.join_names(theirs)}) are not those of "
+            f"the data ({len(ours)}: {data_files.join_names(ours)}): name them alike, or set init_fresh = head for a"
+            " new one"
         )
     order = [there.index(name) for name in here]
     print(f"the rows of the head of {model.path} are put into the order of the data's classes", flush=True)

@@ -46,7 +46,7 @@ def run(
         classes, lines = model.like["classes"], [line]
     else:
         N, tokenizer = model.facts["N"], open_model.words(model)
-        id_1N, valid_1N, cut = labelled.ids(tokenizer, [prompt], N=N)
+        id_1N, valid_1N, cut = labelled.encode(tokenizer, [prompt], N=N)
         inputs, classes = id_1N[:, valid_1N[0]], model.extras["class_names"]
         lines = [f"  the model reads the first {N} tokens of the text: it has more"] * cut
     problem = model.extras.get("problem_type")

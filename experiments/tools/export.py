@@ -40,7 +40,7 @@ def run(
         params, fields = llama.in_halves(params, fields)
     extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
     if model.kind == "image":
-        like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
+        like = image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         extras |= {"image": like["image"][:2], "class_names": like["classes"]}
     names = hub.write(folder, family=family, params=params, model=fields, extras=extras)
     if model.kind != "image":

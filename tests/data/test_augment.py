@@ -36,7 +36,7 @@ def flipped(image, probability, rng):
 
 
 def cropped(image, border, rng):
-    """The window begins `down` rows and `right` columns behind the border's own corner: a shift by whole pixels."""
+    """Shift by whole pixels: the window begins `down` rows and `right` columns after the corner of the border."""
     down_B, right_B = rng.integers(0, 2 * border + 1, (2, B))
     for b in range(B):
         offset = (border - down_B[b], border - right_B[b], 0)
@@ -106,7 +106,7 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["shift:-1"], ["'shift:-1'", "5 x 3"]),
+        (["shift:-1"], ["image.augment", "'shift:-1'", 3]),
         (["shift:3"], ["'shift:3'"]),  # nothing would be left to see
         (["flip", "crop:1.5"], ["'crop:1.5'"]),
         (["flip:2"], ["'flip:2'"]),

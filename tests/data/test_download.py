@@ -56,7 +56,7 @@ def play(web, tmp_path, monkeypatch):
     return name
 
 
-def refused(tmp_path, *words):
+def check_refusal(tmp_path, *words):
     with raises(errors.UserError, *words):
         download.fetch(*download.NAMED["play"])
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
@@ -82,7 +82,7 @@ def test_a_file_is_downloaded_once_and_one_at_hand_comes_first(play, web, tmp_pa
 )
 def test_a_bad_answer_leaves_nothing_behind(play, tmp_path, path, word):
     play(path)
-    refused(tmp_path, path, word, "cache/tfm/play.txt")
+    check_refusal(tmp_path, path, word, "cache/tfm/play.txt")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests leaves the socket of a silent server to the collector
@@ -90,9 +90,9 @@ def test_no_connection_and_a_silent_server_end_with_what_to_do_by_hand(play, tmp
     with contextlib.closing(socket.socket()) as unheard:
         unheard.bind(("127.0.0.1", 0))
         play("/", unheard.getsockname()[1])
-        refused(tmp_path, "refused", "play.txt", "TFM_DATA")
+        check_refusal(tmp_path, "refused", "play.txt", "TFM_DATA")
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
         play("/", silent.getsockname()[1])
-        refused(tmp_path, "timed out")
+        check_refusal(tmp_path, "timed out")
     gc.collect()

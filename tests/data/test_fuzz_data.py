@@ -32,7 +32,7 @@ def picture(kind: str) -> bytes:
 
 def read_image(file):
     (file.parent / "data.json").write_text(json.dumps(LIKE))
-    image_file.read(file, image_file.expected(file.parent, {}, Z=1, C=2))
+    image_file.read(file, image_file.load_format(file.parent, {}, Z=1, C=2))
 
 
 def read_tokens(file):
@@ -46,7 +46,7 @@ FILES = {  # name of the file -> its right content, and how it is read
     "images.npz": (small_files.npz(x=IMAGES, y=LABELS), lambda file: images.load(str(file))),
     "picture.png": (picture("PNG"), read_image),
     "picture.jpg": (picture("JPEG"), read_image),
-    "data.json": (json.dumps(LIKE).encode(), lambda file: image_file.expected(file.parent, {}, Z=1, C=2)),
+    "data.json": (json.dumps(LIKE).encode(), lambda file: image_file.load_format(file.parent, {}, Z=1, C=2)),
     "text.txt": (tiny.TEXT[:300], lambda file: tokenizer.make("characters", text.load(str(file)).train)),
     "rows.jsonl": (JSONL, lambda file: text.load(str(file), "said")),
     "rows.csv": (b"n,said\n" + b'1,"a ""b"""\n2,c\n' * 20, lambda file: text.load(str(file), "said")),

@@ -18,11 +18,11 @@ NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
 
 
 def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_folder, "KEPT", 1)
+    monkeypatch.setattr(image_folder, "CACHED", 1)
     source = folder(tmp_path / "set", *(f"{part}/{name}" for part in ("train", "test") for name in NAMES))
     looked = []
-    opened = image_file.opened
-    monkeypatch.setattr(image_file, "opened", lambda file: looked.append(file) or opened(file))
+    opened = image_file.open_image
+    monkeypatch.setattr(image_file, "open_image", lambda file: looked.append(file) or opened(file))
 
     def load(size=0):
         looked.clear()
@@ -50,8 +50,8 @@ def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, 
 
 
 def test_large_images_are_made_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
-    """Never more of them in memory than CHUNK_BYTES; the two parts of one set are no copies."""
-    monkeypatch.setattr(image_folder, "KEPT", 1)
+    """At most CHUNK_BYTES of them are in memory, and the two parts of one set are no copies."""
+    monkeypatch.setattr(image_folder, "CACHED", 1)
     monkeypatch.setattr(image_folder, "CHUNK_BYTES", 3 * Y * X * 3)
     source = folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20)))
     written, lead, waits = [], [], []
@@ -62,13 +62,13 @@ def test_large_images_are_made_a_few_at_a_time_and_stay_on_the_disk(tmp_path, mo
         with kept(file) as new:
             yield types.SimpleNamespace(write=lambda content: written.append(content) or new.write(content))
 
-    def made(*arguments):
+    def make(*arguments):
         waits.append(1)
         lead.append(len(waits) - len(written))
         return pixels_of(*arguments)
 
     monkeypatch.setattr(disk, "draft", draft)
-    monkeypatch.setattr(image_file, "pixels", made)
+    monkeypatch.setattr(image_file, "pixels", make)
     data = images.load(source)
     assert len(waits) == 40 and max(lead) <= 4
     for array in (data.train_image_BYXZ, data.evaluation_image_BYXZ):

@@ -1,4 +1,4 @@
-"""One image from a file is made like those that a model was trained on, as its files say it, or refused."""
+"""An image file is processed like the images that a model was trained on, as its files describe it, or refused."""
 
 import json
 import math
@@ -12,34 +12,34 @@ from experiments.data import image_file
 from experiments.engine import errors
 
 
-def saved(folder, pixels):
+def save(folder, pixels):
     Image.fromarray(pixels).save(folder / "a.png")
     return folder / "a.png"
 
 
-def of_run(folder, Z=1, **values):
-    """What is expected of an image by a run of such images."""
-    own = {"image": [2, 3, 1], "values": [0.0, 16.0], "mean": [4.0], "std": [2.0], "classes": ["a", "b"]} | values
-    (folder / "data.json").write_text(json.dumps(own))
-    return image_file.expected(folder, {}, Z=Z, C=2)
+def run_format(folder, Z=1, **values):
+    """Return the format that a run of such images saves."""
+    content = {"image": [2, 3, 1], "values": [0.0, 16.0], "mean": [4.0], "std": [2.0], "classes": ["a", "b"]} | values
+    (folder / "data.json").write_text(json.dumps(content))
+    return image_file.load_format(folder, {}, Z=Z, C=2)
 
 
-def published(folder, says, *shape, Z=3, file="preprocessor_config.json"):
-    """The same by a published model whose file says this."""
-    (folder / file).write_text(json.dumps(says))
-    return image_file.expected(folder, {"image": list(shape), "class_names": ["a"]}, Z=Z, C=1)
+def published_format(folder, fields, *shape, Z=3, file="preprocessor_config.json"):
+    """Return the format of a published model whose file has these fields."""
+    (folder / file).write_text(json.dumps(fields))
+    return image_file.load_format(folder, {"image": list(shape), "class_names": ["a"]}, Z=Z, C=1)
 
 
 def test_an_image_is_made_like_the_models_own(tmp_path):
-    image_1YXZ, told = image_file.read(saved(tmp_path, np.full((5, 7, 3), 255, np.uint8)), of_run(tmp_path))
+    image_1YXZ, line = image_file.read(save(tmp_path, np.full((5, 7, 3), 255, np.uint8)), run_format(tmp_path))
     np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
-    assert "5 x 7 pixels, colour, made 2 x 3, grey" in told
-    three = of_run(tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
-    image_1YXZ, _ = image_file.read(saved(tmp_path, np.zeros((5, 7), np.uint8)), three)
+    assert "5 x 7 pixels, colour, resized to 2 x 3, grey" in line
+    three = run_format(tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
+    image_1YXZ, _ = image_file.read(save(tmp_path, np.zeros((5, 7), np.uint8)), three)
     np.testing.assert_allclose(image_1YXZ[0, 0, 0], [-1, -2, -3])
     wide = np.zeros((2, 12), np.uint8)
     wide[:, 8:] = 255  # the right third is white
-    image_1YXZ, _ = image_file.read(saved(tmp_path, wide), of_run(tmp_path, mean=[0.0], std=[1.0]))
+    image_1YXZ, _ = image_file.read(save(tmp_path, wide), run_format(tmp_path, mean=[0.0], std=[1.0]))
     assert image_1YXZ[0, :, 0].max() < 1 and image_1YXZ[0, :, 2].min() > 12  # the edge is blurred
 
 
@@ -51,16 +51,16 @@ WRONG = {  # the field that the message names, and changes
 
 
 def test_what_is_said_of_the_images_must_be_usable(tmp_path):
-    right = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
-    found = of_run(tmp_path, 3, **right)
-    assert {name: found[name] for name in right} == right
+    valid = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
+    form = run_format(tmp_path, 3, **valid)
+    assert {name: form[name] for name in valid} == valid
     for name, changes in WRONG.items():
         for change in changes:
             with raises(errors.UserError, "data.json", "" if "x" in str(change) else name):
-                of_run(tmp_path, 3, **right | change)
+                run_format(tmp_path, 3, **valid | change)
     for change in ({"image_mean": "x"}, {"image_std": [0, 0, 0]}, {"image_mean": None}):
         with raises(errors.UserError, "preprocessor_config.json"):
-            published(tmp_path, change, 2, 3)
+            published_format(tmp_path, change, 2, 3)
 
 
 CROP = {"do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
@@ -85,17 +85,19 @@ MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its
 
 @pytest.mark.parametrize("case", MADE)
 def test_a_file_is_made_into_an_image_as_it_is_said(tmp_path, case):
-    says, made = MADE[case]
+    fields, expected = MADE[case]
     x_YXZ = np.random.default_rng(0).integers(0, 256, (12, 24, 3), np.uint8)
-    right_YXZ = made(x_YXZ.astype(float))
-    found_1YXZ, told = image_file.read(saved(tmp_path, x_YXZ), published(tmp_path, says, *right_YXZ.shape[:2]))
-    np.testing.assert_allclose(found_1YXZ[0], right_YXZ, atol=1.01 / 255 if case == "mean of boxes" else 1e-5)
-    assert "assumed" not in told
+    expected_YXZ = expected(x_YXZ.astype(float))
+    image_1YXZ, line = image_file.read(
+        save(tmp_path, x_YXZ), published_format(tmp_path, fields, *expected_YXZ.shape[:2])
+    )
+    np.testing.assert_allclose(image_1YXZ[0], expected_YXZ, atol=1.01 / 255 if case == "mean of boxes" else 1e-5)
+    assert "assumed" not in line
 
 
 def test_opacity_is_laid_on_white_whatever_is_asked_for(tmp_path):
-    """Of colour with opacity, of grey with opacity, and of a palette with a transparent colour."""
-    file = saved(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
+    """The image is in colour, grey, or a palette with a transparent colour."""
+    file = save(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
     grey, palette = tmp_path / "grey.png", tmp_path / "palette.png"
     Image.open(file).convert("LA").save(grey)
     flat = Image.frombytes("P", (2, 1), bytes([0, 1]))
@@ -103,10 +105,10 @@ def test_opacity_is_laid_on_white_whatever_is_asked_for(tmp_path):
     flat.save(palette, transparency=1)
     for one in (file, grey, palette):
         for asked in (True, False):
-            like = published(tmp_path, {"do_convert_rgb": asked} | PLAIN, 1, 2)
-            np.testing.assert_allclose(image_file.read(one, like)[0][0, 0, :, 1], [0, 1], atol=1e-6)
-        like = published(tmp_path, PLAIN, 1, 2, Z=1)
-        np.testing.assert_allclose(image_file.read(one, like)[0][0, 0, :, 0], [0, 1], atol=1e-6)
+            form = published_format(tmp_path, {"do_convert_rgb": asked} | PLAIN, 1, 2)
+            np.testing.assert_allclose(image_file.read(one, form)[0][0, 0, :, 1], [0, 1], atol=1e-6)
+        form = published_format(tmp_path, PLAIN, 1, 2, Z=1)
+        np.testing.assert_allclose(image_file.read(one, form)[0][0, 0, :, 0], [0, 1], atol=1e-6)
 
 
 REFUSED = [  # what is said, and the names and values of the message
@@ -124,16 +126,16 @@ REFUSED = [  # what is said, and the names and values of the message
 ]
 
 
-@pytest.mark.parametrize(("says", "words"), REFUSED)
-def test_what_is_said_of_making_an_image_is_done_or_refused(tmp_path, says, words):
-    file = saved(tmp_path, np.zeros((12, 24, 3), np.uint8))
+@pytest.mark.parametrize(("fields", "words"), REFUSED)
+def test_what_is_said_of_making_an_image_is_done_or_refused(tmp_path, fields, words):
+    file = save(tmp_path, np.zeros((12, 24, 3), np.uint8))
     with raises(errors.UserError, *words):
-        image_file.read(file, published(tmp_path, says, 4, 6))
+        image_file.read(file, published_format(tmp_path, fields, 4, 6))
 
 
 def test_the_newest_form_of_what_is_said_of_images_is_read(tmp_path):
-    """processor_config.json, where there is no preprocessor_config.json, as transformers has it."""
-    newest, says = {"Z": 1, "file": "processor_config.json"}, {"image_processor": {"image_mean": [9]} | PLAIN}
-    like = published(tmp_path, says, 4, 6, **newest)
-    assert (like["mean"], like["std"], like["assumed"]) == ([0], [1], False)
-    assert published(tmp_path, {"image_mean": [0.25]}, 4, 6, Z=1)["mean"] == [0.25]
+    """transformers writes processor_config.json in place of preprocessor_config.json."""
+    newest, fields = {"Z": 1, "file": "processor_config.json"}, {"image_processor": {"image_mean": [9]} | PLAIN}
+    form = published_format(tmp_path, fields, 4, 6, **newest)
+    assert (form["mean"], form["std"], form["assumed"]) == ([0], [1], False)
+    assert published_format(tmp_path, {"image_mean": [0.25]}, 4, 6, Z=1)["mean"] == [0.25]

@@ -27,9 +27,7 @@ def test_idx_files_are_read_back(tmp_path, dtype, pack):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-@pytest.mark.parametrize(
-    "content", [b"", b"\x89PNG", WHOLE[:13], WHOLE[:-1], WHOLE + b"\0\0", b"\0\0\x0a\x03" + WHOLE[4:]]
-)
+@pytest.mark.parametrize("content", [b"", b"\x89PNG", WHOLE[:13], WHOLE + b"\0\0", b"\0\0\x0a\x03" + WHOLE[4:]])
 def test_idx_files_with_other_bytes_than_announced_are_refused(tmp_path, pack, content):
     with raises(errors.UserError, tmp_path / "a"):
         read(tmp_path, pack(content))
@@ -39,7 +37,6 @@ WRONG = {  # the arrays, and what the message names
     "too many labels": ({"y_train": np.zeros(TRAIN + 1, np.uint8)}, ["training part", TRAIN, TRAIN + 1]),
     "too few labels": ({"y_test": np.zeros(EVALUATION - 1, np.uint8)}, ["evaluation part", 7]),
     "a label beyond": ({"y_test": np.arange(EVALUATION, dtype=np.uint8)}, [EVALUATION - 1, "0 .. 3"]),
-    "negative": ({"y_train": np.full(TRAIN, -1, np.int32)}, [-1]),
     "one negative": ({"y_train": np.r_[0, 1, -1, np.zeros(TRAIN - 3)].astype(np.int32)}, [-1]),
     "fractions": ({"y_train": np.full(TRAIN, 0.5, np.float32)}, ["float32"]),
     "absurd label": ({"y_train": np.r_[np.zeros(TRAIN - 1), 2**31 - 1].astype(np.int32)}, [2**31 - 1]),

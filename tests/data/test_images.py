@@ -19,11 +19,11 @@ from experiments.engine import errors
 @pytest.mark.parametrize(("pack", "end"), [(bytes, ""), (gzip.compress, ".gz")])
 def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack, end):
     for source in (idx_folder(tmp_path / "idx", pack=pack, end=end), archive(tmp_path / "a.npz")):
-        found = images.load(source)
-        assert found.name == source and found.classes == ("0", "1", "2", "3")
-        for array, expected in zip(found[1:5], arrays().values(), strict=True):
+        data = images.load(source)
+        assert data.name == source and data.classes == ("0", "1", "2", "3")
+        for array, expected in zip(data[1:5], arrays().values(), strict=True):
             assert np.array_equal(array, expected if expected.ndim == 1 else expected[..., None])
-        assert [array.dtype for array in found[1:5]] == [np.uint8, np.int32] * 2
+        assert [array.dtype for array in data[1:5]] == [np.uint8, np.int32] * 2
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion_mnist", "fashion-mnist")])
@@ -33,9 +33,9 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
         images.load(name)
     for number, place in enumerate(("cache/tfm", "env")):
         idx_folder(tmp_path / place / folder, x_train=np.full((TRAIN, Y, X), number, np.uint8))
-        found = images.load(name)
-        assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10 and found.said == ""
-    assert found.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[name]
+        data = images.load(name)
+        assert (data.train_image_BYXZ == number).all() and len(data.classes) == 10 and data.lines == []
+    assert data.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[name]
     (tmp_path / "env" / folder / images.FILES[1]).unlink()
     with raises(errors.UserError, "train-labels-idx1-ubyte"):
         images.load(name)
@@ -49,59 +49,59 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
 
 def test_colours_and_other_numbers(tmp_path):
     colour = np.random.default_rng(0).normal(size=(TRAIN, Y, X, 3))
-    found = images.load(archive(tmp_path / "a.npz", x_train=colour, x_test=colour[:EVALUATION].astype(">f4")))
-    assert found.train_image_BYXZ.shape == (TRAIN, Y, X, 3)
-    assert np.array_equal(found.train_image_BYXZ, colour.astype(np.float32))
-    assert found.evaluation_image_BYXZ.dtype == found.train_image_BYXZ.dtype == np.float32
+    data = images.load(archive(tmp_path / "a.npz", x_train=colour, x_test=colour[:EVALUATION].astype(">f4")))
+    assert data.train_image_BYXZ.shape == (TRAIN, Y, X, 3)
+    assert np.array_equal(data.train_image_BYXZ, colour.astype(np.float32))
+    assert data.evaluation_image_BYXZ.dtype == data.train_image_BYXZ.dtype == np.float32
     grey = arrays()["x_train"].astype(np.int64)
     assert images.load(archive(tmp_path / "b.npz", x_train=grey)).train_image_BYXZ.dtype == np.uint8
     for moved in (grey - grey.min() - 1, grey - grey.max() + 256):  # beyond what a byte holds
-        found = images.load(archive(tmp_path / "b.npz", x_train=moved))
-        assert found.train_image_BYXZ.dtype == np.float32 and np.array_equal(found.train_image_BYXZ[..., 0], moved)
+        data = images.load(archive(tmp_path / "b.npz", x_train=moved))
+        assert data.train_image_BYXZ.dtype == np.float32 and np.array_equal(data.train_image_BYXZ[..., 0], moved)
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 5), (1, 6, 3), (3, 3, 4), (28, 28, 1), (5, 5, 7)])
 def test_channels_that_come_last_are_read(tmp_path, shape):
     x = np.arange(2 * math.prod(shape), dtype=np.uint16).reshape(2, *shape)
-    found = images.load(whole(tmp_path / "a.npz", x=x, y=np.array([[0], [0]])))  # labels may be a column
-    assert found.train_image_BYXZ.shape == found.evaluation_image_BYXZ.shape == (1, *shape)
-    assert found.train_label_B.tolist() == found.evaluation_label_B.tolist() == [0]
+    data = images.load(single_part(tmp_path / "a.npz", x=x, y=np.array([[0], [0]])))  # labels may be a column
+    assert data.train_image_BYXZ.shape == data.evaluation_image_BYXZ.shape == (1, *shape)
+    assert data.train_label_B.tolist() == data.evaluation_label_B.tolist() == [0]
 
 
-def whole(path, **changed):
-    """One part, or a set that is to be split."""
-    given = arrays()
-    path.write_bytes(npz(**({"x": given["x_train"], "y": given["y_train"]} | changed)))
+def single_part(path, **changed):
+    """Write one part, or a set that is to be split."""
+    small = arrays()
+    path.write_bytes(npz(**({"x": small["x_train"], "y": small["y_train"]} | changed)))
     return str(path)
 
 
 def test_labels_from_1_on_are_refused(tmp_path):
-    """Not taken for one class more. But one of the parts may lack the class 0."""
-    given = arrays()
-    one = {name: given[name] + 1 for name in ("y_train", "y_test")}
-    for source in (archive(tmp_path / "a.npz", **one), whole(tmp_path / "b.npz", y=one["y_train"])):
+    """They do not mean one more class. But one of the parts may lack the class 0."""
+    small = arrays()
+    from_one = {name: small[name] + 1 for name in ("y_train", "y_test")}
+    for source in (archive(tmp_path / "a.npz", **from_one), single_part(tmp_path / "b.npz", y=from_one["y_train"])):
         with raises(errors.UserError, source, "label is 1", "subtract 1"):
             images.load(source)
-    found = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(given["y_train"], 1)))
-    assert len(found.classes) == C and 0 not in found.train_label_B and 0 in found.evaluation_label_B
+    data = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(small["y_train"], 1)))
+    assert len(data.classes) == C and 0 not in data.train_label_B and 0 in data.evaluation_label_B
 
 
-def told(source="digits"):
-    return images.configured(source).said.splitlines()
+def describe(source="digits"):
+    return images.load_described(source).lines
 
 
 def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
     y = arrays()["y_train"]
     source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
-    assert told(source) == [
+    assert describe(source) == [
         f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
         f"{source}: classes: 0, 1, 2, 3",
     ]
-    lines = told(whole(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19))
+    lines = describe(single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19))
     assert lines[0].endswith("b.npz: split by content")
     assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
-    assert told() == [
+    assert describe() == [
         "digits: 1,463 images to train on, 334 to evaluate, 10 classes",
         "digits: classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
     ]
@@ -115,28 +115,28 @@ def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
 
 @pytest.mark.parametrize("valid", ["valid", "val", "dev", "validation"])
 def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
-    """Not split by content; evaluated is the validation part, where there is one; the test part is never used."""
+    """The validation part is evaluated if there is one; then the test part is unused."""
     pixels = {name: np.full((TRAIN, Y, X), number) for number, name in enumerate(["train", "test", valid])}
     pixels["train"][:, 0, 0] = -np.arange(TRAIN)
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "more.npz").write_bytes(b"left alone")
     for number, name in enumerate(pixels):
-        whole(folder / f"{name}.npz", x=pixels[name])
+        single_part(folder / f"{name}.npz", x=pixels[name])
         data = images.load(str(folder))
-        assert data.train_image_BYXZ.max() == 0 and (number or data.said == "split by content")
+        assert data.train_image_BYXZ.max() == 0 and (number or data.lines == ["split by content"])
         assert not number or (data.evaluation_image_BYXZ == number).all() and len(data.evaluation_label_B) == TRAIN
     how = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
-    assert data.name == str(folder) and data.said == how.format(f"{folder}/", ".npz")
+    assert data.name == str(folder) and data.lines == [how.format(f"{folder}/", ".npz")]
     three = {f"x_{name}": image for name, image in pixels.items()}
     three |= {f"y_{name}": arrays()["y_train"] for name in pixels}
     data = images.load(archive(tmp_path / "a.npz", **three))
-    assert (data.evaluation_image_BYXZ == 2).all() and data.said == how.format("x_", "")
+    assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [how.format("x_", "")]
     source = idx_folder(tmp_path / "idx")
     before = images.load(source)
-    whole(tmp_path / "idx" / f"{valid}.npz")  # beside IDX files nothing is read
-    for found, expected in zip(images.load(source)[1:5], before[1:5], strict=True):
-        np.testing.assert_array_equal(found, expected)
+    single_part(tmp_path / "idx" / f"{valid}.npz")  # next to IDX files nothing is read
+    for array, expected in zip(images.load(source)[1:5], before[1:5], strict=True):
+        np.testing.assert_array_equal(array, expected)
     (folder / "train.npz").unlink()
     with raises(errors.UserError, folder, "train.npz"):
         images.load(str(folder))
@@ -146,15 +146,15 @@ def test_one_set_is_split_by_content(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (1009, Y, X), np.uint8)
     x[500:600] = x[:100]  # copies
     y = np.arange(1009) % 7
-    found = images.load(whole(tmp_path / "a.npz", x=x, y=y))
+    data = images.load(single_part(tmp_path / "a.npz", x=x, y=y))
     label_of = {(image.tobytes(), label) for image, label in zip(x, y, strict=True)}
-    train = [image.tobytes() for image in found.train_image_BYXZ]
-    held = [image.tobytes() for image in found.evaluation_image_BYXZ]
+    train = [image.tobytes() for image in data.train_image_BYXZ]
+    held = [image.tobytes() for image in data.evaluation_image_BYXZ]
     assert sorted(train + held) == sorted(image.tobytes() for image in x) and not set(train) & set(held)
-    assert set(zip(train + held, [*found.train_label_B, *found.evaluation_label_B], strict=True)) == label_of
+    assert set(zip(train + held, [*data.train_label_B, *data.evaluation_label_B], strict=True)) == label_of
     assert abs(len(set(held)) / 909 - 0.2) < 5 * math.sqrt(0.16 / 909)
-    back = images.load(whole(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
-    assert np.array_equal(back.evaluation_label_B, found.evaluation_label_B[::-1])
+    back = images.load(single_part(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
+    assert np.array_equal(back.evaluation_label_B, data.evaluation_label_B[::-1])
 
 
 def test_an_unknown_source_or_another_file_is_refused(tmp_path):
@@ -172,7 +172,7 @@ COLOUR = RANDOM.integers(0, 250, (60, Y, X, 3)).astype(np.uint8) // np.uint8([1,
 GREY = RANDOM.integers(0, 256, (60, Y, X)).astype(np.uint8)
 
 
-def parted(path, train, held_out):
+def two_parts(path, train, held_out):
     y = np.arange(30) % C
     return archive(path, x_train=train, y_train=y, x_test=held_out, y_test=y)
 
@@ -188,7 +188,7 @@ def parted(path, train, held_out):
     ],
 )
 def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
-    source = parted(tmp_path / "a.npz", train, held_out)
+    source = two_parts(tmp_path / "a.npz", train, held_out)
     with raises(errors.UserError, source, f"{train.max():g}", f"{held_out.max():g}"):
         images.load(source)
 
@@ -208,9 +208,9 @@ def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
     ],
 )
 def test_parts_that_seem_to_differ_or_share_images_are_warned_of(tmp_path, train, held_out, words):
-    data = images.configured(parted(tmp_path / "a.npz", train, held_out))
-    found = [line for line in data.said.splitlines() if "warning: " in line]
-    assert len(found) == len(words) and all(word in line for word, line in zip(words, found, strict=True))
+    data = images.load_described(two_parts(tmp_path / "a.npz", train, held_out))
+    warnings = [line for line in data.lines if "warning: " in line]
+    assert len(warnings) == len(words) and all(word in line for word, line in zip(words, warnings, strict=True))
     assert data.train_image_BYXZ.dtype == data.evaluation_image_BYXZ.dtype
     np.testing.assert_allclose(data.evaluation_image_BYXZ.reshape(held_out.shape), held_out)
 
@@ -244,9 +244,9 @@ DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it
 @pytest.mark.skipif(not os.path.isdir(os.path.join(DATA, "fashion-mnist")), reason="$TFM_DATA has no fashion-mnist")
 def test_fashion_mnist_has_its_known_numbers(monkeypatch):
     monkeypatch.setenv("TFM_DATA", DATA)
-    found = images.load("fashion_mnist")
-    assert found.train_image_BYXZ.shape == (60_000, 28, 28, 1)
-    assert found.evaluation_image_BYXZ.shape == (10_000, 28, 28, 1)
-    mean, std = images.statistics(found.train_image_BYXZ)
+    data = images.load("fashion_mnist")
+    assert data.train_image_BYXZ.shape == (60_000, 28, 28, 1)
+    assert data.evaluation_image_BYXZ.shape == (10_000, 28, 28, 1)
+    mean, std = images.statistics(data.train_image_BYXZ)
     assert (round(float(mean[0]) / 255, 4), round(float(std[0]) / 255, 4)) == (0.2860, 0.3530)
-    assert np.bincount(found.evaluation_label_B).tolist() == [1000] * 10
+    assert np.bincount(data.evaluation_label_B).tolist() == [1000] * 10

@@ -44,7 +44,9 @@ def became(found):
     }.items(),
 )
 def test_the_part_that_a_name_tells(part, paths):
-    assert {path: files.of_name(pathlib.PurePath(path)) for path in paths.split()} == dict.fromkeys(paths.split(), part)
+    assert {path: files.part_of_name(pathlib.PurePath(path)) for path in paths.split()} == dict.fromkeys(
+        paths.split(), part
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_small_file_is_not_all_that_a_folder_of_programs_is_evaluated_on(tmp_p
 def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
     found = text.load(corpus(tmp_path, *names.split()))
     (held,) = became(found)[1]
-    assert f"by their contents, {files.listed(sorted({*names.split()} - {held}))} to train on" in found.said
+    assert f"by their contents, {files.join_names(sorted({*names.split()} - {held}))} to train on" in found.said
     assert f"{held} to evaluate" in found.said
 
 

@@ -79,16 +79,11 @@ REFUSED = [  # the file, its content, text.field, and what the message names
     ("a.jsonl", jsonl(["x"]) + b"\n{", "said", ["line 2"]),
     ("a.jsonl", jsonl(["x"]), "n", ["line 1", "'n'", "'1'"]),
     ("a.json", b'{"data": [{"said": "x"}]}', "said", ["'said'", "data"]),
-    ("a.json", b'["x", "y"]', "said", ["'said'"]),
-    ("a.csv", separated(["x"], ","), "text", ["line 2", "'text'", *NAMES]),
-    ("a.csv", b'n,said\n1,"x', "said", ["line 2"]),
     ("a.csv", b'n,said\n1,x\n2,"y"z\n3,w\n', "said", ["line 3"]),
     ("a.csv", b"n,said\n1,\xff\n", "said", ["line 2", "\\xff"]),
     ("a.tsv", "n\tsaid\n1\té\n".encode("utf-16"), "said", ["UTF-16"]),
-    ("a.csv", "n,said\n1,é".encode()[:-1], "said", ["line 2"]),
     ("a.csv", X + b"2,y,z\n", "said", ["line 3", "3 cells", "2"]),
     ("a.csv", b'n,said\n1,"x\ny"\n2\n', "said", ["line 4", "1 cells"]),
-    ("a.tsv", b"n\tsaid\n1\tx\t\n", "said", ["line 2", "3 cells"]),
     ("a.csv", b"said,n,said\nx,1,y\n", "said", ["line 1", "'said'"]),
     ("a.csv", b"n;said\n1;x\n", "said", ["';'", "','"]),
     ("a.tsv", b"n,said\n1,x\n", "said", ["','", repr("\t")]),
@@ -96,7 +91,6 @@ REFUSED = [  # the file, its content, text.field, and what the message names
     ("a.jsonl", jsonl(["x\0y"]), "said", ["line 1", repr("\0")]),
     ("a.csv.zst", zstd(separated(TEXTS, ","))[:-9], "said", []),
     ("a.csv", separated(["x"], ","), "", ["text.field", *NAMES]),
-    ("a.parquet", parquet(["x"]), "", ["text.field", *NAMES]),
     ("a.parquet", b"PAR1" * 9, "said", []),
     ("a.txt", b"said", "said", ["text.field", ".jsonl"]),
 ]
@@ -123,7 +117,7 @@ def test_without_a_field_a_table_among_texts_is_one_and_what_is_not_installed_is
 def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
     said = ['5" pipe', '"', '"to be', 'or not"', '""', 'a "b" c']
     write(tmp_path, **{"a.tsv": b"\xef\xbb\xbfsaid\tn\r\n" + "".join(f"{one}\t1\r\n" for one in said).encode()})
-    (file,) = tables.found(str(tmp_path / "a.tsv"), named="")
+    (file,) = tables.find(str(tmp_path / "a.tsv"), named="")
     assert [text for text, _ in tables.pairs(file, "said")] == said
 
 
@@ -136,7 +130,7 @@ def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
 
 def test_what_describes_tables_is_none_of_them(tmp_path):
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 3), "dataset_info.json": b"{}"})
-    assert [file.inside.name for file in tables.among(tables.found(str(tmp_path), named=""))] == ["a.jsonl"]
+    assert [file.inside.name for file in tables.select(tables.find(str(tmp_path), named=""))] == ["a.jsonl"]
 
 
 def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Images and words in one sequence: the tokens against the reference, who sees whom, names written by letters."""
+"""Images and words in one sequence: tokens against the reference, the mask, names written letter by letter."""
 
 import cases
 import jax
@@ -36,7 +36,7 @@ def test_names_are_spelled_and_their_end_is_a_target():
     def fetch(index_B, rng):
         return {"image_BYXZ": np.zeros((3, 4, 4, 1)), "label_B": index_B, "weight_B": np.ones(3)}
 
-    batch = captions.with_captions(fetch, w_CL, 2, np.arange(3), None)
+    batch = captions.add_captions(fetch, w_CL, 2)(np.arange(3), None)
     np.testing.assert_array_equal(batch["weight_BN"].sum(1), [3, 6, 2])
     np.testing.assert_array_equal(batch["target_BN"][:, 1:], w_CL)
     assert not batch["weight_BN"][:, 0].any() and batch["w_BL"].shape == (3, 5)

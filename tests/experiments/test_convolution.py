@@ -10,41 +10,42 @@ from cases import B, D, N
 from errors import raises
 
 from experiments import convolution
+from experiments.data import depthwise
 from experiments.engine import errors
 
 APPLY = jax.jit(convolution.apply)
 
 
-def drawn(heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """x_BND and kernel_HD."""
+def draw(heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return random x_BND and kernel_HD."""
     return np.asarray(cases.normal(1, B, N, D)), np.asarray(cases.normal(2, heads, D))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5, N])
 @cases.float64()
 def test_the_constructed_layer_is_the_convolution(heads):
-    """Four ways to the same numbers: attention, sliding windows, numpy.convolve and loops."""
-    x_BND, kernel_HD = drawn(heads)
-    params = convolution.constructed(kernel_HD, N=N)
+    """Attention, sliding windows, numpy.convolve and loops give the same numbers."""
+    x_BND, kernel_HD = draw(heads)
+    params = convolution.construct(kernel_HD, N=N)
     y_BND, A_BHNS = jax.device_get(APPLY(params, x_BND))
-    cases.close(y_BND, convolution.convolved_by_numpy(x_BND, kernel_HD), 1e-13)
-    cases.close(convolution.convolved(x_BND, kernel_HD), y_BND, 1e-6)
-    assert convolution.convolved(x_BND, kernel_HD).dtype == np.float32
-    Y = slow.depthwise_convolution(x_BND[1].T, kernel_HD.T, convolution.offsets(heads), edge=True)
+    cases.close(y_BND, depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-13)
+    cases.close(depthwise.convolve(x_BND, kernel_HD), y_BND, 1e-6)
+    assert depthwise.convolve(x_BND, kernel_HD).dtype == np.float32
+    Y = slow.depthwise_convolution(x_BND[1].T, kernel_HD.T, depthwise.offsets(heads), edge=True)
     cases.close(y_BND[1], Y.T, 1e-13)
     if heads < N:  # else no token has all its offsets within the sequence
         A_HNS = np.asarray(A_BHNS[0])
-        cases.close(convolution.learned_kernel(params, A_HNS), kernel_HD)
+        cases.close(convolution.extract_kernel(params, A_HNS), kernel_HD)
         mix_HH = np.asarray(cases.normal(3, heads, heads))  # heads mixed, and values that take them apart again
         V_HDD = np.einsum("hk,kde->hde", np.linalg.inv(mix_HH).T, params["value"]["V_HDD"])
         mixed = np.einsum("hk,kns->hns", mix_HH, A_HNS)
-        cases.close(convolution.learned_kernel({"value": {"V_HDD": V_HDD}}, mixed), kernel_HD)
+        cases.close(convolution.extract_kernel({"value": {"V_HDD": V_HDD}}, mixed), kernel_HD)
 
 
 def test_offsets_are_centred_and_tokens_are_pixel_columns():
-    assert [list(convolution.offsets(heads)) for heads in (1, 4, 5)] == [[0], [-2, -1, 0, 1], [-2, -1, 0, 1, 2]]
+    assert [list(depthwise.offsets(heads)) for heads in (1, 4, 5)] == [[0], [-2, -1, 0, 1], [-2, -1, 0, 1, 2]]
     image_BYXZ = np.arange(2 * 3 * 5 * 2).reshape(2, 3, 5, 2)
-    x_BND = convolution.columns(image_BYXZ)
+    x_BND = depthwise.columns(image_BYXZ)
     assert x_BND.shape == (2, 5, 6)
     np.testing.assert_array_equal(x_BND[1, 4], image_BYXZ[1, :, 4].ravel())
 
@@ -67,9 +68,9 @@ def test_the_task_and_what_is_shown(tmp_path):
     task, params = work.task, tiny.drawn(work.task)
     x_BND, A_HNS = task.evaluation[0]["x_BND"], np.asarray(APPLY(params, task.evaluation[0]["x_BND"])[1][0])
     kernel_HD = np.random.default_rng(0).standard_normal((5, 8)) / np.sqrt(5)
-    wrong = np.abs(convolution.learned_kernel(params, A_HNS) - kernel_HD).max()
+    wrong = np.abs(convolution.extract_kernel(params, A_HNS) - kernel_HD).max()
     assert numbers["learned/largest_kernel_error"] == pytest.approx(wrong, rel=1e-4)
-    cases.close(task.evaluation[0]["target_BND"], convolution.convolved_by_numpy(x_BND, kernel_HD), 1e-5)
+    cases.close(task.evaluation[0]["target_BND"], depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-5)
     measure = tiny.measure(task)
     every = [measure(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
     loss, explained = (np.sum([one[name] for one in every], axis=0) for name in ("loss", "explained"))

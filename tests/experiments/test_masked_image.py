@@ -13,7 +13,7 @@ from experiments.figures import images
 
 
 def numbered(index_B, rng):
-    """Images that say which they are."""
+    """Return images whose pixels are their index."""
     return {"image_BYXZ": index_B.reshape(-1, 1, 1, 1).astype(np.float32), "label_B": index_B, "weight_B": index_B}
 
 
@@ -50,7 +50,7 @@ def test_in_evaluation_it_depends_on_the_example_and_in_training_on_the_step():
 
 
 def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
-    """Of colour images of 4 x 6 pixels, whose brightness differs between places; the baseline is plain loops'."""
+    """Colour images of 4 x 6 pixels get brighter to the right; the baseline is computed by loops."""
     rng = np.random.default_rng(0)
     x = (rng.random((16, 4, 6, 3)) + np.linspace(0, 3, 6)[:, None]).astype(np.float32)
     y, train_BYXZ, held_out_BYXZ = np.zeros(16, np.int32), x[:11], x[11:]

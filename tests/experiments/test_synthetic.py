@@ -18,7 +18,7 @@ TASKS = list(synthetic.RULES)
 
 
 def ring(w_N):
-    """The word before; the first token's is the last."""
+    """The target is the token before; before the first is the last."""
     return [w_N[n - 1] for n in range(len(w_N))]
 
 
@@ -48,7 +48,7 @@ def membership(w_N):
 
 
 def nearest(w_N):
-    """Of all others with the same key, the ones at the smallest distance; None unless there is exactly one."""
+    """The target is the payload of the nearest other token with the same key; None if there are none or several."""
     payloads = math.floor(math.sqrt(W))
     answers = []
     for n in range(len(w_N)):
@@ -74,24 +74,24 @@ def test_answers_are_those_of_the_reference(task):
         for w_N, target_N, weight_N in zip(*(batch[name].tolist() for name in batch), strict=True):
             answers = REFERENCE[task](w_N)
             assert weight_N == [float(answer is not None) for answer in answers]
-            told = [answer for answer in answers if answer is not None]
-            assert [t for t, asked in zip(target_N, weight_N, strict=True) if asked] == told
+            expected = [answer for answer in answers if answer is not None]
+            assert [t for t, asked in zip(target_N, weight_N, strict=True) if asked] == expected
 
 
-def drawn(task, *, n=2000, **sizes):
+def draw(task, *, n=2000, **sizes):
     return synthetic.examples(task, **({"N": N, "W": W} | sizes))(np.arange(n), np.random.default_rng(1))
 
 
 @pytest.mark.parametrize(("task", "used"), [("ring", W), ("previous", W), ("membership", W), ("nearest", 25)])
 def test_words_are_equally_likely_at_every_place(task, used):
-    w_BN = drawn(task)["w_BN"]
+    w_BN = draw(task)["w_BN"]
     count_NW = np.array([np.bincount(w_N, minlength=W) for w_N in w_BN.T])
     assert (count_NW[:, used:] == 0).all()
     assert abs(count_NW[:, :used] - 2000 / used).max() < 5 * math.sqrt(2000 / used)
 
 
 def test_about_half_of_the_nodes_are_reached_and_edges_lead_to_any_other_node():
-    batch = drawn("reachability")
+    batch = draw("reachability")
     asked = batch["weight_BN"] > 0
     assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.03  # the share assumes that paths do not meet
     assert 0.2 < asked.mean() < 0.9
@@ -102,7 +102,7 @@ def test_about_half_of_the_nodes_are_reached_and_edges_lead_to_any_other_node():
 
 @pytest.mark.parametrize("size", [3, N])
 def test_all_three_kinds_are_there_and_have_one_payload_each(size):
-    w_BN = drawn("beats", N=size, n=500)["w_BN"]
+    w_BN = draw("beats", N=size, n=500)["w_BN"]
     for w_N in w_BN:
         assert {w // (W // 3) for w in w_N} == {0, 1, 2} and len(set(w_N)) == 3
     count_NC = np.array([np.bincount(w_N // (W // 3), minlength=3) for w_N in w_BN.T])  # any kind stands anywhere
@@ -112,11 +112,11 @@ def test_all_three_kinds_are_there_and_have_one_payload_each(size):
 
 
 def test_half_of_the_questions_are_about_members_and_members_differ():
-    batch = drawn("membership")
+    batch = draw("membership")
     asked = batch["weight_BN"] > 0
     assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.02
     assert all(len(set(w_N)) == N // 2 for w_N in batch["w_BN"][:, : N // 2].tolist())
-    shown = synthetic.spelled("membership", batch["w_BN"][0], N=N, W=W)
+    shown = synthetic.spell("membership", batch["w_BN"][0], N=N, W=W)
     assert [word.endswith("?") for word in shown] == list(np.arange(N) >= N // 2)
 
 
@@ -129,7 +129,7 @@ def test_half_of_the_questions_are_about_members_and_members_differ():
     ],
 )
 def test_words_as_a_person_reads_them(task, w_N, shown):
-    assert synthetic.spelled(task, np.array(w_N), N=3, W=W) == shown
+    assert synthetic.spell(task, np.array(w_N), N=3, W=W) == shown
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -99,13 +99,13 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
         (tokenizer.make("bytes", [], specials=(labelled.CLS,)), []),
         (Ended("bytes", "", ("x", "y")), [257]),
     ):
-        id_BN, valid_BN, cut = labelled.ids(of, texts, N=N)
+        id_BN, valid_BN, cut = labelled.encode(of, texts, N=N)
         assert cut == sum(1 + len(text.encode()) + len(ends) > N for text in texts)
         for text, id_N, valid_N in zip(texts, id_BN, valid_BN, strict=True):
             whole = [256, *text.encode()][: N - len(ends)] + ends
             assert id_N[valid_N].tolist() == whole and valid_N[: len(whole)].all() and not id_N[len(whole) :].any()
     with raises(errors.UserError, "[CLS]"):
-        labelled.ids(tokenizer.make("bytes", []), ["a"], N=N)
+        labelled.encode(tokenizer.make("bytes", []), ["a"], N=N)
 
 
 @pytest.mark.parametrize("head", ["tanh", "linear", "pooled"])

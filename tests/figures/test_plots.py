@@ -8,7 +8,7 @@ import pytest
 import study_folder
 from matplotlib import colors, font_manager, image, text
 
-from experiments import convolution
+from experiments.data import depthwise
 from experiments.figures import convolution as kernels, images, plots
 from experiments.studies import figures, runs, statistics, styles
 
@@ -31,8 +31,8 @@ def curves(path, rows, title="vit"):
 def predictions(path, *, B, wrong=(), classes=DIGITS, Z=1):
     label_B = np.arange(B) % 10
     predicted_B = (label_B + np.isin(np.arange(B), wrong)) % 10
-    given = {"image_BYXZ": RNG.random((B, 8, 8, Z)), "probability_B": np.full(B, 0.973), "classes": classes}
-    images.predictions(path, label_B=label_B, predicted_B=predicted_B, title=f"{len(wrong)} of {B} wrong", **given)
+    arrays = {"image_BYXZ": RNG.random((B, 8, 8, Z)), "probability_B": np.full(B, 0.973), "classes": classes}
+    images.predictions(path, label_B=label_B, predicted_B=predicted_B, title=f"{len(wrong)} of {B} wrong", **arrays)
 
 
 def confusion(path, C, classes):
@@ -51,7 +51,7 @@ def matrices(path, *, M, H, queries, keys, **more):
 
 
 def hidden(path, *, B, Y, Z=1):
-    """The words of the title, the images, what is predicted of them, and which patches are hidden."""
+    """Draw hidden patches and return the arrays that are drawn."""
     image_BYXZ = RNG.integers(0, 256, (B, Y, 6, Z)).astype(np.uint8)
     image_BYXZ[0, 0, :2, 0] = [0, 255]
     prediction_BYXZ, hidden_BN = RNG.normal(128, 200, image_BYXZ.shape), RNG.random((B, Y // 2 * 3)) < 0.7
@@ -62,7 +62,7 @@ def hidden(path, *, B, Y, Z=1):
 
 
 def of_study(path, kind):
-    """A figure of 13 arms, which has the most words."""
+    """Draw a figure of 13 arms, which has the most text."""
     study = study_folder.study(["a" * 40, *(f"arm_{i}_of_many" for i in range(11)), "asymmetric"], seeds=(0, 1))
     folder = path.parent.parent / "study"
     study_folder.whole(folder, study, steps=100)
@@ -113,7 +113,7 @@ def test_png_is_whole_and_every_word_lies_inside_and_free(draw, monkeypatch, tmp
 
 @pytest.fixture
 def drawing(monkeypatch):
-    """A function from a function that draws to its figure, which is not written."""
+    """Return a function that calls a drawing function and returns its figure, which is not written."""
     handed = []
     monkeypatch.setattr(plots, "write", lambda drawing, path: handed.append(drawing))
 
@@ -124,7 +124,7 @@ def drawing(monkeypatch):
     return draw
 
 
-def said(drawing):
+def read_texts(drawing):
     return [t.get_text() for t in drawing.findobj(text.Text)]
 
 
@@ -162,18 +162,18 @@ def test_wrong_predictions_are_red_and_say_the_truth(drawing):
     for b, panel in enumerate(shown.axes):
         assert panel.get_title() == ("5  97 %\ntrue: 4" if b == 4 else f"\n{b % 10}  97 %")
         assert panel.title.get_color() == (plots.RED if b == 4 else "black")
-    assert "1 of 53 wrong" in said(shown)
+    assert "1 of 53 wrong" in read_texts(shown)
 
 
 def test_pixels_are_coloured_between_the_darkest_and_the_brightest():
     image_BYXZ = np.zeros((2, 5, 7, 1), np.uint8)
     for high in (0, 255):
         image_BYXZ[1, 2, 3] = high
-        np.testing.assert_array_equal(images.coloured(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
+        np.testing.assert_array_equal(images.colour(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
     np.testing.assert_array_equal(
-        images.coloured(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
+        images.colour(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
     )
-    np.testing.assert_allclose(images.coloured(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3)
+    np.testing.assert_allclose(images.colour(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3)
 
 
 def test_confusion_has_true_rows_normalised_and_predicted_columns(drawing):
@@ -200,14 +200,14 @@ def test_maps_show_the_class_token_or_the_mean_over_queries(class_token, drawing
         np.testing.assert_allclose(panel.images[1].get_array(), [looked_S[:3], looked_S[3:]])
         assert panel.images[1].get_extent() == panel.images[0].get_extent()
         assert colors.same_color(panel.images[1].cmap(0.0), (*colors.to_rgb(plots.ORANGE), 0))
-    assert any(("class token" in words) == class_token for words in said(shown) if "attend" in words)
+    assert any(("class token" in words) == class_token for words in read_texts(shown) if "attend" in words)
 
 
 def test_figures_say_which_layers_and_heads_are_shown(drawing):
-    words = said(drawing(maps, M=23, H=1, class_token=True))
+    words = read_texts(drawing(maps, M=23, H=1, class_token=True))
     assert "where the class token attends\n(12 of 23 layers)" in words and {"layer 1", "layer 23"} <= set(words)
     assert sum(w.startswith("layer") for w in words) == 12
-    words = said(drawing(matrices, M=1, H=11, queries="a", keys="a"))
+    words = read_texts(drawing(matrices, M=1, H=11, queries="a", keys="a"))
     assert any("(8 of 11 heads)" in some for some in words) and {"head 1", "head 11"} <= set(words)
     assert sum(w.startswith("head") for w in words) == 8
 
@@ -237,16 +237,22 @@ def test_letters_are_drawn_by_any_font_that_has_them_and_else_as_codes(monkeypat
     entries = [types.SimpleNamespace(name="Two Letters", fname="two.ttf", style="normal")]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
     monkeypatch.setattr(font_manager, "get_font", Font)
-    plots._font.cache_clear()
-    assert (plots._font("好"), plots._font("a"), plots.name("好 a 漢")) == ("Two Letters", plots.FONT, "好 a <6f22>")
-    plots._font.cache_clear()
+    plots._find_font.cache_clear()
+    assert (plots._find_font("好"), plots._find_font("a"), plots.name("好 a 漢")) == (
+        "Two Letters",
+        plots.FONT,
+        "好 a <6f22>",
+    )
+    plots._find_font.cache_clear()
 
 
 def test_the_confusion_of_many_classes_is_not_drawn(tmp_path, capsys):
     label_B, names = np.arange(5), [str(c) for c in range(100_000)]
-    assert plots.confusion_of(tmp_path / "a.png", label_B=label_B, predicted_B=label_B, classes=names) == []
+    assert plots.confusion_of_predictions(tmp_path / "a.png", label_B=label_B, predicted_B=label_B, classes=names) == []
     assert "100,000" in capsys.readouterr().out
-    (file,) = plots.confusion_of(tmp_path / "b.png", label_B=label_B, predicted_B=label_B[::-1], classes=names[:6])
+    (file,) = plots.confusion_of_predictions(
+        tmp_path / "b.png", label_B=label_B, predicted_B=label_B[::-1], classes=names[:6]
+    )
     assert file.is_file()
 
 
@@ -260,15 +266,15 @@ def test_visible():
 def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, monkeypatch):
     handed = []
     monkeypatch.setattr(plots, "write", lambda drawing, path: handed.append(drawing))
-    given = hidden("a.png", B=count, Y=Y, Z=Z)
+    arrays = hidden("a.png", B=count, Y=Y, Z=Z)
     panels = np.reshape(handed[0].axes, (3, min(count, 8)))
     assert [row[0].get_ylabel() for row in panels] == ["input", "prediction", "truth"]
     for b, column in enumerate(panels.T):
         seen, predicted, truth = (np.asarray(panel.images[0].get_array()) for panel in column)
-        np.testing.assert_allclose(truth, np.broadcast_to(given["image_BYXZ"][b] / 255, (Y, 6, 3)), atol=1e-6)
+        np.testing.assert_allclose(truth, np.broadcast_to(arrays["image_BYXZ"][b] / 255, (Y, 6, 3)), atol=1e-6)
         for y, x in itertools.product(range(Y), range(6)):
-            is_hidden = given["hidden_BN"][b, y // 2 * 3 + x // 2]
-            expected = np.clip(given["prediction_BYXZ"][b, y, x] / 255, 0, 1) if is_hidden else truth[y, x]
+            is_hidden = arrays["hidden_BN"][b, y // 2 * 3 + x // 2]
+            expected = np.clip(arrays["prediction_BYXZ"][b, y, x] / 255, 0, 1) if is_hidden else truth[y, x]
             np.testing.assert_allclose(predicted[y, x], np.broadcast_to(expected, 3), atol=1e-6)
             np.testing.assert_allclose(seen[y, x], images.HIDDEN if is_hidden else truth[y, x], atol=1e-6)
 
@@ -277,9 +283,9 @@ def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, monkeypatch
 def test_kernels_and_weights_are_shown(drawing, heads):
     kernel_HD, learned_HD = np.random.default_rng(0).normal(size=(2, heads, 6))
     learned_HNS, built_HNS = np.random.default_rng(1).random((2, heads, 13, 13))
-    offsets = convolution.offsets(heads)
-    given = {"kernel_HD": kernel_HD, "learned_HD": learned_HD, "offsets": offsets, "difference": 1.25e-7}
-    shown = drawing(kernels.kernels_and_weights, **given, learned_HNS=learned_HNS, constructed_HNS=built_HNS)
+    offsets = depthwise.offsets(heads)
+    arrays = {"kernel_HD": kernel_HD, "learned_HD": learned_HD, "offsets": offsets, "difference": 1.25e-7}
+    shown = drawing(kernels.kernels_and_weights, **arrays, learned_HNS=learned_HNS, constructed_HNS=built_HNS)
     above, middle, below = shown.subfigs
     true, learned, difference = (panel.images[0].get_array() for panel in above.axes[:3])
     np.testing.assert_array_equal(true, kernel_HD.T)

@@ -70,11 +70,13 @@ def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         image_1ZYX = processor(images=image, return_tensors="pt")["pixel_values"]
     extras = hub.read(folder).extras
-    image_1YXZ, _ = image_file.read(file, image_file.expected(folder, extras, Z=3, C=3))
+    image_1YXZ, _ = image_file.read(file, image_file.load_format(folder, extras, Z=3, C=3))
     np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
     right, found = of_theirs(image_1ZYX), of_ours(image_1YXZ)
     np.testing.assert_allclose(found, right, atol=1e-5)
-    plain_1YXZ, _ = image_file.read(file, image_file.expected(folder.parent, extras, Z=3, C=3))  # where nothing is said
+    plain_1YXZ, _ = image_file.read(
+        file, image_file.load_format(folder.parent, extras, Z=3, C=3)
+    )  # where nothing is said
     assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (
         case in (PLAIN, "opacity")
     )  # so that the case says something
@@ -92,7 +94,7 @@ def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
     with raises(errors.UserError):
-        image_file.read(file, image_file.expected(folder, hub.read(folder).extras, Z=3, C=3))
+        image_file.read(file, image_file.load_format(folder, hub.read(folder).extras, Z=3, C=3))
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])
@@ -102,7 +104,7 @@ def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path,
     of_run = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
     of_run |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
     (tmp_path / "data.json").write_text(json.dumps(of_run))
-    like = image_file.expected(tmp_path, {}, Z=Z, C=1)
+    like = image_file.load_format(tmp_path, {}, Z=Z, C=1)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(like)))
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     file = photograph(tmp_path, mode)
@@ -111,5 +113,7 @@ def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path,
         right = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
     np.testing.assert_allclose(image_1YXZ, right, atol=1e-5, rtol=1e-5)
     assert np.ptp(right) > 0.3
-    again = image_file.expected(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)  # the exported model's
+    again = image_file.load_format(
+        tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1
+    )  # the exported model's
     np.testing.assert_allclose(image_file.read(file, again)[0], right, atol=1e-5, rtol=1e-5)

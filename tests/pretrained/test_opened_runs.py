@@ -42,7 +42,7 @@ def test_images_of_another_size_or_with_colours_are_made_as_the_file_would_be(vi
     Image.fromarray(image).save(tmp_path / "image.png")
     right_1YXZ, _ = image_file.read(tmp_path / "image.png", vision.like)
     batch = image.reshape(1, *shape[:2], -1)
-    np.testing.assert_array_equal(image_file.prepared(batch, vision.like), right_1YXZ)
+    np.testing.assert_array_equal(image_file.prepare(batch, vision.like), right_1YXZ)
     np.testing.assert_array_equal(vision(batch), vision.logits(right_1YXZ))
 
 
@@ -90,8 +90,8 @@ def test_a_text_of_a_batch_has_the_logits_that_it_has_alone(tmp_path, kind, chan
 
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-COLOUR = image_file.own(12, 16, 3) | {"values": [0, 255], "mean": [120.0] * 3, "std": [70.0] * 3}
-GREY = image_file.own(8, 8, 1) | {"values": [0, 16], "mean": [5.0], "std": [6.0]}
+COLOUR = image_file.describe_size(12, 16, 3) | {"values": [0, 255], "mean": [120.0] * 3, "std": [70.0] * 3}
+GREY = image_file.describe_size(8, 8, 1) | {"values": [0, 16], "mean": [5.0], "std": [6.0]}
 
 
 @pytest.mark.parametrize("like", [COLOUR, GREY], ids=["colour", "grey"])
@@ -102,14 +102,14 @@ def test_an_image_of_pillow_is_made_as_its_file_would_be(tmp_path, like, mode):
     Image.fromarray(PHOTO).convert("RGB" if mode == "turned" else mode).save(file, exif=exif)
     right_1YXZ, _ = image_file.read(file, like | {"assumed": False})
     with Image.open(file) as image:
-        np.testing.assert_array_equal(image_file.prepared(image, like), right_1YXZ)
-        both_2YXZ = image_file.prepared([image, image.resize((20, 20))], like)
+        np.testing.assert_array_equal(image_file.prepare(image, like), right_1YXZ)
+        both_2YXZ = image_file.prepare([image, image.resize((20, 20))], like)
         assert both_2YXZ.shape == (2, *like["image"])
         if mode in ("RGB", "RGBA", "L"):  # one array of axes YX or YXZ, whatever the model's channels are
-            np.testing.assert_array_equal(image_file.prepared(np.asarray(image), like), right_1YXZ)
+            np.testing.assert_array_equal(image_file.prepare(np.asarray(image), like), right_1YXZ)
 
 
 @pytest.mark.parametrize("given", [PHOTO.transpose(2, 0, 1), PHOTO[:12, :16] / 100 - 1, PHOTO[:12, :16] / 255])
 def test_colours_that_come_first_or_are_normalised_are_refused(given):
     with raises(errors.UserError, given.shape):
-        image_file.prepared(given, COLOUR)
+        image_file.prepare(given, COLOUR)

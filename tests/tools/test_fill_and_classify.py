@@ -162,7 +162,7 @@ def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
     p_C = softmax(np.asarray(open_model.open(run)(image_YX)[0]))
     line, *told = outcome.out.splitlines()
-    assert line == f"{file}: 8 x 8 pixels, grey, made 8 x 8, grey, black 0 and white 16 as the model's own images"
+    assert line == f"{file}: 8 x 8 pixels, grey, resized to 8 x 8, grey, black 0 and white 16 as the model's own images"
     assert [text.split()[1] for text in told] == [str(c) for c in np.argsort(-p_C)[:5]]
     np.testing.assert_allclose([float(text.split()[0]) for text in told], np.sort(p_C)[:-6:-1], atol=6e-3)
     assert (tmp_path / "out" / "classes.txt").read_text(encoding="utf-8") == outcome.out
@@ -191,7 +191,7 @@ def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
     arrays = {name: x for name, x in published.tensors("vit").items() if not name.endswith(sides)}
     published.save(tmp_path, "vit", arrays, qkv_bias=False)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
-    like = image_file.expected(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
+    like = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
     assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]
     file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
     outcome = tiny.command(classify, checkpoint=tmp_path, file=file)
@@ -207,7 +207,7 @@ def test_an_export_says_how_an_image_is_made_whatever_its_black_was(run_of, tmp_
     assert (outcome.code, outcome.err) == (0, "") and "preprocessor_config.json" in outcome.out
     file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (11, 9), np.uint8))
     of_both = [open_model.open(str(folder)) for folder in (run, tmp_path / "out")]
-    mine, theirs = (image_file.expected(made.path, made.extras, Z=1, C=10) for made in of_both)
+    mine, theirs = (image_file.load_format(made.path, made.extras, Z=1, C=10) for made in of_both)
     assert mine["classes"] == theirs["classes"]
     np.testing.assert_allclose(image_file.read(file, theirs)[0], image_file.read(file, mine)[0], atol=1e-5)
 
