@@ -192,17 +192,15 @@ def train_step(
     A guard keeps the old parameters if the loss, the gradient norm, the learning rate or a batch statistic is not
     finite. nan="abort": the metric `alive`, an argument of the next step, is then False, and no later step changes the
     state. nan="skip": the step counts, without an update; the metric `skipped` is the number of such steps.
-    nan="skip_spikes": spikes (spikes.py) are skipped as well. The guard does not read the new parameters: the next loss
-    shows whether they are finite, and `nonfinite.check` does before a save. probe_due(n): whether step n measures the
-    task's probe.
+    nan="skip_spikes": skip spikes (spikes.py) as well. The next loss, and `nonfinite.check` before a save, show whether
+    the new parameters are finite. probe_due(n): whether step n measures the task's probe.
     """
     key, weights = jax.random.fold_in(state.key, state.step), optim.training_params(state.params, state.opt_state)
     device_gradient = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
     mesh_gradient = sharded(device_gradient, mesh, **gradient_specs(weights, batch, task, mesh))
     grads, metrics, running = mesh_gradient(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(updates_made(state.opt_state))
-    with jax.named_scope("guard"):
-        # Before the update, in one pass. (optax.apply_if_finite knows neither the loss nor spikes.)
+    with jax.named_scope("guard"):  # in one pass (optax.apply_if_finite knows neither the loss nor spikes)
         checked = [loss, norm, learning_rate, *running.values()]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in checked]))
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
@@ -211,8 +209,8 @@ def train_step(
     with jax.named_scope("optimiser"):
         rule = optax.with_extra_args_support(optimiser)
         updates, opt_state = rule.update(grads, state.opt_state, state.params, value=loss, norm=norm)
-        params = follow(optax.apply_updates(state.params, updates), running)
-        new, old = (params, opt_state), (state.params, state.opt_state)
+        new = follow(optax.apply_updates(state.params, updates), running), opt_state
+        old = state.params, state.opt_state
         params, opt_state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, old)
     new = state.replace(step=state.step + alive, params=params, opt_state=opt_state)
     new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))

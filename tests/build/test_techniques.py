@@ -7,14 +7,13 @@ from unittest import mock
 import cases
 import jax
 import jax.numpy as jnp
+import layout_cases
 import numpy as np
 import pytest
 import reference
-import test_mesh
 import tiny
 from cases import B, D, H, K, N
 from errors import raises
-from test_mesh import task_of  # noqa: F401  (a fixture)
 
 from experiments.build import model as models
 from experiments.engine import errors
@@ -169,14 +168,19 @@ GATED = {"model__value": "gated", "model__output_cap": 0.5}
 LAYOUTS = {"1x1x2x1": GATED, "1x2x1x2": EXCLUSIVE}
 
 
+@pytest.fixture(scope="module")
+def task_of(tmp_path_factory):
+    return layout_cases.tasks(tmp_path_factory.mktemp("data"))
+
+
 @pytest.mark.parametrize("sizes", LAYOUTS)
-def test_devices_have_the_gradient_of_one(task_of, sizes, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(test_mesh.KINDS, "techniques", ("language", LAYOUTS[sizes] | test_mesh.FEW))
-    expected = test_mesh.gradient(task_of, "techniques", "1x1x1x1", 1)[:2]
+def test_devices_have_the_gradient_of_one(task_of, sizes, monkeypatch):
+    monkeypatch.setitem(layout_cases.KINDS, "techniques", ("language", LAYOUTS[sizes] | layout_cases.FEW))
+    expected = layout_cases.gradient(task_of, "techniques", "1x1x1x1", 1)[:2]
     chunks = mock.patch.multiple("tfm.loss", FROM=1, LOGITS=8 * 256)  # also of a vocabulary that devices share
-    test_mesh.agree(chunks(test_mesh.gradient)(task_of, "techniques", sizes, 1)[:2], expected)
+    layout_cases.agree(chunks(layout_cases.gradient)(task_of, "techniques", sizes, 1)[:2], expected)
 
 
-def test_a_score_that_cuts_tokens_is_not_shared(task_of):  # noqa: F811
+def test_a_score_that_cuts_tokens_is_not_shared(task_of):
     with raises(errors.UserError, "nonlinear_query", "mesh.tensor"):
-        task_of("language", test_mesh.mesh_of("1x1x2x1"), model__score="nonlinear_query")
+        task_of("language", layout_cases.mesh_of("1x1x2x1"), model__score="nonlinear_query")

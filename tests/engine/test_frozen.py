@@ -1,7 +1,7 @@
 """Parameters that stay as they begin (optim.frozen): the others are trained as if there were no more."""
 
+import frozen_task
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,36 +10,12 @@ from errors import raises
 
 from experiments.engine import errors, mesh, optim, run as runs, train_step as steps
 from experiments.studies import programs, study
-from tfm import layout as layouts, loss, shapes
+from tfm import layout as layouts, shapes
 
 WAYS = {
     "adamw": dict(frozen=["embed/W_?P", "blocks/norm"], optim__clip=0.1),
     "muon": dict(frozen=["*", "!*/W_*", "!head"], optim__name="muon", train__accumulation=2),
 }
-
-
-def small_task() -> steps.Task:
-    """Two layers that devices may share, and a statistic that a parameter follows."""
-    linear = tiny.linear_task()
-
-    def init(key):
-        x = jax.random.normal(key, (90,))
-        layers = {
-            "mlp": {"W_DD": x[:32].reshape(2, 4, 4), "b_D": x[32:40].reshape(2, 4)},
-            "norm": {"mean_D": x[40:48].reshape(2, 4)},
-        }
-        return {"embed": {"W_DP": x[48:68].reshape(4, 5)}, "blocks": layers, "head": {"G_CD": x[68:80].reshape(3, 4)}}
-
-    def mean(params, batch, *, key_B=None, layout=layouts.ONE):
-        own = layouts.gather_features(params["embed"] | params["head"], layout)
-        x_BD = batch["x_BD"] @ own["W_DP"].T
-        for m in range(2):
-            layer = layouts.gather_features(jax.tree.map(lambda leaf, m=m: leaf[m], params["blocks"]), layout)
-            x_BD = jnp.tanh(x_BD @ layer["mlp"]["W_DD"].T + layer["mlp"]["b_D"])
-        answer = x_BD @ own["G_CD"].T, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer)}, {"running": {"blocks": {"norm": {"mean_D": jnp.ones((2, 4))}}}}
-
-    return linear._replace(init=init, loss=mean)
 
 
 def others(tree, frozen):
@@ -51,7 +27,7 @@ def others(tree, frozen):
 def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
     """On devices that share the weights too: no decay, no state, and it counts nothing in the gradient's norm."""
     changes = {key: value for key, value in WAYS[name].items() if key != "frozen"}
-    settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], small_task()
+    settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], frozen_task.small_task()
     devices = mesh.make(data=2, fsdp=2) if name == "muon" else mesh.make(data=1)
     shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
     plan = runs.plan(settings.replace({"optim.frozen": frozen}), shared, devices)
@@ -120,7 +96,7 @@ def test_a_study_freezes_too():
     ],
 )
 def test_a_pattern_that_changes_nothing_is_refused(frozen, before, wrong):
-    params = jax.eval_shape(small_task().init, jax.random.key(0))
+    params = jax.eval_shape(frozen_task.small_task().init, jax.random.key(0))
     with raises(errors.UserError, "optim.frozen", f'"{wrong}"'):
         optim.check_frozen(frozen, params, before)
     optim.check_frozen(["*", "!head"], params)

@@ -5,11 +5,11 @@ import json
 import shutil
 
 import dots
+import frozen_task
 import jax
 import numpy as np
 import published
 import pytest
-import test_frozen
 import tiny
 import tiny_study
 from errors import raises
@@ -81,7 +81,7 @@ def test_a_study_compares_adapters_with_all_weights_from_the_same_model(tmp_path
 
 def small(lora: str) -> tuple[config.Settings, run.Work]:
     settings = tiny.settings("vision", **{"init_from": "a", "optim.lora": lora, "train.accumulation": 2})
-    return settings, run.Work(test_frozen.small_task(), lambda *arguments: [])
+    return settings, run.Work(frozen_task.small_task(), lambda *arguments: [])
 
 
 def test_devices_that_share_weights_and_adapters_take_the_same_step():

@@ -5,6 +5,7 @@ import math
 import re
 from unittest import mock
 
+import averages
 import cases
 import jax
 import jax.numpy as jnp
@@ -30,11 +31,6 @@ WAYS = {"flash": FLASH, "chunked": in_chunks, "fused": fused.attention, "explici
 TOLERANCE = {"flash": 1e-10, "chunked": 1e-10, "fused": 1e-5}  # fused has its softmax in float32
 
 
-def offsets(b_HR: jax.Array) -> Partial:
-    """A learned bias for every offset s - n."""
-    return Partial(functools.partial(relative_position.relative.bias, H=H), {"b_HR": b_HR})
-
-
 def apart(b_HR: jax.Array) -> Partial:
     """Tokens attend to others if they can: a bias of constants."""
     return Partial(relative_position.self_bias, None)
@@ -51,11 +47,11 @@ def all_three(valid_BS):
 
 N_BN = jnp.arange(N) + jnp.array([[3], [11]])  # every sequence at its own positions
 CASES = {  # mask, bias, heads of q, k, v, positions, cap
-    "none": (lambda valid_BS: None, offsets, (1, 1, 1), None, 0.0),
-    "blind, capped": (lambda valid_BS: blind, offsets, (H, 1, H), None, 1.3),
+    "none": (lambda valid_BS: None, averages.offsets, (1, 1, 1), None, 0.0),
+    "blind, capped": (lambda valid_BS: blind, averages.offsets, (H, 1, H), None, 1.3),
     "alone": (lambda valid_BS: mask.window(1), apart, (1, 1, H), None, 0.0),
-    "padding": (mask.padding, offsets, (H, H, H), None, 0.0),
-    "positions": (all_three, offsets, (H, H, H), N_BN, 0.0),
+    "padding": (mask.padding, averages.offsets, (H, H, H), None, 0.0),
+    "positions": (all_three, averages.offsets, (H, H, H), N_BN, 0.0),
 }
 
 
@@ -92,7 +88,7 @@ def test_values_and_gradients_equal_the_explicit_ones(case):
     for way, each in found.items():
         cases.agree(each, expected, TOLERANCE[way])
     (dq_BHNK, dk_BHSK, dv_BHSV, dbias), y_BHNV = expected
-    assert y_BHNV.shape == (B, H, N, V) and dv_BHSV.any() and dbias.any() == (CASES[case][1] is offsets)
+    assert y_BHNV.shape == (B, H, N, V) and dv_BHSV.any() and dbias.any() == (CASES[case][1] is averages.offsets)
     if case == "alone":  # a weight is one whatever the logit is: nothing is to be learned from it
         assert max(np.abs(dq_BHNK).max(), np.abs(dk_BHSK).max()) < 1e-15
         cases.close(y_BHNV, arrays[2][:, :, S - N :])
@@ -105,7 +101,7 @@ def test_values_and_gradients_equal_the_explicit_ones(case):
 def test_neither_the_size_of_a_block_nor_large_logits_change_anything():
     """In float32, where exp(300) is infinite."""
     *qkv, b_HR = drawn()
-    call = dict(mask=all_three(VALID_BS), bias=offsets(b_HR))
+    call = dict(mask=all_three(VALID_BS), bias=averages.offsets(b_HR))
 
     @jax.jit
     def every(qkv):
@@ -174,7 +170,7 @@ def test_inside_a_loop_over_rematerialised_layers_under_vmap():
     def stack(b_MHR, valid_BS, way):
         @jax.checkpoint
         def layer(q_BHNK, b_HR):
-            call = dict(mask=all_three(valid_BS), scale=0.7, bias=offsets(b_HR))
+            call = dict(mask=all_three(valid_BS), scale=0.7, bias=averages.offsets(b_HR))
             return q_BHNK + WAYS[way](q_BHNK, k_BHSK, v_BHSV, **call)[0][..., :K], None
 
         return jnp.sin(jax.lax.scan(layer, q_BHNK, b_MHR)[0]).sum()

@@ -3,6 +3,7 @@ reference, in every way of computing the averages (on a ring: test_ring.py), in 
 
 import functools
 
+import averages
 import cases
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,11 @@ import numpy as np
 import pytest
 import reference
 import reference_scores
-import test_ring
 import tiny
 from cases import B, N
 from errors import raises
 from jax.sharding import PartitionSpec as P
-from test_score import SCORES
+from score_cases import SCORES
 
 from experiments.build import model as models, sharding
 from experiments.engine import compilation, errors, mesh as meshes
@@ -88,7 +88,7 @@ def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(G
         call = {"n": jnp.asarray(cases.ANY_BN % N)} if "flash in blocks" in ways else {"n": None, "cap": 1.3}
         call |= dict(name="padding", bias=True, N=N)
         computed = {way: WAYS[way] for way in ways} | {"repeated": of_own_heads}
-        return {way: test_ring.gradients(arrays, attend=compute, **call) for way, compute in computed.items()}
+        return {way: averages.gradients(arrays, attend=compute, **call) for way, compute in computed.items()}
 
     found = jax.device_get(every(arrays))
     expected = found.pop("repeated")

@@ -14,8 +14,8 @@ import reference_scores
 import tiny
 import translate
 from cases import B, N, S
-from test_explicit import MASKS, paper_allowed
-from test_score import SCORES, D, H, K, drawn
+from mask_cases import MASKS, paper_allowed
+from score_cases import SCORES, D, H, K, drawn
 
 from experiments.build import model as models
 from experiments.engine import errors
@@ -182,5 +182,5 @@ def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
             np.testing.assert_array_equal(found[path], factor * leaf if scaled else leaf)
             assert np.any(leaf) or not scaled
     for field in ("score_std", "output_std"):
-        with pytest.raises(errors.UserError, match=f"model.{field} must be at least 0"):
+        with pytest.raises(errors.UserError, match=f"model.{field} = -1"):
             models.make_block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)

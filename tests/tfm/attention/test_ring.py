@@ -3,13 +3,13 @@
 import functools
 import re
 
+import averages
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from test_flash import offsets
 
 from tfm.attention import explicit, flash, mask
 
@@ -18,17 +18,7 @@ AXIS = "sequence"
 EXPLICIT = explicit.attention
 FLASH = flash.attention
 RING = functools.partial(FLASH, queries=5, keys=3, axis=AXIS)  # of 11 tokens: both have blocks that are filled up
-LENGTH_B = np.array([40, 3])  # with a window, queries of the second sequence see nothing
 NAMES, TOKENS = ("q", "k", "v", "b_HR"), PartitionSpec(None, None, AXIS)
-
-
-def padded(N: int) -> mask.Mask:
-    """A causal window over sequences of unequal lengths, an array that is whole on every device."""
-    valid_BS = jnp.arange(N) < LENGTH_B[:, None]
-    return mask.both(mask.both(mask.causal, mask.window(9)), mask.padding(valid_BS))
-
-
-MASKS = {"padding": padded, "prefix": lambda N: mask.either(mask.causal, mask.prefix(LENGTH_B))}
 
 
 def drawn(N: int, heads=(H, H, H)) -> dict[str, np.ndarray]:
@@ -56,23 +46,11 @@ def dealt(tree: dict, n: np.ndarray) -> dict:
     return {name: x if name == "b_HR" else x[:, :, n] for name, x in tree.items()}
 
 
-def gradients(arrays, n, *, attend, name: str, bias: bool, N: int, over=(), **cap: float) -> tuple[dict, jax.Array]:
-    """The gradients of a number that every finite output moves, summed over the devices, and the outputs."""
-
-    def total(arrays: dict) -> tuple[jax.Array, jax.Array]:
-        own = offsets(arrays["b_HR"]) if bias else None
-        y_BHNV, _ = attend(*[arrays[x] for x in "qkv"], mask=MASKS[name](N), bias=own, n=n, scale=0.7, **cap)
-        number = jnp.where(jnp.isfinite(y_BHNV), jnp.sin(y_BHNV + jnp.arange(V)), 0).sum()
-        return jax.lax.psum(number, over), y_BHNV
-
-    return jax.grad(total, has_aux=True)(arrays)
-
-
 def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowered:
     """`gradients` where each of P devices has its share of the tokens, not yet compiled."""
     specs = {name: PartitionSpec() if name == "b_HR" else TOKENS for name in arrays}
     run = jax.shard_map(
-        functools.partial(gradients, attend=RING, over=AXIS, **settings),
+        functools.partial(averages.gradients, attend=RING, over=AXIS, **settings),
         mesh=mesh(**{AXIS: P}),
         in_specs=(specs, PartitionSpec(AXIS)),
         out_specs=(specs, TOKENS),
@@ -91,7 +69,7 @@ def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowere
 def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, heads, cap):
     N, arrays = 11 * P, drawn(11 * P, heads)
     n, settings = order(N, P), dict(name=name, bias=bias, N=N, cap=cap)
-    whole = jax.jit(functools.partial(gradients, attend=EXPLICIT, **settings))
+    whole = jax.jit(functools.partial(averages.gradients, attend=EXPLICIT, **settings))
     expected, y_BHNV = jax.device_get(whole(arrays, np.arange(N)))
     found = spread(arrays, n, P, **settings).compile()(dealt(arrays, n), jnp.asarray(n))
     cases.agree(found, (dealt(expected, n), dealt({"y": y_BHNV}, n)["y"]))
@@ -105,7 +83,7 @@ def test_bfloat16_travels_as_it_is_and_is_summed_in_float32():
     arrays = {name: x if name == "b_HR" else x.astype(jnp.bfloat16) for name, x in drawn(22).items()}
     lowered = spread(arrays, striped(22, 2), 2, name="padding", bias=True, N=22)
     sent = re.findall(r"collective_permute\".*-> tensor<.*x([a-z]+\d+)>", lowered.as_text())
-    # Keys, values, positions and what is real, twice; two gradients, also after the last turn.
+    # Keys, values, positions and what is real, twice; two averages.gradients, also after the last turn.
     assert sorted(sent) == ["bf16"] * 4 + ["f32"] * 4 + ["i1"] * 2 + ["i32"] * 2
     of_arrays, y_BHNV = lowered.out_info
     assert all(of_arrays[name].dtype == x.dtype for name, x in arrays.items()) and y_BHNV.dtype == jnp.bfloat16
@@ -122,7 +100,7 @@ def test_inside_a_loop_over_rematerialised_layers_beside_an_axis_of_data():
         @jax.checkpoint
         def layer(x_BHNK, b_HR):
             allowed = mask.both(mask.causal, mask.padding(jnp.arange(N) < length_B[:, None]))
-            settings = dict(mask=allowed, scale=0.7, bias=offsets(b_HR), n=n)
+            settings = dict(mask=allowed, scale=0.7, bias=averages.offsets(b_HR), n=n)
             return x_BHNK + attend(x_BHNK, x_BHNK, x_BHNK, **settings)[0], None
 
         return jax.lax.psum(jnp.sin(jax.lax.scan(layer, x_BHNK, b_MHR)[0]).sum(), over)

@@ -14,14 +14,12 @@ import reference_alternatives
 import reference_decoders
 import reference_scores
 from cases import B, N, S
+from score_cases import SCORES, SYMMETRIC, TURNED, D, H, K, drawn
 
-from experiments.engine import by_name, optim
+from experiments.engine import optim
 from tfm import block, initial, shapes
 from tfm.attention import explicit, relative_position, score
 
-SCORES = by_name.candidates(score)
-H, K = 3, 5
-D = H * K  # what `identity_query` asks for
 # For each head: the parameters of queries and keys, and how many more there are with biases.
 COUNTS = dict.fromkeys(("none", "constant"), (0, 0)) | {"tied_signed": (D * K + K, K), "l2_tied": (D * K, 0)}
 COUNTS |= dict.fromkeys(("tied", "tied_keynorm", "identity_query"), (D * K, K))
@@ -30,17 +28,10 @@ COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # gains that th
 COUNTS |= {"nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
-SYMMETRIC = {"none", "tied", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
-TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric also behind rotary positions
 reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
 every = pytest.mark.parametrize("name", SCORES)
 SAME = {"symmetric_init", "asymmetric_std", "constant"}  # they compare tokens as another one does
 both_types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-
-
-def drawn(name: str, bias: bool = True, **sizes: int) -> dict:
-    """Parameters of a score, all of them normal numbers."""
-    return cases.drawn(lambda key: SCORES[name].init(key, **dict(H=H, K=K, D=D) | sizes, bias=bias))
 
 
 def begun_with(name: str, bias: bool = False) -> dict:

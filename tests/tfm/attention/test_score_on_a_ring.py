@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 from cases import B, H, K
-from test_score import SYMMETRIC, TURNED
+from score_cases import SYMMETRIC, TURNED
 
 from experiments import synthetic
 from experiments.engine import mesh, run as runs, train_step as steps
