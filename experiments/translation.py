@@ -107,7 +107,9 @@ def read(settings: configs.Settings) -> Corpus:
         f"{data.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {subwords.size:,}",
         f"{data.name}: it learns to translate as {first}",
     ]
-    common = {side: pairs.most_common_words(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)}
+    common = {
+        side: pairs.most_common_words(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)
+    }
     return Corpus(data.name, subwords, *rows, *scored(data.evaluation, SCORED), lines, data.sha256, common)
 
 

@@ -215,6 +215,7 @@ def train(sentences: Iterable[str], *, W: int) -> Subwords:
 
 class Rows(NamedTuple):
     """The ids of the pairs."""
+
     source_BS: np.ndarray
     target_BN: np.ndarray
     longer: int  # pairs that do not fit, and have no row
@@ -243,7 +244,7 @@ def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
     target_BN, target_fits_B = pad(subwords, [target for _, target in pairs], N=N)
     fits_B &= target_fits_B
     if not fits_B.any():
-        raise errors.UserError(f"none of {len(pairs)} pairs has at most pairs.N = {N} tokens on each side: choose a larger pairs.N")
+        raise errors.UserError(f"none of {len(pairs)} pairs has at most pairs.N = {N} tokens a side: choose a larger N")
     return Rows(source_BN[fits_B], target_BN[fits_B], int(np.sum(~fits_B)))
 
 

@@ -53,6 +53,7 @@ class Part:
 
 class Text(NamedTuple):
     """A text and its two parts."""
+
     name: str
     train: Part
     evaluation: Part
@@ -75,15 +76,17 @@ def load(source: str, field: str = "") -> Text:
     if there is no text, or too little to split.
     """
     every, used = find(source, field)
-    if named := files.split_by_names("text", found):  # files that are not in a folder have no such names
+    if named := files.split_by_names("text", used):  # files that are not in a folder have no such names
         text = divide_by_names(source, named, field)
     else:
         text = divide_by_contents(source, read_once(source, used, field))
     path, lines, empty = pathlib.Path(source).expanduser(), [], sum(not file.size for file in used)
     if source not in NAMED and path.is_dir():
-        lines += files.describe_skipped(path, every, found)
+        lines += files.describe_skipped(path, every, used)
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
-    return text._replace(description="\n".join(filter(None, [text.description, *(f"{source}: {line}" for line in lines)])))
+    return text._replace(
+        description="\n".join(filter(None, [text.description, *(f"{source}: {line}" for line in lines)]))
+    )
 
 
 def load_whole(source: str, field: str = "") -> Part:
@@ -135,7 +138,10 @@ def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[S
 def divide_by_names(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
     """Return the parts that file names define, and count the texts that are in both."""
     files_of = {part: named[part] for part in (files.TRAIN, files.evaluation_part(named))}
-    sides = [read_once(f"{name}: the part {part} ({files.join_names(files_of[part])})", files_of[part], field) for part in files_of]
+    sides = [
+        read_once(f"{name}: the part {part} ({files.join_names(files_of[part])})", files_of[part], field)
+        for part in files_of
+    ]
     description = files.describe_parts(name, "by their names,", named)
     evaluation = [*digests(sides[1])]
     held_out = {*evaluation}

@@ -39,7 +39,7 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
     content = "\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc"
     loaded = pairs.load(str(write(tmp_path, **{"a.txt": content.encode()}) / "a.txt"))
     assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")]
-    assert loaded.description.endswith("a.txt: 1 lines have more than two columns, of which the first two are used")
+    assert loaded.description.endswith("a.txt: 1 lines have more than two columns; the first two are used")
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
@@ -128,7 +128,9 @@ def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
     moses = write(tmp_path, **{"moses.zip": zipped(members)}) / "moses.zip"
     for source in (file, one, one / "europarl-v7.es-en", packed, named / "said", moses):
         assert pairs.load(str(source))[1:3] == pairs.load(str(file))[1:3]
-    assert pairs.load(str(one)).description.endswith("the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs")
+    assert pairs.load(str(one)).description.endswith(
+        "the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs"
+    )
     write(one, **{"more.tsv": text(SAID[:100])})
     assert len(both(pairs.load(str(one)))) == 100  # where there are tab-separated files, nothing else is read, as ever
 
@@ -136,7 +138,7 @@ def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
 def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_refused(tmp_path):
     some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
     loaded = pairs.load(str(some))
-    assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are left out, as one side is empty" in loaded.description
+    assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are skipped" in loaded.description
     write(some, **{"a.es": b"x\ny\nz"})
     with raises(errors.UserError, "a.en has 4", "a.es has 3"):
         pairs.load(str(some))
@@ -160,7 +162,9 @@ def test_names_tell_train_valid_and_test(tmp_path):
     assert "test.en -> test.es left alone" in found.description and "trained on, too" not in found.description
     write(tmp_path / "tsv", **{"said.train.tsv": text(SAID[:900]), "said.dev.tsv": text(SAID[890:920])})
     found = pairs.load(str(tmp_path / "tsv"))
-    assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.description
+    assert (
+        len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.description
+    )
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
     with raises(errors.UserError, "tsv (said.dev.tsv)"):
         pairs.load(str(tmp_path / "tsv"))

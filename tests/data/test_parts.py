@@ -99,10 +99,15 @@ def test_named_parts_that_cannot_be_used_are_refused_and_what_is_on_both_sides_i
     write(tmp_path, **{"empty/train.txt": KING, "empty/valid.txt": b"", "test/a.txt": KING})
     with raises(errors.UserError, "empty", "valid.txt"):
         text.load(str(tmp_path / "empty"))
-    assert "its first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).description  # a file alone is what it is, anywhere
+    assert (
+        "the first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).description
+    )  # a file alone is what it is, anywhere
     both = {"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90}
     found = text.load(str(write(tmp_path / "both", **both)))
-    assert "(1 of 2 texts to evaluate are trained on, too)" in found.description and len(documents(found.evaluation)) == 2
+    assert (
+        "(1 of 2 held-out texts are also in the training data)" in found.description
+        and len(documents(found.evaluation)) == 2
+    )
 
 
 # Contents.
@@ -154,7 +159,7 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_empty(tmp_path):
     assert not set(train) & set(evaluation) and evaluation
     one = text.load(str(write(tmp_path / "twice", a=b"0123456789", b=b"0123456789")))  # a single text is cut
     assert [*map(documents, one[1:3])] == [[b"012345678"], [b"9"]]
-    assert one.description.endswith("twice: its first 90 % to train on, the rest to evaluate")
+    assert one.description.endswith("twice: the first 90 % are for training, the rest is held out")
 
 
 def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, monkeypatch):

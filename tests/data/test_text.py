@@ -110,4 +110,6 @@ def test_files_that_are_no_part_of_a_text_are_counted(tmp_path):
     with raises(errors.UserError, "b.json", "text.field"):
         text.load(str(tmp_path / "list" / "b.json"))
     many = {f"{c}.{c}": b"x" for c in "abcdefg"} | {"z.csv": b"said\n" + b"x\ny\n" * 30}
-    assert "files skipped: 1 .a, 1 .b, 1 .c, ..." in text.load(str(write(tmp_path / "many", **many)), "said").description
+    assert (
+        "files skipped: 1 .a, 1 .b, 1 .c, ..." in text.load(str(write(tmp_path / "many", **many)), "said").description
+    )
