@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def execute(argv: list[str]) -> None:
     changes = parse(argv)
-    group = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    group = distributed.parse_group(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     if (group or DISTRIBUTED.value) and (WORKDIR.value is None or DRY_RUN.value):
         raise errors.UserError("several processes train one run: give all the same --workdir, and no --dry_run")
     folder, hint = WORKDIR.value, ""
@@ -66,7 +66,7 @@ def execute(argv: list[str]) -> None:
         again = [word for word in argv if not word.startswith("--resume=")]  # from here on the newest is the right one
         hint = f"; go on with: {shlex.join(['python', *again, *([] if WORKDIR.value else [f'--workdir={folder}'])])}"
     try:
-        with distributed.joined(group, detect=DISTRIBUTED.value):
+        with distributed.join(group, detect=DISTRIBUTED.value):
             train(CONFIG.value, folder, changes, **{flag.name: flag.value for flag in OPTIONS})
     except KeyboardInterrupt as error:
         raise interrupted(error, hint) from error
@@ -136,9 +136,9 @@ def train(
             raise errors.UserError(f"--resume={resume}: a study goes on from its newest checkpoints by itself")
         earlier = pathlib.Path(workdir) if dry_run and workdir else None
         return experiment.run(settings, folder, earlier, device, chips, target, json)
-    mesh = runs.devices(settings, device, chips=chips)
+    mesh = runs.make_mesh(settings, device, chips=chips)
     work = adapters.prepared(settings, experiment, mesh)  # data, initial parameters, loss, figures; optim.lora
-    work = warm_start.started(settings, work, resumed=runs.begun(folder))  # init_from
+    work = warm_start.started(settings, work, resumed=runs.has_checkpoint(folder))  # init_from
     if dry_run:
         return dry_runs.dry_run(settings, work, mesh, target, json)
     return runs.run(settings, folder, work, mesh, resume=resume)

@@ -59,8 +59,8 @@ def make_plan(size: sizes.Workload) -> training_step.Plan:
         experiment, source = write_data(pathlib.Path(folder), size)
         of_run = settings(experiment, size, changes | source)
         chips = compilation.split(of_run.to_dict()["mesh"], size.platform)
-        devices = run.devices(of_run, size.platform, chips=chips)
-        return run.plan(of_run, by_name.load_experiment(experiment).prepare(of_run, devices).task, devices)
+        devices = run.make_mesh(of_run, size.platform, chips=chips)
+        return run.make_plan(of_run, by_name.load_experiment(experiment).prepare(of_run, devices).task, devices)
 
 
 def training(size: sizes.Workload) -> participant.Built:

@@ -81,7 +81,7 @@ def run(
     asked = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError(f"seed = {settings.seed}: a study has study.seeds in its place")
-    devices = single.devices(settings, device, seeds=settings.mesh.seed, chips=chips)
+    devices = single.make_mesh(settings, device, seeds=settings.mesh.seed, chips=chips)
     if jax.process_count() > 1:
         raise errors.UserError(
             "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "
@@ -104,7 +104,7 @@ def run(
             raise
         files = write_report(folder, devices)
         print("\n".join(["", results.text(folder, asked), "", *(f"  {file}" for file in files)]))
-        session.requests.heed("stopped after the last run: the report holds all of them")
+        session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
@@ -133,10 +133,10 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
     waiting = check_all(run_folders.unfinished(trials, place), session)
     runs = studies.runs(settings, asked, {} if waiting else tuning.chosen(folder, asked))
     later = check_all(run_folders.unfinished(group(runs, session), folder), session)
-    with workdir.hold(folder, wait=workdir.PATIENCE):
-        workdir.enter(folder, settings.to_dict())
+    with workdir.lock(folder, wait=workdir.PATIENCE):
+        workdir.open_run(folder, settings.to_dict())
         plan.record(folder, asked)
-        sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
+        sources = workdir.keep_sources(folder, settings.sources(), workdir.read_commit()[1])
     if trials:
         run_folders.enter_runs(disk.folder(folder, tuning.FOLDER), trials, waiting, session)
     if waiting:
@@ -163,7 +163,7 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
     """Check that these programs can be trained, and print what their experiments say of the data, each line once."""
     checked = []
     for program in waiting:
-        session.requests.heed()
+        session.requests.raise_if_requested()
         checked.append(programs.check(program, session))
         for line in [line for line in checked[-1].lines if line not in session.printed]:
             session.printed.add(line)
@@ -173,7 +173,7 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
 
 def write_report(folder: pathlib.Path, devices: Mesh) -> list[pathlib.Path]:
     """Write the report of the runs that are finished so far, and return its files."""
-    with workdir.hold(folder, wait=workdir.PATIENCE):
+    with workdir.lock(folder, wait=workdir.PATIENCE):
         return results.write_again(folder, mesh.describe(devices))
 
 
@@ -194,12 +194,12 @@ def train_all(
     every, done, busy = len(waiting), 0, 0
     with contextlib.closing(progress.Progress(waiting)) as line:
         while waiting:
-            session.requests.heed()
+            session.requests.raise_if_requested()
             one, *waiting = waiting
             with contextlib.ExitStack() as held:
                 try:
                     for run in one.program.runs:
-                        held.enter_context(workdir.hold(folder / run.name))
+                        held.enter_context(workdir.lock(folder / run.name))
                 except workdir.InUse as error:
                     waiting, busy = [*waiting, one], busy + 1
                     if busy == len(waiting):  # all of them
@@ -217,7 +217,7 @@ def train_all(
                 line.say(str(one))
                 began = time.perf_counter()
                 programs.train(one, folder, session, sources, line)
-            session.requests.heed()
+            session.requests.raise_if_requested()
             done, took = done + 1, time.perf_counter() - began
             line.say(f"  {done} of {every} done, in {took:.1f} s")
             if took > REPORTED and waiting and not one.program.tuning:

@@ -27,9 +27,9 @@ def dry_run(
 
     target, file: as of `compile_and_report`. Raises RunError if the compiler refuses a program.
     """
-    plan, state = runs.prepared(settings, work, mesh, described=True)
+    plan, state = runs.prepare(settings, work, mesh, described=True)
     with steps.device_errors():
-        runs.describe(plan, state)
+        runs.print_model(plan, state)
         compile_and_report(programs(plan, state), target, file, parameters=state.params, optimiser=state.opt_state)
 
 

@@ -34,7 +34,7 @@ class Checkpoints:
         self._folder, self._keep, self._best = folder.absolute(), keep, best
         self._step = -1  # of the newest save
         with disk.writing(folder):
-            if distributed.main():
+            if distributed.is_main():
                 manifest.tidy(self._folder)
             self.measured = {n: manifest.metrics(self._folder / str(n)) for n in manifest.steps(self._folder)}
         # One device writes an array that several hold: to write a part each would cost a compilation for every shape.
@@ -56,7 +56,7 @@ class Checkpoints:
             return
         self._step, self.measured[step] = step, _finite(metrics or {})
         with self._writing(step):
-            if distributed.main():
+            if distributed.is_main():
                 self._path(manifest.WRITING).mkdir()
             self._orbax.save(self._path(manifest.WRITING) / manifest.STATE, args=ocp.args.PyTreeSave(_numbers(state)))
         self._pending = self._thread.submit(self._finish)
@@ -67,7 +67,7 @@ class Checkpoints:
     def _finish(self) -> None:
         """Wait for Orbax in all processes, and make a checkpoint of what it wrote; in the background."""
         self._orbax.wait_until_finished()
-        if distributed.main():
+        if distributed.is_main():
             manifest.write(self._path(manifest.WRITING), metrics=self.measured[self._step], versions=mesh.versions())
             self._path(manifest.WRITING).rename(self._path())
             disk.flush(self._folder)
@@ -79,14 +79,14 @@ class Checkpoints:
         if step in self.measured:
             self.measured[step] = _finite(metrics)
             with self._writing(step):
-                if distributed.main():
+                if distributed.is_main():
                     manifest.write_metrics(self._folder / str(step), self.measured[step])
                 self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
 
     def _delete(self, steps: list[int]) -> None:
         for step in steps:
             checkpoint = self._folder / str(step)
-            if distributed.main():
+            if distributed.is_main():
                 disk.remove(checkpoint.rename(checkpoint.with_name(checkpoint.name + manifest.DELETING)))
             del self.measured[step]
 
@@ -97,7 +97,7 @@ class Checkpoints:
             yield
         except FAILURES as error:
             self.measured.pop(step, None)
-            if distributed.main():
+            if distributed.is_main():
                 with contextlib.suppress(OSError):
                     disk.remove(self._path(manifest.WRITING))
             failed = f"step {step:,} could not be saved in {self._folder}: {disk.reason(error)}"
@@ -132,12 +132,12 @@ class Checkpoints:
         """
         self.wait()
         newest = max(self.measured, default=-1)
-        if not distributed.same(newest):
+        if not distributed.is_same(newest):
             raise errors.UserError(f"{self._folder}: the processes see different checkpoints. Use one shared disk.")
         if newest < 0:
             return None
         step = newest if step is None else step
-        distributed.in_main(lambda: self._verify(step))
+        distributed.call_in_main(lambda: self._verify(step))
         state = _restore(self._folder / str(step), like)
         self._delete([n for n in self.measured if n > step])
         self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # what a killed run has left

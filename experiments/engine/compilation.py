@@ -59,7 +59,7 @@ def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[
     enough = fake or n_devices <= (os.cpu_count() or 1)
     if (
         enough
-        and not distributed.joined_others()
+        and not distributed.is_joined()
         and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     ):
         with contextlib.suppress(RuntimeError):  # JAX has started and keeps its number of devices

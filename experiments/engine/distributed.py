@@ -1,6 +1,6 @@
-"""Several processes of one run, one on each host: who belongs to it, and what they agree on.
+"""Several processes of one run, one on each host: join them, and agree on values.
 
-"All call it" means: a process that does not call it leaves the others waiting. JAX's coordination service misses a
+"All call it" means: if one process does not call it, the others wait forever. JAX's coordination service misses a
 process that dies, after HEARTBEAT_SECONDS at the latest, and ends the others; the same commands go on from the last
 checkpoint.
 """
@@ -31,8 +31,8 @@ class Group(NamedTuple):
     process: int
 
 
-def given(coordinator: str | None, processes: int | None, process: int | None) -> Group | None:
-    """Return the group that flags, or else JAX's variables, name; None if they name nothing.
+def parse_group(coordinator: str | None, processes: int | None, process: int | None) -> Group | None:
+    """Return the group from the flags or JAX's environment variables; None if neither sets anything.
 
     Raises UserError if something is missing or invalid.
     """
@@ -40,19 +40,19 @@ def given(coordinator: str | None, processes: int | None, process: int | None) -
     values = [os.environ.get(name) if flag is None else flag for flag, name in zip(flags, VARIABLES, strict=True)]
     if not any(value not in (None, "") for value in values):
         return None
-    named = ", ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
+    sources = ", ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
     try:
         group = Group(str(values[0]), int(values[1]), int(values[2]))
     except (TypeError, ValueError):
-        raise errors.UserError(f"--coordinator, --processes and --process go together ({named})") from None
+        raise errors.UserError(f"--coordinator, --processes and --process go together ({sources})") from None
     host, _, port = group.coordinator.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16 and 0 <= group.process < group.processes):
-        raise errors.UserError(f"several processes need host:port and 0 <= process < processes ({named})")
+        raise errors.UserError(f"several processes need host:port and 0 <= process < processes ({sources})")
     return group
 
 
 @contextlib.contextmanager
-def joined(group: Group | None, *, detect: bool = False) -> Iterator[None]:
+def join(group: Group | None, *, detect: bool = False) -> Iterator[None]:
     """Run the block in all processes of the group; only process 0 prints. Enter it before a device is used.
 
     detect: without a group, JAX asks the cluster (Slurm, TPU pods, ...). With neither, nothing is changed.
@@ -62,7 +62,7 @@ def joined(group: Group | None, *, detect: bool = False) -> Iterator[None]:
         return
     start(group)
     with contextlib.ExitStack() as stack:
-        if not main():
+        if not is_main():
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         yield
     jax.distributed.shutdown()
@@ -84,13 +84,13 @@ def start(group: Group | None) -> None:
         raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {reason}") from error
 
 
-def in_main(action: Callable[[], int]) -> int:
+def call_in_main(action: Callable[[], int]) -> int:
     """Call `action` in process 0 and return its number in all: all call it. If it fails, all raise an error."""
     if jax.process_count() == 1:
         return action()
     value, failure = -1, None
     try:
-        value = action() if main() else 0
+        value = action() if is_main() else 0
     except (errors.UserError, errors.RunError) as error:
         failure = error
     values = multihost_utils.process_allgather(np.int32(value))
@@ -101,12 +101,12 @@ def in_main(action: Callable[[], int]) -> int:
     return int(values[0])
 
 
-def joined_others() -> bool:
+def is_joined() -> bool:
     """Return True after `start`, without using a device."""
     return jax.distributed.is_initialized()
 
 
-def main() -> bool:
+def is_main() -> bool:
     """Return True in process 0, which writes and prints for all."""
     return jax.process_index() == 0
 
@@ -150,7 +150,7 @@ def agree(value: int) -> int:
     return value if jax.process_count() == 1 else int(multihost_utils.process_allgather(np.int32(value)).max())
 
 
-def same(value: int) -> bool:
+def is_same(value: int) -> bool:
     """Return True if the value (as int32) is the same in every process: all call it."""
     return agree(value) == -agree(-value)
 

@@ -1,16 +1,16 @@
-"""What ends a command with one sentence instead of a traceback; the exit code says which it was."""
+"""Errors that end a command with one sentence instead of a traceback, and its exit code."""
 
 
 class _Sentence(BaseException):
-    """In a notebook, an error of which only the sentence is shown."""
+    """An error that a notebook shows as one sentence."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback."""
+        """Return the text that IPython shows in place of a traceback."""
         return [line(self)]
 
 
 class UserError(_Sentence, Exception):
-    """A mistake in a config, a path or a data file: one clear sentence that says what is wrong and what is right."""
+    """A mistake in a config, a path or a data file: one sentence with the setting and its allowed values."""
 
 
 class RunError(_Sentence, Exception):
@@ -18,7 +18,7 @@ class RunError(_Sentence, Exception):
 
 
 class Interrupted(_Sentence, KeyboardInterrupt):
-    """A signal ends the command; like Ctrl-C, it is no mistake that code on the way could mend.
+    """A signal ends the command. Like KeyboardInterrupt, it is not caught by `except Exception`.
 
     code: the exit code, 128 + the signal's number.
     """
@@ -29,5 +29,5 @@ class Interrupted(_Sentence, KeyboardInterrupt):
 
 
 def line(error: BaseException) -> str:
-    """The sentence on one line; what a terminal would act on, as a damaged name may hold it, is written out."""
+    """Return the message on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))

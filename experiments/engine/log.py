@@ -75,7 +75,7 @@ class Log:
 
     def __init__(self, folder: pathlib.Path, *, start: int, writers: Sequence[str] = ("tensorboard",)):
         self._open = contextlib.ExitStack()  # closes all of them, also if one fails
-        self._writes = distributed.main()
+        self._writes = distributed.is_main()
         if not self._writes:
             return
         rows = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
@@ -270,7 +270,7 @@ class Progress(Line):
         evaluation: the same for one evaluation. evaluations(n): how many come after step n. peak: FLOP/s of large
         matrix products; 0: unknown.
         """
-        super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.main())
+        super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.is_main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
         self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
         self._at, self._text = start, ""

@@ -113,7 +113,7 @@ class Training:
 
     def is_due(self, what: str, n: int) -> bool:
         """Return True if this happens after step n by its number."""
-        return due(n, every=self.plan.every[what], steps=self.plan.steps)
+        return is_due(n, every=self.plan.every[what], steps=self.plan.steps)
 
     def log(self, n: int, batch: Any, metrics: dict, state: train_step.State) -> bool:
         """Log the metrics of step n, and show the progress. Return False if no run is active after it.
@@ -167,7 +167,7 @@ class Training:
 
         clock: whether several processes agree on the time too, for which the devices wait.
         """
-        self._request = self._requests.agreed()
+        self._request = self._requests.agree()
         late = time.monotonic() - self._saved_at >= 60 * self.plan.save_minutes
         if not self._request and (clock or jax.process_count() == 1) and distributed.agree(late):
             self._request = SAVE
@@ -185,7 +185,7 @@ class Training:
     def stop_if_requested(self, *, now: bool = False) -> None:
         """Raise Interrupted, after a save, if a signal has come; now: ask the processes again."""
         if now:
-            self._request = self._requests.agreed()
+            self._request = self._requests.agree()
         if self._request > SAVE:
             self._saves.wait()
             distributed.barrier()  # no process leaves while another one writes
@@ -243,14 +243,14 @@ class Training:
                 stack.callback(writer.close)
 
 
-def due(n: Any, *, every: int, steps: int) -> Any:
+def is_due(n: Any, *, every: int, steps: int) -> Any:
     """Return whether something happens after step n (may be an array) that happens every so many steps and at the end;
     every = 0: only at the end."""
     return (n == steps) | (n % every == 0) if every else n == steps
 
 
-def times(n: int, *, every: int, steps: int) -> int:
-    """Return how often it is `due` after step n."""
+def count_due(n: int, *, every: int, steps: int) -> int:
+    """Return how often it `is_due` after step n."""
     return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
 
 
@@ -271,7 +271,7 @@ def train_and_save(
         stack.enter_context(contextlib.closing(saves))
         stack.enter_context(train_step.device_errors())
         start, state = start_state(plan, saves, folder, params)
-        line = progress(plan, start, flops)
+        line = make_progress(plan, start, flops)
         stack.enter_context(contextlib.closing(line))
         training = Training(
             plan,
@@ -303,16 +303,16 @@ def start_state(
     """Return the step and the state to start from: those of the newest checkpoint, or of step 0."""
     like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
     if resumed := saves.resume(like, plan.resume):
-        if distributed.main():
+        if distributed.is_main():
             print(f"resuming {folder} at step {resumed[0]:,}")
         return resumed
     return 0, train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
 
 
-def progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
+def make_progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
     """Return the progress bar of a run alone, after timing the matrix products of its devices."""
     peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
-    if distributed.main():
+    if distributed.is_main():
         print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
     return log.Progress(
         start=start,
@@ -321,6 +321,6 @@ def progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
         flops_per_step=flops,
         work=lambda n: plan.growth.before(n) / batch,
         evaluation=evaluation_work(plan.task, batch=batch),
-        evaluations=functools.partial(times, every=plan.every["evaluate"], steps=plan.steps),
+        evaluations=functools.partial(count_due, every=plan.every["evaluate"], steps=plan.steps),
         peak=peak,
     )

@@ -1,4 +1,4 @@
-"""A whole run of a config: plan it, print the parameter table, train, evaluate, save, and write the result."""
+"""A plan run of a config: plan it, print the parameter table, train, evaluate, save, and write the result."""
 
 import contextlib
 import dataclasses
@@ -71,7 +71,7 @@ class Result(NamedTuple):
         return f"Result(folder={str(self.folder)!r}; {', '.join(self._fields[1:])})"
 
 
-def devices(
+def make_mesh(
     settings: config.Settings, device: str = "any", *, seeds: int = 1, chips: Sequence[Any] | None = None
 ) -> Mesh:
     """Make the mesh of a run, and print it. device: as of compilation.start. seeds: devices that share several runs.
@@ -93,17 +93,17 @@ def run(
 ) -> Result:
     """Train as the config says, and write the results into `folder`. resume: as of train_step.Plan."""
     began = time.perf_counter()
-    plan, state = prepared(settings, work, devices)
+    plan, state = prepare(settings, work, devices)
     plan = dataclasses.replace(plan, resume=resume)
-    writes, resumed = distributed.main(), begun(folder)
-    with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if enter(settings, folder, devices, work.data, resume=resume):
+    writes, resumed = distributed.is_main(), has_checkpoint(folder)
+    with workdir.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
+        if open_run(settings, folder, devices, work.data, resume=resume):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             summary = disk.read_json(folder / "summary.json", says="its result")
         else:
             sources = keep_files(settings, folder, work, resumed) if writes else {}
-            flops, (compiled, seconds) = describe(plan, state), compile_step(plan, state)
+            flops, (compiled, seconds) = print_model(plan, state), compile_step(plan, state)
             state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
             params = distributed.fetch(state.params)
             numbers |= {"compile_seconds": seconds, "sources": sources}
@@ -117,7 +117,7 @@ def run(
 def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
     """Write the user's sources and the files of the model. Return the sources' SHA-256. UserError if a run would go on
     with another tokenizer."""
-    sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
+    sources = workdir.keep_sources(folder, settings.sources(), workdir.read_commit()[1])
     for name, content in work.files.items():
         file = folder / name
         if resumed and name == WORDS and file.is_file() and file.read_bytes() != content:
@@ -126,23 +126,23 @@ def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resu
     return sources
 
 
-def begun(folder: pathlib.Path | None) -> bool:
+def has_checkpoint(folder: pathlib.Path | None) -> bool:
     """Return True if the folder of a run has a checkpoint to go on from."""
     return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
 
 
-def prepared(
+def prepare(
     settings: config.Settings, work: Work, devices: Mesh, *, described: bool = False
 ) -> tuple[train_step.Plan, train_step.State]:
     """Return the plan of a run, and shapes, types and places of its state. UserError if it would not fit into memory.
 
     described: for a dry run, refuse only what fits into no device.
     """
-    whole = plan(settings, work.task, devices)
+    plan = make_plan(settings, work.task, devices)
     settings.refuse_unused()
-    state = train_step.abstract_state(work.task, whole.optimiser, mesh=devices)
+    state = train_step.abstract_state(work.task, plan.optimiser, mesh=devices)
     compilation.check_state(state, devices, described=described)
-    return whole, state
+    return plan, state
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         raise errors.RunError(f"{what} from the last checkpoint") from error
 
 
-def enter(
+def open_run(
     settings: config.Settings,
     folder: pathlib.Path,
     devices: Mesh,
@@ -167,15 +167,15 @@ def enter(
 ) -> bool:
     """Create or reopen the folder of a run. Return True if the run is finished. Every process must call this.
 
-    Raises UserError as `workdir.enter` does, and if processes have different configs, or no shared disk.
+    Raises UserError as `workdir.open_run` does, and if processes have different configs, or no shared disk.
     """
     values = settings.to_dict()
-    if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
+    if not distributed.is_same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.in_main(lambda: workdir.enter(folder, values, hardware, data=data, resume=resume))
+    finished = distributed.call_in_main(lambda: workdir.open_run(folder, values, hardware, data=data, resume=resume))
     until = time.monotonic() + SHARED_SECONDS
-    while not distributed.main() and not (folder / "config.json").exists():
+    while not distributed.is_main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
             raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")
         time.sleep(0.5)
@@ -208,7 +208,7 @@ def write_result(
         "device": mesh.describe(plan.mesh),
         "backend": mesh.backend(plan.mesh),
         "versions": mesh.versions(),
-        "commit": workdir.commit(),
+        "commit": workdir.describe_commit(),
     }
     if plan.keep_best:
         kept = checkpoint.best(folder / "checkpoints", plan.keep_best)
@@ -217,7 +217,7 @@ def write_result(
     files, more = draw(work, params, folder)
     summary = first | more | last
     disk.write_json(folder / "summary.json", summary)
-    print(result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
+    print(format_result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
 
 
@@ -248,7 +248,7 @@ def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Pa
     return files, numbers
 
 
-def result(summary: dict[str, Any], files: list[str]) -> str:
+def format_result(summary: dict[str, Any], files: list[str]) -> str:
     """Return the block that is printed at the end of a run."""
     lines, guess = [""], summary.get("guess", {})
     for name, value in summary.items():
@@ -268,7 +268,7 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
     return "\n".join([*lines, *(f"  {file}" for file in files)])
 
 
-def table(params: Any, trained: Sequence[bool] = ()) -> str:
+def format_table(params: Any, trained: Sequence[bool] = ()) -> str:
     """Return one line per parameter: name, letters with their sizes, count; and the total. trained: False for those
     marked as frozen."""
     rows, n_trained, leaves = [], 0, jax.tree_util.tree_leaves_with_path(params)
@@ -283,7 +283,7 @@ def table(params: Any, trained: Sequence[bool] = ()) -> str:
     return "\n".join([*lines[:-1], "  " + "-" * (a + b + c + 4), lines[-1]])
 
 
-def si(value: float, unit: str) -> str:
+def format_si(value: float, unit: str) -> str:
     """Return 1.23e9, "FLOP" as "1.23 GFLOP"."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(value) < 1000 or prefix == "P":
@@ -292,18 +292,18 @@ def si(value: float, unit: str) -> str:
     return f"{value:.3g} {prefix}{unit}"
 
 
-def describe(plan: train_step.Plan, state: train_step.State) -> int:
+def print_model(plan: train_step.Plan, state: train_step.State) -> int:
     """Print the parameter table and the FLOPs of a step. Return these: three times the forward pass."""
     shapes.check(state.params)
     forward = forward_flops(plan, state)
     batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(table(state.params, jax.tree.leaves(optim.select_trained(state.params, plan.task.frozen))))
+    print(format_table(state.params, jax.tree.leaves(optim.select_trained(state.params, plan.task.frozen))))
     for line in plan.task.lines:
         print(f"  {line}")
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
-        token = f"; {si(forward / (batch * tokens), 'FLOP')} per token forward"
+        token = f"; {format_si(forward / (batch * tokens), 'FLOP')} per token forward"
         begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
-        flops = si(3 * forward * size / batch, "FLOP")
+        flops = format_si(3 * forward * size / batch, "FLOP")
         print(f"  {flops} per step{begin} of {size} examples, {size * tokens:,} tokens{end}", flush=True)
     return 3 * forward
 
@@ -329,20 +329,20 @@ def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callab
     return compiled, time.perf_counter() - began
 
 
-def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
+def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
     """Make optimiser and step from the config. Raises UserError for what does not fit together."""
     t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
-    check_train(settings, task, growth, devices)
+    check_training(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
     mesh.check_layout(devices, task.layout, params, task.train[0])
     optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
     task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
-    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *measured(task)]))
+    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *list_metrics(task)]))
     probes = log.SYMMETRY in settings.log
     rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check_updates(settings.optim.name, rule, params)
-    rule = spikes.remembering(rule) if t.nan == "skip_spikes" else rule
+    rule = spikes.remember(rule) if t.nan == "skip_spikes" else rule
     step = train_step.update(
         task=task,
         optimiser=rule,
@@ -350,7 +350,7 @@ def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> tra
         mesh=devices,
         accumulation=t.accumulation,
         nan=t.nan,
-        probe_due=functools.partial(loop.due, every=t.log_every, steps=t.steps) if probes else None,
+        probe_due=functools.partial(loop.is_due, every=t.log_every, steps=t.steps) if probes else None,
     )
     return train_step.Plan(
         task=task,
@@ -368,7 +368,7 @@ def plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> tra
     )
 
 
-def check_train(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
+def check_training(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
     """Raise UserError for settings of training that do not fit together, and for a batch of an invalid form."""
     t, name = settings.train, settings.optim.name
     with by_name.user_errors("in a batch"):
@@ -393,7 +393,7 @@ def check_train(settings: config.Settings, task: train_step.Task, growth: batche
         raise errors.UserError(wrong)
 
 
-def measured(task: train_step.Task) -> list[str]:
+def list_metrics(task: train_step.Task) -> list[str]:
     """Return the names of what an evaluation of the task measures."""
     params = jax.eval_shape(task.init, jax.random.key(0))
     measures, _ = jax.eval_shape(task.loss, params, task.evaluation[0])

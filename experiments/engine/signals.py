@@ -54,14 +54,14 @@ class Requests:
             for number, old in before.items():
                 signal.signal(number, old)
 
-    def agreed(self) -> int:
+    def agree(self) -> int:
         """Return the signal that came, or 0. Several processes, which all call it, hear of it in the same call."""
         if jax.process_count() > 1:
             self._calls += 1
             self.signal = signal.SIGTERM if multihost_utils.reached_preemption_sync_point(self._calls) else 0
         return self.signal
 
-    def heed(self, message: str = "stopped") -> None:
+    def raise_if_requested(self, message: str = "stopped") -> None:
         """Raise Interrupted with this message if a signal came."""
         if self.signal:
             raise errors.Interrupted(message, 128 + self.signal)

@@ -27,8 +27,8 @@ class Remembered(NamedTuple):
     history: History
 
 
-def remembering(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wrap an optimiser to remember the loss (`value`) and gradient norm (`norm`) that `update` is given."""
+def remember(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optimiser: `update` also records its arguments `value`, the loss, and `norm`, the gradient norm."""
     inner = optax.with_extra_args_support(optimiser)
 
     def init(params: Any) -> Remembered:

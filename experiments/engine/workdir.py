@@ -1,4 +1,4 @@
-"""The folder of a run: its config and sources, one process at a time, and what a resume may change."""
+"""The folder of a run: its config and sources, its lock, and the settings that a resume may change."""
 
 import contextlib
 import errno
@@ -29,14 +29,14 @@ COMPUTES = ("jax", "jaxlib")
 PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
 
 
-def commit() -> str:
+def describe_commit() -> str:
     """Return the git commit of the code that runs, '' outside of a checkout; of an edited one it ends with -dirty. and
     16 digits of the SHA-256 of `git diff HEAD`."""
-    return checkout()[0]
+    return read_commit()[0]
 
 
 @functools.cache
-def checkout() -> tuple[str, bytes]:
+def read_commit() -> tuple[str, bytes]:
     """Return the commit, and `git diff HEAD`."""
 
     def git(*command: str) -> bytes:
@@ -56,7 +56,7 @@ class InUse(errors.UserError):
 
 
 @contextlib.contextmanager
-def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
+def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
     """Lock the folder, which is created if it is missing, against other runs during the block.
 
     Raises InUse if another process holds it for more than `wait` seconds, and UserError if it cannot be written. Not
@@ -67,7 +67,7 @@ def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                handle = _lock(folder / LOCK)
+                handle = _acquire(folder / LOCK)
                 break
             except InUse:
                 if time.monotonic() >= until:
@@ -81,7 +81,7 @@ def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(file: pathlib.Path) -> int:
+def _acquire(file: pathlib.Path) -> int:
     """Return a handle that holds the lock until it is closed. Raises InUse if another process has the lock."""
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -96,13 +96,13 @@ def _lock(file: pathlib.Path) -> int:
         print(f"{file.parent}: this drive has no locks. Make sure that no other run uses it.", flush=True)
     if not (file.exists() and os.path.samestat(os.fstat(handle), file.stat())):  # its last owner has deleted it
         os.close(handle)
-        return _lock(file)
+        return _acquire(file)
     os.ftruncate(handle, 0)
     os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return handle
 
 
-def enter(
+def open_run(
     folder: pathlib.Path,
     config: dict,
     devices: str | None = None,
@@ -125,20 +125,20 @@ def enter(
             with disk.reading(saved):
                 _check_config(folder, before["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
-            raise errors.UserError(f"{folder} holds files, but no run to resume{newest(folder, '--workdir')}")
+            raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
             _check_step(saves, resume)
             (folder / "summary.json").unlink(missing_ok=True)  # what it tells will be another
-        over = finished(folder, config["train"]["steps"])
-        facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
+        finished = is_finished(folder, config["train"]["steps"])
+        facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": describe_commit()}
         facts["data"] = data or before.get("data")
-        if over or before and checkpoint.newest(saves) is not None:
+        if finished or before and checkpoint.newest(saves) is not None:
             check_data(folder, before.get("data"), facts["data"])
-            for line in changes(before, facts) if devices and not over else []:
+            for line in list_changes(before, facts) if devices and not finished else []:
                 print(line, flush=True)
-        if not over:
+        if not finished:
             disk.write_json(saved, facts)
-    return over
+    return finished
 
 
 def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapp
         print(f"warning: the data are not those that {folder} was trained on before", flush=True)
 
 
-def newest(folder: pathlib.Path, flag: str) -> str:
+def suggest_newest(folder: pathlib.Path, flag: str) -> str:
     """Return advice about a folder that is not a run: the newest run in it as the value of the flag, or another one."""
     runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
     if not runs:
@@ -182,7 +182,7 @@ def newest(folder: pathlib.Path, flag: str) -> str:
     return f": the newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}"
 
 
-def finished(folder: pathlib.Path, steps: int) -> bool:
+def is_finished(folder: pathlib.Path, steps: int) -> bool:
     """Return True if the run has its result after so many steps. Raises UserError if it has taken more already."""
     try:
         result = int(disk.read_json(folder / "summary.json", says="its result").get("steps", 0))
@@ -220,7 +220,7 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
     return digests
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the lines to print about a run that goes on; before, now: its config.json."""
     lines, (old, new) = [], (one["config"]["train"]["steps"] for one in (before, now))
     optim = now["config"]["optim"]

@@ -34,7 +34,7 @@ def import_tree(
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
     disk.check_new(folder, "folder")
-    work = by_name.load_experiment(settings.experiment).prepare(settings, runs.devices(settings))
+    work = by_name.load_experiment(settings.experiment).prepare(settings, runs.make_mesh(settings))
     expected = jax.eval_shape(work.task.init, jax.random.key(0))
     theirs = traverse_util.flatten_dict(dict(arrays), sep="/")
     ours = {*theirs, *(path for _, *paths in mapping.values() for path in paths)}
@@ -80,12 +80,16 @@ def _translated(
 
 def _save(folder: pathlib.Path, settings: configs.Settings, params: Any, files: Mapping[str, bytes]) -> None:
     """Write what a finished run of no steps has."""
-    workdir.enter(folder, settings.to_dict())
+    workdir.open_run(folder, settings.to_dict())
     for name, content in files.items():
         disk.write(folder / name, content)
     saves = checkpoint.Checkpoints(folder / "checkpoints", keep=1)
     saves.save(0, {"params": params})
     saves.close()
     summary = {"experiment": settings.experiment, "steps": 0, "params": shapes.total(params)}
-    summary |= {"params_sha256": checkpoint.digest(params), "versions": mesh.versions(), "commit": workdir.commit()}
+    summary |= {
+        "params_sha256": checkpoint.digest(params),
+        "versions": mesh.versions(),
+        "commit": workdir.describe_commit(),
+    }
     disk.write_json(folder / "summary.json", summary)

@@ -139,7 +139,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     if where.suffix == ".bin":
         return _llama2c(where)
     if list(where.glob("*/config.json")) and not (where / "config.json").exists():
-        raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
+        raise errors.UserError(f"{path} is no run{workdir.suggest_newest(where, '--checkpoint')}")
     if (where / "adapter_config.json").is_file() and not (where / "config.json").exists():
         base = saved(where / "adapter_config.json").get("base_model_name_or_path")
         raise errors.UserError(

@@ -39,7 +39,7 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     draft = new.with_name(new.name + disk.DRAFT)  # which becomes the new one if all goes well
     disk.remove(draft)
     try:
-        workdir.enter(draft, merged)
+        workdir.open_run(draft, merged)
         plan.merge(folders, draft)
         for sources in (folder / workdir.SOURCES for folder in folders):
             files = sorted(sources.iterdir()) if sources.is_dir() else []

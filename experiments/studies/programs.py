@@ -68,12 +68,12 @@ class Checked(NamedTuple):
 
     def ahead(self, n: int) -> tuple[float, float]:
         """Return the FLOPs of all runs after step n: of their steps, and of their evaluations."""
-        evaluations = loop.times(n, every=self.every, steps=self.steps)
+        evaluations = loop.count_due(n, every=self.every, steps=self.steps)
         return self.step * (self.steps - n), self.step * self.evaluation * evaluations
 
     def __str__(self) -> str:
         each = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
-        return f"{self.program.name}: {each} {single.si(3 * self.flops, 'FLOP')}"
+        return f"{self.program.name}: {each} {single.format_si(3 * self.flops, 'FLOP')}"
 
 
 class Ready(NamedTuple):
@@ -106,13 +106,13 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
     settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
-    plan = single.plan(settings, work.task, session.devices)
+    plan = single.make_plan(settings, work.task, session.devices)
     if t.growth or t.nan != "abort" or t.keep_best:
         raise errors.UserError(
             "train.growth, train.nan and train.keep_best are not for a study: leave them as they are in "
             "configs/base.py (a run whose numbers are not finite stops, and the others go on)"
         )
-    if metric not in (measured := single.measured(work.task)):
+    if metric not in (measured := single.list_metrics(work.task)):
         raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # the whole study has read it
@@ -147,7 +147,7 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
     work = works[first.seed]
     with contextlib.redirect_stdout(None):  # `check` has printed it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
-    plan = single.plan(first.settings, work.task, devices)
+    plan = single.make_plan(first.settings, work.task, devices)
     optimiser = functools.partial(optim.make_optimiser, first.settings, plan.task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward_flops(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
@@ -165,7 +165,7 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
     """
     program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
     ready = prepare(program, session.devices)
-    session.requests.heed()
+    session.requests.raise_if_requested()
     began, task = time.perf_counter(), ready.plan.task
     with contextlib.ExitStack() as stack:
         stack.enter_context(train_step.device_errors())
@@ -173,7 +173,7 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
         start, state, sketches = _begin(ready, saves)
         progress.go_on(start)
         compiled, compile_seconds = _compile(ready, state)
-        session.requests.heed()  # before anything is written
+        session.requests.raise_if_requested()  # before anything is written
         training = loop.Training(
             ready.plan,
             folder,
@@ -257,7 +257,7 @@ def _describe(one: Checked, ready: Ready, seconds: float | None, compile_seconds
         "device": mesh.describe(devices),
         "backend": mesh.backend(devices),
         "versions": mesh.versions(),
-        "commit": workdir.commit(),
+        "commit": workdir.describe_commit(),
         **times,
     }
 

@@ -96,7 +96,12 @@ def write_again(folder: pathlib.Path, device: str | None = None, correction: str
     device: a line on the devices of this session, if it trains. correction: of the Study, if it is to be another one.
     """
     settings = saved(folder)
-    what = {"config": settings.to_dict(), "versions": mesh.versions(), "device": device, "commit": workdir.commit()}
+    what = {
+        "config": settings.to_dict(),
+        "versions": mesh.versions(),
+        "device": device,
+        "commit": workdir.describe_commit(),
+    }
     study = studies.read(settings)
     return write(folder, study._replace(correction=correction or study.correction), what=what)
 

@@ -39,8 +39,8 @@ def enter_runs(
     for run in runs:
         with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
-            with workdir.hold(place):
-                workdir.enter(place, run.settings.to_dict(), data=data[run.place])
+            with workdir.lock(place):
+                workdir.open_run(place, run.settings.to_dict(), data=data[run.place])
                 if not is_finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 
@@ -58,7 +58,7 @@ def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studi
 
 
 def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
-    return workdir.finished(folder / run.name, run.settings.train.steps)
+    return workdir.is_finished(folder / run.name, run.settings.train.steps)
 
 
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:

@@ -32,7 +32,7 @@ def of_condition(condition: statistics.Condition) -> Table:
     rows = []
     for arm in condition.arms:
         params = NONE if arm.params is None else f"{arm.params:,}"
-        flops = NONE if arm.flops_per_token is None else run.si(arm.flops_per_token, "").strip()
+        flops = NONE if arm.flops_per_token is None else run.format_si(arm.flops_per_token, "").strip()
         row = [arm.name, params, flops, str(arm.n), _plus_minus(arm), *_difference(arm.difference)]
         row += [_steps(arm.threshold_step)] if arm.threshold_step else []
         rows.append(row + [_plus_minus(arm.others.get(name)) for name in others])

@@ -31,7 +31,7 @@ def run(workdir: command.Path, *, merge: tuple[str, ...] = (), correction: str =
         if merge:
             merging.merge([pathlib.Path(part) for part in merge], folder)
         results.saved(folder)  # raises UserError before anything is written
-        with workdirs.hold(folder):
+        with workdirs.lock(folder):
             files = results.write_again(folder, correction=correction)
     verdict = results.text(folder, studies.read(results.saved(folder))._replace(correction=correction))
     log.say("\n".join([verdict, "", *(f"  {file}" for file in files)]), "\n")

@@ -84,7 +84,7 @@ def test_a_text_run_that_cannot_be(changes, part, tmp_path):
 def test_a_training_that_cannot_be(changes, part, tmp_path):
     with raises(errors.UserError, part), contextlib.redirect_stdout(io.StringIO()):
         settings = tiny.settings("vision", image__patch=4, **changes)
-        devices = run.devices(settings)
+        devices = run.make_mesh(settings)
         run.run(settings, tmp_path / "run", by_name.load_experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
 

@@ -111,7 +111,7 @@ def test_an_earlier_step_goes_on_and_its_later_ones_are_saved_anew(folder):
 
 
 def test_processes_that_see_different_checkpoints_are_refused(folder, monkeypatch):
-    monkeypatch.setattr(distributed, "same", lambda value: value != 6)
+    monkeypatch.setattr(distributed, "is_same", lambda value: value != 6)
     with raises(errors.UserError, folder):
         resumed(folder)
 

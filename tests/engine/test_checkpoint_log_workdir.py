@@ -62,7 +62,7 @@ def test_what_a_run_writes(straight):
 def test_the_summary_is_about_the_last_parameters(straight):
     task = linear_task()
     settings = tiny.settings("vision", model=False, **SETTINGS)
-    plan = runs.plan(settings, task, meshes.make(data=1))
+    plan = runs.make_plan(settings, task, meshes.make(data=1))
     fresh = steps.initial_state(task, plan.optimiser, seed=0, mesh=plan.mesh)
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
     step, last = saves.resume(fresh)

@@ -57,17 +57,22 @@ def train(*arguments: str) -> None:
 def talk(ending: str) -> None:
     """What the processes agree on, then an end of one of them, while the other one waits for it."""
     with mock.patch.object(distributed, "HEARTBEAT_SECONDS", 5):
-        with distributed.joined(distributed.given(None, None, None)):
+        with distributed.join(distributed.parse_group(None, None, None)):
             me = jax.process_index()
             print("first" if me == 0 else "nobody reads this", flush=True)
-            numbers = [distributed.agree(3 + 5 * me), distributed.same(me), distributed.same(7), distributed.agree(-me)]
-            numbers += [distributed.in_main(lambda: 5 + me)]
+            numbers = [
+                distributed.agree(3 + 5 * me),
+                distributed.is_same(me),
+                distributed.is_same(7),
+                distributed.agree(-me),
+            ]
+            numbers += [distributed.call_in_main(lambda: 5 + me)]
             place = jax.sharding.NamedSharding(mesh.make(data=2), jax.P("data"))
             whole = distributed.fetch(distributed.put({"x": np.arange(6)}, {"x": place}))["x"]
             distributed.barrier()
             print(numbers, whole.tolist(), file=sys.stderr, flush=True)
             try:
-                distributed.in_main(refuse if ending == "refuses" else lambda: 0)
+                distributed.call_in_main(refuse if ending == "refuses" else lambda: 0)
             except errors.UserError as error:
                 print(error, file=sys.stderr, flush=True)
             while ending == "dies":
@@ -181,8 +186,8 @@ def test_two_processes_agree_and_if_one_dies_or_process_0_refuses_both_end(tmp_p
 def test_who_belongs_together_comes_from_flags_and_variables_or_is_refused(monkeypatch):
     for name in distributed.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert distributed.given(None, None, None) is None
-    assert distributed.given("[::1]:80", 3, 2) == distributed.Group("[::1]:80", 3, 2)
+    assert distributed.parse_group(None, None, None) is None
+    assert distributed.parse_group("[::1]:80", 3, 2) == distributed.Group("[::1]:80", 3, 2)
     for given, part in (
         (("a:1", 2, None), "JAX_PROCESS_ID = None"),
         (("a", 2, 0), "= a,"),
@@ -192,19 +197,19 @@ def test_who_belongs_together_comes_from_flags_and_variables_or_is_refused(monke
         (("a:1", 0, 0), "JAX_NUM_PROCESSES = 0"),
     ):
         with raises(errors.UserError, part):
-            distributed.given(*given)
+            distributed.parse_group(*given)
     for name, value in zip(distributed.VARIABLES, ("b:2", "5", "4"), strict=True):
         monkeypatch.setenv(name, value)
-    assert distributed.given(None, None, None) == distributed.Group("b:2", 5, 4)
-    assert distributed.given("c:3", 7, 0) == distributed.Group("c:3", 7, 0)
+    assert distributed.parse_group(None, None, None) == distributed.Group("b:2", 5, 4)
+    assert distributed.parse_group("c:3", 7, 0) == distributed.Group("c:3", 7, 0)
     monkeypatch.setenv("JAX_PROCESS_ID", "one")
     with raises(errors.UserError, "JAX_PROCESS_ID = one"):
-        distributed.given(None, None, None)
+        distributed.parse_group(None, None, None)
 
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
     for first, files in ((False, []), (True, ["events", "metrics.jsonl"])):
-        monkeypatch.setattr(distributed, "main", lambda first=first: first)
+        monkeypatch.setattr(distributed, "is_main", lambda first=first: first)
         with contextlib.closing(log.Log(tmp_path, start=0)) as writer:
             writer.write(1, {"train/loss": 2.0})
         assert sorted(file.name for file in tmp_path.iterdir()) == files
@@ -218,12 +223,12 @@ def test_a_disk_that_is_not_shared_is_refused_after_a_minute(tmp_path, monkeypat
         now[0] += seconds
         (tmp_path / "config.json").write_text("") if shared else None
 
-    monkeypatch.setattr(distributed, "main", lambda: False)
-    monkeypatch.setattr(distributed, "in_main", lambda action: 0)
+    monkeypatch.setattr(distributed, "is_main", lambda: False)
+    monkeypatch.setattr(distributed, "call_in_main", lambda action: 0)
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(runs.time, "sleep", sleep)
     with contextlib.nullcontext() if shared else raises(errors.UserError, tmp_path):
-        assert not runs.enter(settings, tmp_path, mesh.make(data=1))
+        assert not runs.open_run(settings, tmp_path, mesh.make(data=1))
 
 
 def test_arrays_take_the_types_of_the_leaves_in_whose_places_they_come():

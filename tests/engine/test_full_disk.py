@@ -51,8 +51,8 @@ saves.close()
 print(step, *(found.name for found in (folder / "checkpoints").iterdir()))
 if not room:
     subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    told(workdir.hold(folder).__enter__)
-    told(workdir.hold(folder / "new").__enter__)
+    told(workdir.lock(folder).__enter__)
+    told(workdir.lock(folder / "new").__enter__)
     told(checkpoint.Checkpoints, folder / "more", keep=1)
     told(disk.write_new, folder / "sample.txt", b"")
 """

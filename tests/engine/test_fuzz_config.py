@@ -146,7 +146,7 @@ def until_compiling(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "compile_step", reached)
     monkeypatch.setattr(topology, "compile_programs", reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
-    monkeypatch.setattr(workdir, "commit", lambda: "")
+    monkeypatch.setattr(workdir, "describe_commit", lambda: "")
 
 
 def launched(test, *arguments):

@@ -23,7 +23,7 @@ def goes_on(tmp_path):
         files = {"data.json": disk.as_json({"classes": classes})}
         work = runs.Work(task or tiny.linear_task(), lambda *_: [], files=files, data_sha256=sha256)
         with tiny.without_figures():
-            return runs.run(settings, tmp_path / "run", work, runs.devices(settings))
+            return runs.run(settings, tmp_path / "run", work, runs.make_mesh(settings))
 
     return go_on
 

@@ -47,7 +47,7 @@ def machine(rate=None, **options):
     rate = rate or optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3)
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
     if options.get("nan") == "skip_spikes":
-        optimiser = spikes.remembering(optimiser)
+        optimiser = spikes.remember(optimiser)
     mesh = meshes.make(data=DEVICES)
     compiled = steps.update(task=TASK, optimiser=optimiser, rate=rate, mesh=mesh, accumulation=1, **options)
 
@@ -136,7 +136,7 @@ def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_save
     assert not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-RULE = spikes.remembering(optax.identity())
+RULE = spikes.remember(optax.identity())
 REMEMBER = jax.jit(RULE.update)
 
 

@@ -101,7 +101,7 @@ def test_what_an_experiment_of_the_project_answers(tmp_path):
     text = {"text__source": str(tmp_path / "text.txt"), "text__N": 17}
     for name, changes, batch, shape in (("language", text, "w_BN", (16, 17)), ("vision", {}, "label_B", (336,))):
         settings = tiny.settings(name, **changes)
-        work = by_name.load_experiment(name).prepare(settings, runs.devices(settings))
+        work = by_name.load_experiment(name).prepare(settings, runs.make_mesh(settings))
         params = jax.eval_shape(work.task.init, jax.random.key(0))
         logits = jax.eval_shape(work.apply, params, work.task.evaluation[0])
         assert logits.shape[:-1] == work.task.evaluation[0][batch].shape == shape
@@ -219,5 +219,5 @@ def test_a_result_that_is_no_better_than_the_guess_says_so(reached, constant, wo
     told = {"wall_seconds": 1.0, "compile_seconds": 1.0, "tokens_per_second": 0, "guess": dict.fromkeys(constant, "A")}
     told |= {f"eval/{name}": value for name, value in reached.items()}
     told |= {f"baseline/{name}": value for name, value in constant.items()}
-    lines = [line for line in runs.result(told, []).splitlines() if "warning" in line]
+    lines = [line for line in runs.format_result(told, []).splitlines() if "warning" in line]
     assert len(lines) == len(worse) and all(f"eval/{name} " in line for name, line in zip(worse, lines, strict=True))

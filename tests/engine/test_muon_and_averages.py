@@ -71,7 +71,7 @@ def test_what_is_evaluated_is_the_average_of_what_is_trained_and_clipping_frozen
     devices, task, decay = mesh.make(data=1), tiny.linear_task(), 0.7
 
     def trajectory(**more):
-        plan = runs.plan(tiny.settings("vision", **changes | more), task, devices)
+        plan = runs.make_plan(tiny.settings("vision", **changes | more), task, devices)
         state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
         states, losses = [jax.device_get(state.params)], []
         for i in range(4):

@@ -20,9 +20,9 @@ HASH = "[0-9a-f]{40}"
 
 
 def test_the_commit_is_that_of_the_code(monkeypatch):
-    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdir.commit())
+    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdir.describe_commit())
     monkeypatch.setenv("PATH", "")
-    assert workdir.checkout.__wrapped__() == ("", b"")  # no git here
+    assert workdir.read_commit.__wrapped__() == ("", b"")  # no git here
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
@@ -36,7 +36,7 @@ def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(workdir, "__file__", str(tmp_path / "code.py"))
 
     def commit():
-        return workdir.checkout.__wrapped__()[0]
+        return workdir.read_commit.__wrapped__()[0]
 
     assert commit() == ""  # not a checkout
     git("init", "-q")
@@ -48,7 +48,7 @@ def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
     clean = commit()
     assert re.fullmatch(HASH, clean)
     (tmp_path / "code.py").write_text("a = 2\n")
-    (dirty, changes), right = workdir.checkout.__wrapped__(), git("diff", "HEAD")
+    (dirty, changes), right = workdir.read_commit.__wrapped__(), git("diff", "HEAD")
     assert dirty == f"{clean}-dirty.{hashlib.sha256(right).hexdigest()[:16]}" and changes == right
     assert b"+a = 2" in changes and b"b = 1" not in changes
     git("add", "code.py")

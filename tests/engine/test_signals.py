@@ -120,10 +120,10 @@ def test_a_second_ctrl_c_in_another_program_raises_keyboard_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert requests.signal == requests.agreed() == signal.SIGTERM
+    assert requests.signal == requests.agree() == signal.SIGTERM
     with raises(errors.Interrupted, "stopped here") as caught:
-        requests.heed("stopped here")
-    assert caught.value.code == 143 and signals.Requests().heed() is None
+        requests.raise_if_requested("stopped here")
+    assert caught.value.code == 143 and signals.Requests().raise_if_requested() is None
 
 
 def test_a_signal_that_the_shell_ignores_stays_ignored():

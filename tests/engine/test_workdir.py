@@ -35,15 +35,15 @@ def config(**changes):
 
 def entered(folder, resume=None, **changes):
     """What `enter` returns, in the lock, as a run does it."""
-    with workdir.hold(folder):
-        return workdir.enter(folder, config(**changes), resume=resume)
+    with workdir.lock(folder):
+        return workdir.open_run(folder, config(**changes), resume=resume)
 
 
 # One run at a time
 
 
 def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
-    with workdir.hold(tmp_path):
+    with workdir.lock(tmp_path):
         with raises(workdir.InUse, tmp_path, f"process {os.getpid()} on {socket.gethostname()}"):
             entered(tmp_path)
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
@@ -71,10 +71,10 @@ def test_a_lock_deleted_by_its_owner_is_not_taken_for_one(tmp_path, monkeypatch,
 
     monkeypatch.setattr(fcntl, "flock", flock)
     if again:
-        with raises(workdir.InUse, tmp_path), workdir.hold(tmp_path):
+        with raises(workdir.InUse, tmp_path), workdir.lock(tmp_path):
             pass
     else:
-        with workdir.hold(tmp_path):
+        with workdir.lock(tmp_path):
             assert (tmp_path / "lock").exists()
     os.close(third[0])
 
@@ -189,7 +189,7 @@ def facts(steps=1000, schedule="cosine", warmup=2, versions=NOW, devices="2 x cp
     ],
 )
 def test_what_has_changed_since_is_printed(before, now, parts):
-    lines = workdir.changes(facts(**before), facts(**now))
+    lines = workdir.list_changes(facts(**before), facts(**now))
     assert len(lines) == bool(parts) and all(part in lines[0] for part in parts or ())
 
 
@@ -199,12 +199,12 @@ def test_where_a_folder_holds_runs_the_newest_is_offered(tmp_path):
         (tmp_path / name / "config.json").write_text("{}")
         os.utime(tmp_path / name / "config.json", (when, when))
     with raises(errors.UserError, f"--workdir='{tmp_path}/a b'"):
-        workdir.enter(tmp_path, {"train": {"steps": 1}})
+        workdir.open_run(tmp_path, {"train": {"steps": 1}})
     with raises(errors.UserError, f"--checkpoint='{tmp_path}/a b'"):
         open_model.open(tmp_path)
 
 
 def test_it_is_said_that_bfloat16_is_slow_on_a_cpu(capsys):
     for dtype in ("float32", "bfloat16"):
-        runs.devices(tiny.settings("vision", model__compute_dtype=dtype), "cpu")
+        runs.make_mesh(tiny.settings("vision", model__compute_dtype=dtype), "cpu")
         assert ("bfloat16 is slower than float32 on a CPU" in capsys.readouterr().out) == (dtype == "bfloat16")

@@ -85,10 +85,10 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
     settings = tiny.settings(experiment, model=experiment != "convolution", **changes)
     with contextlib.redirect_stdout(io.StringIO()):
         settings = warm_start.adopted(settings, None)
-        devices = runs.devices(settings)
+        devices = runs.make_mesh(settings)
         work = adapters.prepared(settings, by_name.load_experiment(experiment), devices)
         warm_start.load(settings, work.task.init, resumed=False, files=work.files)
-        plan, state = runs.prepared(settings, work, devices)
+        plan, state = runs.prepare(settings, work, devices)
     batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], train_step.abstract_alive(devices)
     return {
         "plan": lambda: [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation],

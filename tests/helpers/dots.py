@@ -80,8 +80,8 @@ def signal_with_batch(monkeypatch, step, *numbers):
 
 def planned(monkeypatch, **changes):
     """The plan of a run has these."""
-    plan = run.plan
-    monkeypatch.setattr(run, "plan", lambda *arguments: dataclasses.replace(plan(*arguments), **changes))
+    make_plan = run.make_plan
+    monkeypatch.setattr(run, "make_plan", lambda *arguments: dataclasses.replace(make_plan(*arguments), **changes))
 
 
 def launched(folder, *more):

@@ -101,7 +101,7 @@ def run(folder: pathlib.Path, experiment: str, params=None, **changes) -> pathli
     """The folder, with what a run of this config leaves there: its parameters are given, or normal numbers."""
     settings = tiny.settings(experiment, **changes)
     with contextlib.redirect_stdout(io.StringIO()):
-        work = by_name.load_experiment(experiment).prepare(settings, runs.devices(settings))
+        work = by_name.load_experiment(experiment).prepare(settings, runs.make_mesh(settings))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints").mkdir()
     keep(folder, 2, tiny.drawn(work.task) if params is None else params)

@@ -124,7 +124,7 @@ def listed(field: str) -> list[str]:
 def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
     """What an experiment makes of a config."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return by_name.load_experiment(settings.experiment).prepare(settings, devices or runs.devices(settings))
+        return by_name.load_experiment(settings.experiment).prepare(settings, devices or runs.make_mesh(settings))
 
 
 def task_of(settings: config.Settings) -> train_step.Task:
@@ -232,4 +232,4 @@ def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], res
     given = settings("vision", model=False, **changes)
     assert given.experiment == "vision"  # as the launcher, which reads it
     with without_figures():
-        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), resume=resume)
+        return runs.run(given, folder, runs.Work(task, figures), runs.make_mesh(given), resume=resume)

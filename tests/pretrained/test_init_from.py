@@ -267,7 +267,7 @@ def test_stories260k_goes_on_learning():
     made.update_from_flattened_dict(changes)
     settings = warm_start.adopted(config.Settings(made, config_file.defaults(made, base.get_config)), None)
     with contextlib.redirect_stdout(io.StringIO()):
-        work = language.prepare(settings, run.devices(settings))
+        work = language.prepare(settings, run.make_mesh(settings))
     found, _ = load(settings, work.task, kept=work.files)
     theirs = shapes.flat(open_model.open(folder / "stories260K.bin").params)
     assert found.keys() == theirs.keys() == shapes.flat(jax.eval_shape(work.task.init, jax.random.key(0))).keys()

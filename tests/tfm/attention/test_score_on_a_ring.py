@@ -71,7 +71,7 @@ def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_d
     """Of one head, from step 0 on."""
     settings, devices = tiny.settings("synthetic", **STUDIED | {"model.score": name}), mesh.make(data=1)
     task = synthetic.prepare(settings, devices).task
-    made = runs.plan(settings, task, devices)
+    made = runs.make_plan(settings, task, devices)
     state = steps.initial_state(task, made.optimiser, seed=settings.seed, mesh=devices)
     odds, metrics = [], {"alive": True}
     for step in range(made.steps + 1):
