@@ -7,10 +7,9 @@ if __name__ == "__main__":
     import signal
 
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and without a traceback, until something trains
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training starts, Ctrl-C ends it without a traceback
 
 import datetime
-import functools
 import importlib
 import os
 import pathlib
@@ -23,63 +22,57 @@ from typing import Any
 from absl import flags
 
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
-from experiments.engine import (
-    by_name,
-    compilation,
-    config as configs,
-    config_file,
-    distributed,
-    errors,
-    run as runs,
-)
+from experiments.engine import by_name, compilation, config as configs, config_file, distributed, errors, run as runs
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
-DEVICE = flags.DEFINE_string("device", "any", "What must be there: any, cpu, gpu, tpu.")
-RESUME = flags.DEFINE_integer("resume", None, "Go on from the checkpoint of this step, and delete later ones.")
+DEVICE = flags.DEFINE_string("device", "any", "The backend to use: any, cpu, gpu, tpu.")
+RESUME = flags.DEFINE_integer("resume", None, "Resume from the checkpoint of this step, and delete later ones.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
-TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
-JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0, given to all.")
-PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
-PROCESS = flags.DEFINE_integer("process", None, "Several processes: which one this is, from 0.")
-DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Several processes: JAX asks the cluster (Slurm, TPU pod).")
+TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips without having them: v5e-1.")
+JSON = flags.DEFINE_string("json", None, "With --topology: a file for the compiler's report.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0, the same for all.")
+PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: their number.")
+PROCESS = flags.DEFINE_integer("process", None, "Several processes: the index of this one, from 0.")
+DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Several processes: JAX detects the cluster (Slurm, TPU pod).")
 OPTIONS = (DEVICE, RESUME, DRY_RUN, TOPOLOGY, JSON)  # arguments of `train`
 Path = str | os.PathLike
 
 
 def main(argv: list[str]) -> int:
-    """Do what the command line says, and return the exit code."""
-    return commands.exit_code(functools.partial(execute, argv))
+    """Run the command line, and return the exit code."""
+    return commands.exit_code(lambda: execute(argv))
 
 
 def execute(argv: list[str]) -> None:
+    """Parse the command line, and train or report in the processes that it names."""
     changes = parse(argv)
     group = distributed.parse_group(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     if (group or DISTRIBUTED.value) and (WORKDIR.value is None or DRY_RUN.value):
-        raise errors.UserError("several processes train one run: give all the same --workdir, and no --dry_run")
+        raise errors.UserError("several processes train one run: set the same --workdir for all, without --dry_run")
     folder, hint = WORKDIR.value, ""
     if not DRY_RUN.value:
         folder = WORKDIR.value or new_folder(CONFIG.value)
-        again = [word for word in argv if not word.startswith("--resume=")]  # from here on the newest is the right one
-        hint = f"; go on with: {shlex.join(['python', *again, *([] if WORKDIR.value else [f'--workdir={folder}'])])}"
+        command = ["python", *(word for word in argv if not word.startswith("--resume="))]  # from now on: the newest
+        command += [] if WORKDIR.value else [f"--workdir={folder}"]
+        hint = f"; go on with: {shlex.join(command)}"
     try:
         with distributed.join(group, detect=DISTRIBUTED.value):
             train(CONFIG.value, folder, changes, **{flag.name: flag.value for flag in OPTIONS})
     except KeyboardInterrupt as error:
-        raise interrupted(error, hint) from error
+        raise make_interrupted(error, hint) from error
 
 
 def run(
     config: Path, workdir: Path | None = None, *, device: str = "any", resume: int | None = None, **changes: Any
 ) -> runs.Result:
-    """Do in this process what `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does.
+    """Run `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` in this process.
 
-    device, resume: as the flags. The same workdir again goes on with a run, or gives the result of a finished one.
-    Raises UserError and RunError as the command does; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
-    button: a training run finishes its step and is saved before that, unless it comes a second time.
+    device, resume: see the flags. Calling it again with the same workdir resumes a run, or returns a finished result.
+    Raises UserError and RunError like the command. Ctrl-C or a notebook's stop button finishes the step, saves, and
+    raises Interrupted, a KeyboardInterrupt; a second one does not save.
     """
     changes = {key: configs.to_plain(value) for key, value in changes.items()}
     config, folder = os.fspath(config), os.fspath(workdir or new_folder(config))
@@ -91,17 +84,17 @@ def run(
         return train(config, folder, changes, device=device, resume=resume)
     except (errors.UserError, errors.RunError) as error:
         end = type(error)(str(error))
-    except SystemExit as error:  # from the user's own code: a program that calls this would end without a word
+    except SystemExit as error:  # from the user's code: it must not end the caller's process
         end = errors.UserError(f"your own code: {by_name.describe_user_error(error)}")
     except KeyboardInterrupt as error:
-        end = interrupted(error, hint)
-        if end.code != 128 + signal.SIGINT:  # only Ctrl-C has an exception; another signal does what it would do
+        end = make_interrupted(error, hint)
+        if end.code != 128 + signal.SIGINT:  # another signal than Ctrl-C: call its usual handler
             signal.raise_signal(end.code - 128)
-    raise end  # a new one: a notebook keeps what was raised, and with its frames the arrays on the devices
+    raise end  # new, without frames: a notebook would keep these, and the arrays on the devices in them
 
 
-def interrupted(error: KeyboardInterrupt, hint: str) -> errors.Interrupted:
-    """Return the interruption with how to go on."""
+def make_interrupted(error: KeyboardInterrupt, hint: str) -> errors.Interrupted:
+    """Return the exception for a stopped command. hint: the command that resumes it."""
     return errors.Interrupted(f"{str(error) or 'stopped'}{hint}", getattr(error, "code", 130))
 
 
@@ -123,7 +116,7 @@ def train(
 ) -> runs.Result | None:
     """Load the settings, prepare the experiment, and train it; for a dry run, report what it needs.
 
-    changes: values of settings, or texts for them, by their keys.
+    changes: the values of settings by key, as values or as text.
     """
     folder = None if dry_run else pathlib.Path(workdir)
     settings = warm_start.adopted(config_file.load_settings(config, changes), folder)
@@ -133,7 +126,7 @@ def train(
     chips = target.devices if target else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
     if not hasattr(experiment, "prepare"):  # a study: it prepares and trains many runs
         if resume is not None:
-            raise errors.UserError(f"--resume={resume}: a study goes on from its newest checkpoints by itself")
+            raise errors.UserError(f"--resume={resume}: a study always resumes from its newest checkpoints")
         earlier = pathlib.Path(workdir) if dry_run and workdir else None
         return experiment.run(settings, folder, earlier, device, chips, target, json)
     mesh = runs.make_mesh(settings, device, chips=chips)
@@ -148,15 +141,14 @@ def parse(argv: list[str]) -> dict[str, str]:
     """Parse the flags, and return the changes of settings, --config.KEY=VALUE. UserError for invalid arguments."""
     base = importlib.import_module("configs.base")
     if "--help" in argv:
-        more = "Settings, each with a comment: python launch.py --help config"
-        usage = f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\n{more}"
-        print("\n".join(base.list_settings()) if "config" in argv else usage, flush=True)
+        usage = [__doc__, flags.FLAGS.main_module_help(), "All settings: python launch.py --help config"]
+        print("\n".join(base.list_settings() if "config" in argv else usage), flush=True)
         sys.exit(0)
-    changes, rest, words = {}, [], iter(argv)
-    for word in words:
+    changes, rest, arguments = {}, [], iter(argv)
+    for word in arguments:
         if word.startswith(("--config.", "-config.")):
             key, equals, value = word.partition("config.")[2].partition("=")
-            changes[key] = value if equals else next(words, "")
+            changes[key] = value if equals else next(arguments, "")
         else:
             rest.append(word)
     try:
@@ -167,8 +159,8 @@ def parse(argv: list[str]) -> dict[str, str]:
             hint = f"; a setting is given as --config.{keys[0]}=VALUE"
         raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     if surplus or not CONFIG.value:
-        wrong = f'invalid argument "{surplus[0]}"' if surplus else "--config is missing"
-        raise errors.UserError(f"{wrong}: write python launch.py --config configs/vit.py --config.train.steps=100")
+        reason = f'invalid argument "{surplus[0]}"' if surplus else "--config is missing"
+        raise errors.UserError(f"{reason}: write python launch.py --config configs/vit.py --config.train.steps=100")
     if (TOPOLOGY.value and not DRY_RUN.value) or (JSON.value and not TOPOLOGY.value):
         raise errors.UserError("--topology and --json need --dry_run, which compiles for chips and runs nothing")
     return changes

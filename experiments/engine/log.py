@@ -21,24 +21,23 @@ from tensorboardX.proto import event_pb2
 
 from experiments.engine import by_name, disk, distributed, errors
 
-# A terminal acts on control characters, and on those that turn the direction of a text.
+# Control characters, and those that reverse the direction of text: a terminal acts on them.
 CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
-FLUSH_SECONDS = 30.0  # events reach the disk at least so often
-KNOWN, LONG = 9, 10.0  # steps, or seconds of them, before a time is announced: the first may be slow
-RECENT = 100  # steps whose median speed counts: some wait for something, others do not
+FLUSH_SECONDS = 30.0  # longest time before events reach the disk
+MIN_STEPS, MIN_SECONDS = 9, 10.0  # either is enough to predict the time left: the first steps may be slow
+RECENT = 100  # number of last steps whose median speed is used
 
 
 def say(text: str, end: str = "") -> None:
-    """Print at once; control characters, which may be commands to a terminal, as U+FFFD, and as ? what stdout cannot
-    encode."""
+    """Print at once. Control characters become U+FFFD, and characters that stdout cannot encode become "?"."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = text.replace("\r\n", "\n").translate(CONTROL)
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
-def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, [] if there is none. Damaged lines are left out; tells: print how many.
+def read(folder: pathlib.Path, *, warn: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl, [] if there is none. Skip damaged lines; warn: print their number.
 
     Raises UserError if the file cannot be read.
     """
@@ -47,8 +46,8 @@ def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
         return []
     with disk.reading(file):
         rows = [_row(line) for line in file.read_bytes().split(b"\n")]
-    damaged = sum(row is None for row in rows[:-1])  # the last is empty, or cut off by a crash
-    if damaged and tells:
+    damaged = sum(row is None for row in rows[:-1])  # the last is empty or incomplete
+    if damaged and warn:
         print(f"{file}: damaged lines are left out: {damaged:,}", flush=True)
     return [row for row in rows if row]
 
@@ -68,23 +67,23 @@ def finite(value: float) -> float | None:
 
 
 class Log:
-    """Writes the metrics of a run that starts, or goes on, at step `start`: rows of later steps are deleted first.
+    """The log of a run that starts or resumes at step `start`. Rows of later steps are deleted first.
 
-    writers: names of WRITERS. Of several processes, the first writes. Raises OSError if the disk is full.
+    writers: names of WRITERS. Only process 0 writes. Raises OSError if the disk is full.
     """
 
     def __init__(self, folder: pathlib.Path, *, start: int, writers: Sequence[str] = ("tensorboard",)):
-        self._open = contextlib.ExitStack()  # closes all of them, also if one fails
+        self._open = contextlib.ExitStack()  # closes all, even if one fails
         self._writes = distributed.is_main()
         if not self._writes:
             return
-        rows = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
+        rows = [json.dumps(row) + "\n" for row in read(folder, warn=True) if row["step"] <= start]
         disk.write(folder / "metrics.jsonl", "".join(rows).encode())
         with contextlib.ExitStack() as stack:
             self._file = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
             self._writers = [WRITERS[name](folder, start) for name in writers if name in WRITERS]
-            for one in self._writers:
-                stack.callback(one.close)
+            for writer in self._writers:
+                stack.callback(writer.close)
             self._open = stack.pop_all()
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -94,16 +93,16 @@ class Log:
         row = {name: finite(value) for name, value in values.items()}
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._file.flush()
-        for one in self._writers:
-            one.write(step, {name: x for name, x in row.items() if x is not None})
+        for writer in self._writers:
+            writer.write(step, {name: x for name, x in row.items() if x is not None})
 
     def close(self) -> None:
-        """Write the rest, and close all."""
+        """Flush and close the file and the writers."""
         self._open.close()
 
 
 class Events:
-    """TensorBoard. By hand: on a full disk tensorboardX.SummaryWriter loses events and waits for its thread forever."""
+    """TensorBoard events. On a full disk, tensorboardX.SummaryWriter would lose events and wait forever."""
 
     def __init__(self, folder: pathlib.Path, start: int):
         # `start` puts files of one second in order.
@@ -115,7 +114,7 @@ class Events:
             self._event(step=start + 1, session_log={"status": event_pb2.SessionLog.START})
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        scalars = [one for name, x in values.items() for one in summary.scalar(name, x).value]
+        scalars = [scalar for name, x in values.items() for scalar in summary.scalar(name, x).value]
         self._event(step=step, summary={"value": scalars})
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self._flushed = time.monotonic()
@@ -129,8 +128,10 @@ class Events:
 
 
 class Wandb:
-    """Weights & Biases: a run of the project WANDB_PROJECT or tfm; a resumed run is the same run there. With
-    WANDB_MODE=offline all stays in the run's folder, for `wandb sync`. Nothing about machine or code is sent."""
+    """Weights & Biases: a run of the project WANDB_PROJECT or tfm, which a resumed run continues.
+
+    WANDB_MODE=offline keeps everything in the run's folder, for `wandb sync`. Nothing about machine or code is sent.
+    """
 
     def __init__(self, folder: pathlib.Path, start: int):
         import wandb
@@ -151,7 +152,7 @@ class Wandb:
             )
         except wandb.Error as error:
             raise errors.UserError(f"log has wandb: {errors.line(error)}. WANDB_MODE=offline sends nothing") from error
-        self._run.define_metric("*", step_metric="step")  # its own steps only grow, and ours go back to a checkpoint
+        self._run.define_metric("*", step_metric="step")  # wandb's own steps cannot return to a checkpoint
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self._run.log({"step": step} | values)
@@ -162,7 +163,7 @@ class Wandb:
 
 SYMMETRY = "symmetry"
 WRITERS = {"tensorboard": Events, "wandb": Wandb}
-LOGS = ("jsonl", *WRITERS, SYMMETRY)  # of the setting `log`; metrics.jsonl is always written
+LOGS = ("jsonl", *WRITERS, SYMMETRY)  # values of the setting `log`; metrics.jsonl is always written
 
 
 def check(names: Sequence[str]) -> None:
@@ -174,15 +175,14 @@ def check(names: Sequence[str]) -> None:
 
 
 class Pace:
-    """The speed of the steps. The first one does not count once there is another one: it may compile, and fills
-    caches."""
+    """The speed of the steps. The first step, which may compile and fills caches, counts only until the second."""
 
     def __init__(self) -> None:
         self.seconds, self.work, self.since = 0.0, 0.0, time.perf_counter()
         self._steps, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def step(self, work: float) -> None:
-        """Count a step of this work, which ends now."""
+        """Count a step that ends now. work: its size, in units of the first step."""
         now, self._steps = time.perf_counter(), self._steps + 1
         if self._steps == 2:
             self.seconds, self.work = 0.0, 0.0
@@ -191,8 +191,8 @@ class Pace:
         self.seconds, self.work, self.since = self.seconds + now - self.since, self.work + work, now
 
     def left(self, work: float) -> float | None:
-        """Return the seconds that so much work takes; None if nothing is known yet."""
-        known = len(self._recent) >= KNOWN or (self._recent and self.seconds > LONG)
+        """Return the seconds that this work takes; None if too few steps are known."""
+        known = len(self._recent) >= MIN_STEPS or (self._recent and self.seconds > MIN_SECONDS)
         return statistics.median(self._recent) * work if known else None
 
 
@@ -204,7 +204,9 @@ def in_notebook() -> bool:
 
 class Line:
     """A progress bar of tqdm on a terminal or in a notebook; elsewhere a plain line every ten seconds.
-    The time left is our own: tqdm counts compilation, evaluations and saves as steps."""
+
+    The time left is computed here, because tqdm counts compilation, evaluations and saves as steps.
+    """
 
     EVERY_SECONDS = 10.0
 
@@ -217,19 +219,19 @@ class Line:
             bar_format=begins + "{postfix} |{bar}|",
             dynamic_ncols=True,
         )
-        self._pace, self._spoke = Pace(), time.perf_counter()
+        self._pace, self._printed = Pace(), time.perf_counter()
 
     def _show(self, text: str, *, done: float, plain: str) -> None:
-        """Show so much more progress. plain: the plain line, "" for none at this step."""
+        """Advance the bar by `done`. plain: the plain line; "" prints none at this step."""
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(done)
-        if plain and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
-            self._spoke = time.perf_counter()
+        if plain and self._bar.disable and time.perf_counter() - self._printed > self.EVERY_SECONDS:
+            self._printed = time.perf_counter()
             print(plain, flush=True)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Context manager: an evaluation or a save, which is not part of a step."""
+        """Context manager: leave an evaluation or a save out of the time of the steps."""
         began = time.perf_counter()
         yield
         self._pace.since += time.perf_counter() - began
@@ -265,10 +267,10 @@ class Progress(Line):
         evaluation: float = 0.0,
         evaluations: Callable[[int], int] = lambda n: 0,
     ):
-        """work(n): the first n steps in units of the first one; more than n if batches have grown.
+        """work(n): the cost of the first n steps, in units of the first; more than n if batches have grown.
 
-        evaluation: the same for one evaluation. evaluations(n): how many come after step n. peak: FLOP/s of large
-        matrix products; 0: unknown.
+        evaluation: the cost of an evaluation. evaluations(n): their number from step n on. peak: FLOP/s of large matrix
+        products; 0: unknown.
         """
         super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.is_main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
@@ -276,7 +278,7 @@ class Progress(Line):
         self._at, self._text = start, ""
 
     def advance(self, step: int, loss: float | None) -> None:
-        """Count a step, and show the loss if it was fetched. No time is known before the second step."""
+        """Count a step, and show the loss if it is known."""
         self._pace.step(self._work(step) - self._work(self._at))
         self._at = step
         ahead = self._work(self._steps) - self._work(step)
@@ -288,11 +290,13 @@ class Progress(Line):
             if left is not None and self._peak:
                 share = self._flops * speed / self._tokens / self._peak
                 self._text += f", {100 * share:.0f} % of matrix-product speed"
-        line = ", ".join(filter(None, [f"{clock(left)} left", self._text]))  # a narrow terminal cuts the end off
+        line = ", ".join(
+            filter(None, [f"{clock(left)} left", self._text])
+        )  # time first: a narrow terminal cuts off the end
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
     def tokens_per_second(self) -> float:
-        """Return the throughput of the steps, without compilation, evaluations, saves and the first step."""
+        """Return the throughput without compilation, evaluations, saves and the first step."""
         return self._tokens * self._pace.work / self._pace.seconds if self._pace.seconds else 0.0
 
     def close(self) -> None:

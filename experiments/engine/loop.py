@@ -1,4 +1,4 @@
-"""The one training loop, for a run alone and for the runs of a study, which are rows of the same arrays."""
+"""The training loop, for a single run and for the runs of a study, which are rows of the same arrays."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from experiments.engine import (
     train_step,
 )
 
-EVAL = "eval/"  # begins the names of what an evaluation measures
+EVAL = "eval/"  # prefix of the metrics of an evaluation
 SAVE = 1  # the clock requests a save; larger requests are the numbers of signals
 SUSPECT = 2  # steps skipped in a row, for which parameters that are not finite may be the reason
 PATIENCE = 128  # steps skipped in a row, after which the run ends
@@ -43,22 +43,22 @@ def train(
 ) -> train_step.State:
     """Take the steps start + 1 ... run.plan.steps, and return the last state; end early if no run is active.
 
-    The metrics of a step are logged while the devices take the next one, so that they never wait for the host; if a
-    save, an evaluation or a stop follows on a step, they are logged before that. alive: which runs are active. place:
-    puts a batch on the devices.
+    The metrics of a step are logged while the devices take the next one, so that the devices never wait for the host.
+    Before a save, an evaluation or a stop, they are logged at once. alive: which runs are active. place: puts a batch
+    on the devices.
     """
-    late, alive = None, distributed.put(alive, mesh.replicated(run.plan.mesh))
+    previous, alive = None, distributed.put(alive, mesh.replicated(run.plan.mesh))
     for n in range(start + 1, run.plan.steps + 1):
         batch = next(data)
         state, metrics = step(state, place(run.plan.mesh, batch), alive)
         alive = metrics["alive"]
-        if late and not run.log(*late, state):
+        if previous and not run.log(*previous, state):
             break
-        late = n, batch, metrics
+        previous = n, batch, metrics
         if run.pauses(n):
-            if not run.log(*late, state):
+            if not run.log(*previous, state):
                 break
-            late = None
+            previous = None
             with run.line.pause():
                 run.save_if_due(n, state)
                 run.stop_if_requested()
@@ -72,8 +72,10 @@ def ignore(*_: Any) -> None:
 
 
 class Training:
-    """What happens between the steps: metrics are logged, the model is evaluated and saved, signals end the run. A run
-    alone and the runs of a study differ in the functions that they pass."""
+    """The work between steps: log metrics, evaluate, save, and stop for a signal.
+
+    A single run and the runs of a study differ in the functions that they pass.
+    """
 
     def __init__(
         self,
@@ -91,35 +93,35 @@ class Training:
         check: Callable[[int, Any], None] = ignore,
         scores: Callable[[dict], dict[str, float]] | None = None,
     ):
-        """folder: for messages about what is saved. runs: the folder of each run.
+        """Open the logs. folder: the one that messages name. runs: the folder of each run.
 
-        evaluate(params, on_batch) -> means, a number for each run. probe(params) -> more numbers, logged with these.
+        evaluate(params, on_batch) -> means, a number for each run. probe(params) -> further numbers to log with them.
         on_failure(n, state, batch, metrics): called if no run is active after step n. check(n, state): raises if this
-        state must not be saved. scores(means) -> the numbers that are printed, and saved with a checkpoint; None: none.
+        state must not be saved. scores(means) -> the numbers to print and to save with a checkpoint; None: no numbers.
         """
         self.plan, self.line, self._folder, self._saves, self._requests = plan, line, folder, saves, requests
         self._means, self._probe, self._scores_of = evaluate, probe, scores
         self._on_failure, self._check = on_failure, check
         self.final: dict[str, np.ndarray] = {}  # of the newest evaluation, a number for each run
         self._final_at = -1
-        rows = [[row for row in log.read(run) if row["step"] == start] for run in runs]
-        self._in_log = [any(f"{EVAL}{train_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
+        rows_by_run = [[row for row in log.read(run) if row["step"] == start] for run in runs]
+        self._in_log = [any(f"{EVAL}{train_step.LOSS}" in row for row in rows) for rows in rows_by_run]  # at the start
         self._logs = [log.Log(run, start=start, writers=plan.log) for run in runs]
         # From the manifests of the checkpoints: a row of the log does not tell whether a checkpoint still exists.
-        self._best = max((checkpoint.score(one, plan.keep_best) for one in saves.measured.values()), default=-math.inf)
+        self._best = max((checkpoint.score(x, plan.keep_best) for x in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
         self._request = 0
 
     def is_due(self, what: str, n: int) -> bool:
-        """Return True if this happens after step n by its number."""
+        """Return True if `what` (log, evaluate or save) is due after step n by its number."""
         return is_due(n, every=self.plan.every[what], steps=self.plan.steps)
 
     def log(self, n: int, batch: Any, metrics: dict, state: train_step.State) -> bool:
         """Log the metrics of step n, and show the progress. Return False if no run is active after it.
 
-        state: the one before step n if the step was refused, as later steps change nothing then. Raises RunError if
-        steps are skipped again and again: their loss will not come back by itself.
+        state: the state before step n if this step failed, because later steps change nothing then. Raises RunError
+        if PATIENCE steps in a row were skipped.
         """
         metrics = jax.block_until_ready(metrics)
         if not np.any(jax.device_get(metrics["alive"])):
@@ -130,8 +132,8 @@ class Training:
         loss = None
         if self.is_due("log", n):
             values = jax.device_get({name: x for name, x in metrics.items() if name != "alive"})
-            of_probe = train_step.PROBE  # belongs to no batch
-            names = [x.removeprefix(of_probe) if x.startswith(of_probe) else f"train/{x}" for x in values]
+            probe = train_step.PROBE  # its metrics belong to no batch
+            names = [x.removeprefix(probe) if x.startswith(probe) else f"train/{x}" for x in values]
             self._write(n, dict(zip(names, values.values(), strict=True)))
             losses = np.atleast_1d(values[train_step.LOSS])
             losses = losses[np.isfinite(losses)]
@@ -146,12 +148,12 @@ class Training:
             self._check(n, state)
         if self._in_a_row >= PATIENCE:
             raise errors.RunError(
-                f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
-                " to an earlier checkpoint with a smaller optim.learning_rate"
+                f"step {n:,}: the last {PATIENCE} steps were skipped (train.nan). Resume from an earlier checkpoint"
+                " with a smaller optim.learning_rate"
             )
 
     def _write(self, n: int, columns: dict[str, Any], *, but: Sequence[bool] = ()) -> None:
-        """Write a number for each run into the logs of all runs except `but`."""
+        """Write a number for each run into its log. but: for each run, True to leave it out."""
         for r, writer in enumerate(self._logs):
             if not (but and but[r]):
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
@@ -163,17 +165,17 @@ class Training:
         return self.is_due("evaluate", n) or self.is_due("save", n) or self._request > 0
 
     def _agree(self, *, clock: bool) -> None:
-        """Set `_request`, alike in all processes: a signal, or SAVE if it is time to.
+        """Set `_request`, the same in all processes: the number of a signal, or SAVE if the clock requests a save.
 
-        clock: whether several processes agree on the time too, for which the devices wait.
+        clock: several processes compare their clocks too, which makes the devices wait.
         """
         self._request = self._requests.agree()
-        late = time.monotonic() - self._saved_at >= 60 * self.plan.save_minutes
-        if not self._request and (clock or jax.process_count() == 1) and distributed.agree(late):
+        overdue = time.monotonic() - self._saved_at >= 60 * self.plan.save_minutes
+        if not self._request and (clock or jax.process_count() == 1) and distributed.agree(overdue):
             self._request = SAVE
 
     def save_if_due(self, n: int, state: train_step.State) -> None:
-        """Save if the number of steps, the clock or a signal requests it: before an evaluation, which takes long."""
+        """Save if the step, the clock or a signal requests it. Call it before an evaluation, which takes long."""
         if self._request or self.is_due("save", n):
             self._save(n, state)
 
@@ -183,7 +185,7 @@ class Training:
         self._saved, self._saved_at = n, time.monotonic()
 
     def stop_if_requested(self, *, now: bool = False) -> None:
-        """Raise Interrupted, after a save, if a signal has come; now: ask the processes again."""
+        """Raise Interrupted, after a save, if a signal has come. now: first agree with the other processes again."""
         if now:
             self._request = self._requests.agree()
         if self._request > SAVE:
@@ -193,22 +195,22 @@ class Training:
             raise errors.Interrupted(f"stopped{where}", 128 + self._request)
 
     def catch_up(self, n: int, state: train_step.State) -> None:
-        """Evaluate the state of step n, with which this session begins, if an earlier one stopped before that."""
-        lost = not all(self._in_log) or (self._scores_of and not self._saves.measured.get(n))
-        if n == self.plan.steps or distributed.agree(bool(lost)):
+        """Evaluate the first state of this session, that of step n, if an earlier session stopped before it did."""
+        missing = not all(self._in_log) or (self._scores_of and not self._saves.measured.get(n))
+        if n == self.plan.steps or distributed.agree(bool(missing)):
             with self.line.pause():
                 self.evaluate(n, state, but=self._in_log, saves=False)
 
     def finish(self, state: train_step.State) -> None:
-        """Evaluate the last state if the last step was never taken, as all runs have stopped."""
+        """Evaluate the last state if the last step was not taken because all runs have failed."""
         if self._final_at != self.plan.steps:
             self.evaluate(self.plan.steps, state, saves=False)
 
     def evaluate(self, n: int, state: train_step.State, *, but: Sequence[bool] = (), saves: bool = True) -> None:
-        """Write the means over the held-out part into `final`, the logs except `but`, and the manifest of step n.
+        """Write the means over the held-out data into `final`, the logs (but: see `_write`) and the manifest of step n.
 
-        Raises Interrupted for a signal, in all processes after the same batch. saves: save the state meanwhile if it is
-        time to, if the evaluation fails, and if it is the best so far.
+        Raises Interrupted for a signal, in all processes after the same batch. saves: save the state if the clock
+        requests it, if the evaluation fails, or if it is the best so far.
         """
 
         def on_batch() -> None:
@@ -228,34 +230,34 @@ class Training:
         if scores := self.scores():
             self._saves.note(n, scores)
             self.line.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in scores.items()))
-        new = checkpoint.score(scores, self.plan.keep_best)
-        if saves and distributed.agree(new > self._best) > 0:
+        score = checkpoint.score(scores, self.plan.keep_best)
+        if saves and distributed.agree(score > self._best) > 0:
             self._save(n, state)
-        self._best = max(self._best, new)
+        self._best = max(self._best, score)
 
     def scores(self) -> dict[str, float]:
         """Return the newest evaluation of a run alone; {} for the runs of a study."""
         return self._scores_of(self.final) if self._scores_of else {}
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # all of them, also if one fails
+        """Close all logs, even if one fails."""
+        with contextlib.ExitStack() as stack:
             for writer in self._logs:
                 stack.callback(writer.close)
 
 
 def is_due(n: Any, *, every: int, steps: int) -> Any:
-    """Return whether something happens after step n (may be an array) that happens every so many steps and at the end;
-    every = 0: only at the end."""
+    """Return True if n is the last step or a multiple of `every` (0: only the last). n may be an array."""
     return (n == steps) | (n % every == 0) if every else n == steps
 
 
 def count_due(n: int, *, every: int, steps: int) -> int:
-    """Return how often it `is_due` after step n."""
+    """Return the number of later steps at which it `is_due`, including step n."""
     return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
 
 
 def evaluation_work(task: train_step.Task, *, batch: int) -> float:
-    """Return how many steps of so many examples an evaluation is worth: only forward, a third of their FLOPs."""
+    """Return the cost of an evaluation in training steps of `batch` examples: a forward pass is a third of a step."""
     examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
     return examples / (3 * batch)
 
@@ -263,10 +265,12 @@ def evaluation_work(task: train_step.Task, *, batch: int) -> float:
 def train_and_save(
     plan: train_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
 ) -> tuple[train_step.State, dict[str, float]]:
-    """Train a run alone, from its newest checkpoint or from step 0 (initial_state), to the end. Return its state, final
-    metrics and throughput. Raises RunError if numbers, the disk or a device stop it, Interrupted for a signal."""
+    """Train a single run to the end, from its newest checkpoint or step 0. Return its state, final metrics, throughput.
+
+    params: initial values by path. Raises RunError if numbers, the disk or a device fail, Interrupted for a signal.
+    """
     requests = signals.Requests()
-    with contextlib.ExitStack() as stack:  # closed however this ends: a save under way is finished
+    with contextlib.ExitStack() as stack:  # on any exit, the pending save is finished
         saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
         stack.enter_context(contextlib.closing(saves))
         stack.enter_context(train_step.device_errors())
@@ -293,14 +297,16 @@ def train_and_save(
             state = train(training, step, state, batches.iterate(plan.task.train, start=start), start=start)
             training.stop_if_requested(now=True)  # a signal after the last step
     skipped = int(jax.device_get(state.step - train_step.updates_made(state.opt_state)))
-    more = {"tokens_per_second": line.tokens_per_second()} | ({"skipped": skipped} if plan.may_skip or skipped else {})
-    return state, training.scores() | more
+    numbers = training.scores() | {"tokens_per_second": line.tokens_per_second()}
+    if plan.may_skip or skipped:
+        numbers["skipped"] = skipped
+    return state, numbers
 
 
 def start_state(
     plan: train_step.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: dict[str, np.ndarray]
 ) -> tuple[int, train_step.State]:
-    """Return the step and the state to start from: those of the newest checkpoint, or of step 0."""
+    """Load the newest checkpoint, or initialise step 0. Return the step and the state."""
     like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
     if resumed := saves.resume(like, plan.resume):
         if distributed.is_main():
@@ -310,7 +316,7 @@ def start_state(
 
 
 def make_progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
-    """Return the progress bar of a run alone, after timing the matrix products of its devices."""
+    """Time the matrix products of the devices. Return the progress bar of a single run."""
     peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
     if distributed.is_main():
         print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")

@@ -33,19 +33,19 @@ from experiments.engine import (
 )
 from tfm import layout as layouts, shapes
 
-WORDS = "tokenizer.json"  # a run cannot go on with another tokenizer
-DATA = "data.json"  # what else is needed to use a model, as the names of its classes
-SHARED_SECONDS = 60  # until all processes see a new file; NFS remembers for 30 s that there is none
-# (params, folder, metrics) -> files written, and more final numbers by name: these first, as drawing may fail
+TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
+DATA = "data.json"  # metadata that a model needs in use, such as the names of its classes
+SHARED_SECONDS = 60  # until all processes see a new file; NFS caches a missing file for 30 s
+# (params, folder, metrics) -> dicts of further final metrics, then the files written; drawing may fail
 Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
 
 class Work(NamedTuple):
-    """What an experiment makes of a config, in prepare(settings, mesh)."""
+    """The result of an experiment's prepare(settings, mesh): task, figures, and files of the model."""
 
     task: train_step.Task
     figures: Figures | None = None  # None: the loss by step
-    apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
+    apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> outputs, such as logits
     files: Mapping[str, bytes] = {}  # by name, needed to use the model: its tokenizer, its classes
     params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones
     lines: Sequence[str] = ()  # about the data, printed before training
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What identifies the data: their digest, and the names of their classes in order."""
+        """The identity of the data: their digest, and the names of their classes in order."""
         return {"sha256": self.data_sha256, "classes": json.loads(self.files.get(DATA, b"{}")).get("classes")}
 
 
@@ -63,7 +63,7 @@ class Result(NamedTuple):
     folder: pathlib.Path | None  # None if nothing was written
     summary: dict[str, Any]  # the content of summary.json; report.json of a study; the output of a tool
     params: Any = None  # the final ones (numpy); None if a finished run has lost its checkpoints
-    apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
+    apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> outputs, such as logits
     batch: dict[str, np.ndarray] | None = None  # held-out examples by the names of their arrays
     figures: list[pathlib.Path] = []
 
@@ -74,8 +74,10 @@ class Result(NamedTuple):
 def make_mesh(
     settings: config.Settings, device: str = "any", *, seeds: int = 1, chips: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make the mesh of a run, and print it. device: as of compilation.start. seeds: devices that share several runs.
-    chips: the devices to use, in place of JAX's."""
+    """Make the mesh of a run, and print it.
+
+    device: see compilation.start. seeds: devices along the axis of runs, in a study. chips: the devices; None: JAX's.
+    """
     config.check_seed(settings.seed)
     if chips is None:
         compilation.start(device)
@@ -91,7 +93,7 @@ def make_mesh(
 def run(
     settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
 ) -> Result:
-    """Train as the config says, and write the results into `folder`. resume: as of train_step.Plan."""
+    """Train, and write the results into `folder`. resume: step of the checkpoint to resume from; None: the newest."""
     began = time.perf_counter()
     plan, state = prepare(settings, work, devices)
     plan = dataclasses.replace(plan, resume=resume)
@@ -115,28 +117,32 @@ def run(
 
 
 def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
-    """Write the user's sources and the files of the model. Return the sources' SHA-256. UserError if a run would go on
-    with another tokenizer."""
+    """Write the user's sources and the files of the model. Return the SHA-256 of each source.
+
+    Raises UserError if a run would resume with another tokenizer.
+    """
     sources = workdir.keep_sources(folder, settings.sources(), workdir.read_commit()[1])
     for name, content in work.files.items():
         file = folder / name
-        if resumed and name == WORDS and file.is_file() and file.read_bytes() != content:
-            raise errors.UserError(f"{file} is not the tokenizer of this config: the run cannot go on with another one")
+        if resumed and name == TOKENIZER and file.is_file() and file.read_bytes() != content:
+            raise errors.UserError(
+                f"{file} differs from the tokenizer of this config: a run cannot resume with another one"
+            )
         disk.write(file, content)
     return sources
 
 
 def has_checkpoint(folder: pathlib.Path | None) -> bool:
-    """Return True if the folder of a run has a checkpoint to go on from."""
+    """Return True if the folder of a run has a checkpoint to resume from."""
     return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
 
 
 def prepare(
     settings: config.Settings, work: Work, devices: Mesh, *, described: bool = False
 ) -> tuple[train_step.Plan, train_step.State]:
-    """Return the plan of a run, and shapes, types and places of its state. UserError if it would not fit into memory.
+    """Return the plan of a run, and the shapes, dtypes and shardings of its state.
 
-    described: for a dry run, refuse only what fits into no device.
+    described: for a dry run, accept any state that some device can hold. Raises UserError if memory is too small.
     """
     plan = make_plan(settings, work.task, devices)
     settings.refuse_unused()
@@ -147,14 +153,14 @@ def prepare(
 
 @contextlib.contextmanager
 def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
-    """Context manager: an error of the file system, as a full disk, is a RunError."""
+    """Context manager: convert an error of the file system, such as a full disk, into a RunError."""
     try:
         yield
     except BrokenPipeError:  # stdout has no reader
         raise
     except OSError as error:
-        what = f"{error.filename or folder}: {disk.reason(error)}; once that is mended, the same command goes on"
-        raise errors.RunError(f"{what} from the last checkpoint") from error
+        place = f"{error.filename or folder}: {disk.reason(error)}"
+        raise errors.RunError(f"{place}. Fix it, then the same command resumes from the last checkpoint") from error
 
 
 def open_run(
@@ -191,7 +197,7 @@ def write_result(
     final: dict,
     began: float,
 ) -> dict[str, Any]:
-    """Write the summary of a trained model with these final metrics, draw its figures, print and return the summary."""
+    """Write and print the summary of a trained model, draw its figures, and return the summary. final: its metrics."""
     first = {
         "experiment": settings.experiment,
         "steps": plan.steps,
@@ -211,19 +217,18 @@ def write_result(
         "commit": workdir.describe_commit(),
     }
     if plan.keep_best:
-        kept = checkpoint.best(folder / "checkpoints", plan.keep_best)
-        first["checkpoints"] = {"best": kept, "last": {"step": plan.steps, plan.keep_best: final[plan.keep_best]}}
+        best = checkpoint.best(folder / "checkpoints", plan.keep_best)
+        first["checkpoints"] = {"best": best, "last": {"step": plan.steps, plan.keep_best: final[plan.keep_best]}}
     disk.write_json(folder / "summary.json", first | last)
-    files, more = draw(work, params, folder)
-    summary = first | more | last
+    files, metrics = draw(work, params, folder)
+    summary = first | metrics | last
     disk.write_json(folder / "summary.json", summary)
     print(format_result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
 
 
 def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -> None:
-    """Raise RunError for a run whose result does not count: it ended with a loss that is no number, or more than half
-    of its steps were skipped (train.nan)."""
+    """Raise RunError if the final loss is not finite, or if more than half of the steps were skipped (train.nan)."""
     loss, skipped = summary.get(f"{loop.EVAL}{train_step.LOSS}", 0.0), summary.get("skipped") or 0
     faults = [f"{loop.EVAL}{train_step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
     faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
@@ -234,34 +239,36 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
 
 
 def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
-    """Return the files that `work.figures` writes, and its numbers. An error is printed, and does not end the run."""
-    files, numbers = [], {}
+    """Return the files that `work.figures` writes, and its metrics. An error is printed, and does not end the run."""
+    files, metrics = [], {}
     try:
         disk.tidy(disk.folder(folder, "figures"))
-        for one in work.figures(params, folder, log.read(folder)):
-            numbers.update(one) if isinstance(one, dict) else files.append(one)
+        for item in work.figures(params, folder, log.read(folder)):
+            if isinstance(item, dict):
+                metrics.update(item)
+            else:
+                files.append(item)
     except errors.RunError:
         raise
     except (Exception, SystemExit) as error:  # from a plotting library, or the user's code
-        reason = errors.line(error) or "no reason is given"
+        reason = errors.line(error) or "no message"
         print(f"warning: not all figures in {folder} are drawn: {type(error).__name__}: {reason}", flush=True)
-    return files, numbers
+    return files, metrics
 
 
 def format_result(summary: dict[str, Any], files: list[str]) -> str:
-    """Return the block that is printed at the end of a run."""
+    """Return the lines to print at the end of a run: metrics, warnings, checkpoints, time, files."""
     lines, guess = [""], summary.get("guess", {})
     for name, value in summary.items():
         if name.startswith(("eval/", "baseline/")):
             number = f"{value:.4f}" if abs(value) < 1e9 else f"{value:.4g}"
             lines.append(f"  {name:<22} {number}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
     for name in guess.keys() & checkpoint.BETTER.keys():
-        reached, constant = (checkpoint.score(summary, f"{part}/{name}") for part in ("eval", "baseline"))
-        if reached <= constant:
+        if checkpoint.score(summary, f"eval/{name}") <= checkpoint.score(summary, f"baseline/{name}"):
             lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
-    for which, one in summary.get("checkpoints", {}).items():
-        measured = ", ".join(f"{name} {x:.4f}" for name, x in (one or {}).items() if name != "step")
-        lines.append(f"  {which + ' checkpoint':<22} " + (f"step {one['step']:,}, {measured}" if one else "none"))
+    for kind, row in summary.get("checkpoints", {}).items():
+        metrics = ", ".join(f"{name} {x:.4f}" for name, x in (row or {}).items() if name != "step")
+        lines.append(f"  {kind + ' checkpoint':<22} " + (f"step {row['step']:,}, {metrics}" if row else "none"))
     lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
     if summary["tokens_per_second"]:  # 0 if a run was resumed after its last step
         lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
@@ -269,17 +276,19 @@ def format_result(summary: dict[str, Any], files: list[str]) -> str:
 
 
 def format_table(params: Any, trained: Sequence[bool] = ()) -> str:
-    """Return one line per parameter: name, letters with their sizes, count; and the total. trained: False for those
-    marked as frozen."""
+    """Return a line for each parameter (name, letters with their sizes, count) and the total.
+
+    trained: for each parameter, False if it is frozen.
+    """
     rows, n_trained, leaves = [], 0, jax.tree_util.tree_leaves_with_path(params)
-    for (path, leaf), own in zip(leaves, trained or [True] * len(leaves), strict=True):
+    for (path, leaf), is_trained in zip(leaves, trained or [True] * len(leaves), strict=True):
         sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
-        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}", "" if own else "  frozen"))
-        n_trained += leaf.size * own
-    more = "" if all(trained) else f", of which {n_trained:,} are trained"
-    rows.append(("total", "", f"{shapes.total(params):,}", more))
+        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}", "" if is_trained else "  frozen"))
+        n_trained += leaf.size * is_trained
+    note = "" if all(trained) else f", of which {n_trained:,} are trained"
+    rows.append(("total", "", f"{shapes.total(params):,}", note))
     a, b, c, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [f"  {name:<{a}}  {sizes:<{b}}  {count:>{c}}{more}" for name, sizes, count, more in rows]
+    lines = [f"  {name:<{a}}  {sizes:<{b}}  {count:>{c}}{note}" for name, sizes, count, note in rows]
     return "\n".join([*lines[:-1], "  " + "-" * (a + b + c + 4), lines[-1]])
 
 
@@ -293,7 +302,7 @@ def format_si(value: float, unit: str) -> str:
 
 
 def print_model(plan: train_step.Plan, state: train_step.State) -> int:
-    """Print the parameter table and the FLOPs of a step. Return these: three times the forward pass."""
+    """Print the parameter table and the FLOPs of a step. Return the FLOPs: three times those of the forward pass."""
     shapes.check(state.params)
     forward = forward_flops(plan, state)
     batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
@@ -315,8 +324,10 @@ def forward_flops(plan: train_step.Plan, state: train_step.State, *, kernels: bo
 
 
 def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callable, float]:
-    """Return the training step, compiled for every batch size, and the seconds it took. With JAX_DEBUG_NANS or
-    JAX_DISABLE_JIT, which look into uncompiled functions, the step is not compiled yet."""
+    """Return the training step, compiled for every batch size, and the seconds that it took.
+
+    With JAX_DEBUG_NANS or JAX_DISABLE_JIT, which need the uncompiled function, the step is not compiled yet.
+    """
     if jax.config.jax_debug_nans or jax.config.jax_disable_jit:
         return plan.step, 0.0
     began, alive, compiled = time.perf_counter(), train_step.abstract_alive(plan.mesh), compilation.Compiled()
@@ -330,7 +341,7 @@ def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callab
 
 
 def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
-    """Make optimiser and step from the config. Raises UserError for what does not fit together."""
+    """Make optimiser and step from the config. Raises UserError for settings that exclude each other."""
     t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_training(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
@@ -369,7 +380,7 @@ def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -
 
 
 def check_training(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
-    """Raise UserError for settings of training that do not fit together, and for a batch of an invalid form."""
+    """Raise UserError for settings of training that exclude each other, and for an invalid batch."""
     t, name = settings.train, settings.optim.name
     with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
@@ -380,21 +391,21 @@ def check_training(settings: config.Settings, task: train_step.Task, growth: bat
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    wrong = ""
+    fault = ""
     if t.accumulation > 1 and settings.model.norm.startswith("batch"):
-        wrong = "train.accumulation > 1 gives each part its own statistics: not with model.norm = batch"
+        fault = "train.accumulation > 1 gives each part its own statistics: choose a model.norm other than batch"
     elif growth.firsts[-1] >= t.steps:
-        wrong = f"{batches.GROWTH} begins a batch size at step {growth.firsts[-1]}, and train.steps = {t.steps}"
+        fault = f"{batches.GROWTH} begins a batch size at step {growth.firsts[-1]}, and train.steps = {t.steps}"
     elif log.SYMMETRY in settings.log and task.probe is None:
-        wrong = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
+        fault = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
     elif name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
-        wrong = "optim.name = hyperball keeps the norms of matrices: with optim.lora or model.output_std = 0 some are 0"
-    if wrong:
-        raise errors.UserError(wrong)
+        fault = "optim.name = hyperball keeps the norms of matrices: with optim.lora or model.output_std = 0 some are 0"
+    if fault:
+        raise errors.UserError(fault)
 
 
 def list_metrics(task: train_step.Task) -> list[str]:
-    """Return the names of what an evaluation of the task measures."""
+    """Return the names of the metrics of an evaluation."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    measures, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
-    return sorted(f"{loop.EVAL}{name}" for name in measures)
+    metrics, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
+    return sorted(f"{loop.EVAL}{name}" for name in metrics)

@@ -85,7 +85,7 @@ def test_a_log_that_there_is_none_of_is_refused(monkeypatch):
 
 
 def test_the_plain_line_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
-    monkeypatch.setattr(log, "KNOWN", 1)
+    monkeypatch.setattr(log, "MIN_STEPS", 1)
     now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
     monkeypatch.setattr(log.time, "perf_counter", lambda: now)
     line = log.Progress(
