@@ -1,4 +1,4 @@
-"""Steps with numbers that are not finite: do not save them, and name the step, the examples and the parameter."""
+"""Steps with NaN or infinity: stop the run, and name the step, the examples and the first array."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 from experiments.engine import checkpoint, distributed, errors, mesh as meshes, optim, train_step
 from tfm import shapes
 
-LISTED = 8  # numbers of examples in a sentence
+LISTED = 8  # examples that a message lists
 
 
 def abort(
@@ -22,7 +22,7 @@ def abort(
     batch: dict,
     metrics: dict,
 ) -> None:
-    """Save the state before step n, and raise RunError: what was not finite in it, and the command that repeats it.
+    """Save the state before step n, and raise RunError with the numbers that are not finite and a command to repeat it.
 
     A batch is a function of (seed, step), so resuming from there takes the same step.
     """
@@ -33,7 +33,7 @@ def abort(
             saves.save(n - 1, state)
             saves.wait()
             place = f"step {n - 1:,}, which is saved"
-        except errors.RunError as error:  # in addition to what went wrong before
+        except errors.RunError as error:  # report both errors
             place = f"its last checkpoint ({error})"
     command = f"python launch.py --config={folder / 'config.json'} --workdir={folder}"
     raise errors.RunError(
@@ -46,8 +46,8 @@ def describe(plan: train_step.Plan, n: int, state: train_step.State, batch: dict
     """Return a sentence about step n: which numbers are not finite, in which array first, and the examples."""
     names = {"the loss": train_step.LOSS, "the gradient norm": "gradient_norm", "the learning rate": "learning_rate"}
     values = {name: float(jax.device_get(metrics[key])) for name, key in names.items()}
-    wrong = [f"{name} ({value})" for name, value in values.items() if not np.isfinite(value)] or ["a statistic"]
-    sentence = f"step {n:,}: {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
+    faults = [f"{name} ({value})" for name, value in values.items() if not np.isfinite(value)] or ["a statistic"]
+    sentence = f"step {n:,}: {' and '.join(faults)} {'is' if len(faults) == 1 else 'are'} not finite"
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the devices have no memory left for it
         if path := first_culprit(plan, state, batch):
             sentence += f", and the first such number is in {path}"
@@ -60,9 +60,13 @@ def first_culprit(plan: train_step.Plan, state: train_step.State, batch: dict) -
     """Compute the gradient again from the state before a step on its batch. Return the path of the first array with a
     number that is not finite: of the parameters, the batch, the gradient, the running statistics; or ''."""
     params, key = optim.training_params(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)
-    of_device = functools.partial(train_step.gradient, task=plan.task, mesh=plan.mesh, accumulation=plan.accumulation)
-    on_mesh = meshes.sharded(of_device, plan.mesh, **train_step.gradient_specs(params, batch, plan.task, plan.mesh))
-    grads, _, running = jax.jit(on_mesh)(params, meshes.place_batch(plan.mesh, batch), key)
+    device_gradient = functools.partial(
+        train_step.gradient, task=plan.task, mesh=plan.mesh, accumulation=plan.accumulation
+    )
+    mesh_gradient = meshes.sharded(
+        device_gradient, plan.mesh, **train_step.gradient_specs(params, batch, plan.task, plan.mesh)
+    )
+    grads, _, running = jax.jit(mesh_gradient)(params, meshes.place_batch(plan.mesh, batch), key)
     stages = {"parameters": state.params, "batch": batch, "gradient": grads, "running statistics": running}
     return next(
         (
@@ -76,11 +80,13 @@ def first_culprit(plan: train_step.Plan, state: train_step.State, batch: dict) -
 
 
 def check(n: int, state: train_step.State) -> None:
-    """Raise RunError if the parameters after step n are not finite, though the numbers of every step were: they must
-    not be saved over a good checkpoint. Each process looks at its own part; all call it, and all raise."""
-    own = (shard.data for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards)
-    if distributed.agree(not all(np.isfinite(np.asarray(part, np.float32)).all() for part in own)):
+    """Raise RunError if the parameters after step n are not finite, so that they are not saved.
+
+    Each process checks the parameters on its devices. All call it, and all raise.
+    """
+    shards = (shard.data for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards)
+    if distributed.agree(not all(np.isfinite(np.asarray(part, np.float32)).all() for part in shards)):
         raise errors.RunError(
-            f"step {n:,}: an updated parameter is not finite, which the optimiser made of finite numbers: nothing of it"
-            " is saved, and the run can go on from its last checkpoint with a smaller optim.learning_rate"
+            f"step {n:,}: an updated parameter is not finite, though loss and gradient are: this step is not saved."
+            " Resume from the last checkpoint with a smaller optim.learning_rate"
         )

@@ -17,11 +17,11 @@ NOTICE = b"\nstopping; what is done is saved first (Ctrl-C: at once, without sav
 
 
 class Requests:
-    """The request to stop that a signal makes during a block; the training loop asks for it after each step."""
+    """Records a signal during a block as a request to stop. The training loop reads it after each step."""
 
     def __init__(self) -> None:
-        self.signal = 0  # the first that came
-        self._calls = 0  # of `agreed`
+        self.signal = 0  # number of the first signal, or 0
+        self._calls = 0  # number of calls of `agree`
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Requests:
                 signal.signal(number, old)
 
     def agree(self) -> int:
-        """Return the signal that came, or 0. Several processes, which all call it, hear of it in the same call."""
+        """Return the number of the signal, or 0: the same in all processes. All call it."""
         if jax.process_count() > 1:
             self._calls += 1
             self.signal = signal.SIGTERM if multihost_utils.reached_preemption_sync_point(self._calls) else 0

@@ -16,13 +16,13 @@ from typing import Any
 
 from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh
 
-# What may change on resume: where it runs, how long, what is logged, and what happens if something goes wrong.
-# A name that ends with a dot stands for all settings below it.
+# Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
+# A name that ends with a dot means all settings below it.
 MAY_CHANGE = tuple(
     "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
     "train.nan".split()
 )
-REMEMBERS = "skip_spikes"  # a value of train.nan with a history in its checkpoints: nothing changes to it or from it
+REMEMBERS = "skip_spikes"  # a value of train.nan that stores a history in checkpoints: a resume cannot set or remove it
 LOCK = "lock"
 SOURCES, DIFF = "source", "checkout.diff"  # the folder of the user's own code, and the edits of ours in it
 COMPUTES = ("jax", "jaxlib")
@@ -30,8 +30,10 @@ PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock
 
 
 def describe_commit() -> str:
-    """Return the git commit of the code that runs, '' outside of a checkout; of an edited one it ends with -dirty. and
-    16 digits of the SHA-256 of `git diff HEAD`."""
+    """Return the git commit of the code, '' outside a checkout.
+
+    If files are edited, "-dirty." and 16 digits of the SHA-256 of `git diff HEAD` follow it.
+    """
     return read_commit()[0]
 
 
@@ -52,15 +54,15 @@ def read_commit() -> tuple[str, bytes]:
 
 
 class InUse(errors.UserError):
-    """Another process holds the folder."""
+    """Another process has locked the folder."""
 
 
 @contextlib.contextmanager
 def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Lock the folder, which is created if it is missing, against other runs during the block.
+    """Context manager: lock the folder against other runs. Create it if it is missing.
 
-    Raises InUse if another process holds it for more than `wait` seconds, and UserError if it cannot be written. Not
-    the filelock package: on a drive without locks its lock outlives a killed process.
+    Raises InUse if another process keeps the lock for more than `wait` seconds, and UserError if the folder cannot be
+    written. The filelock package is not used: on a drive without locks, its lock outlives a killed process.
     """
     until = time.monotonic() + wait
     with disk.writing(folder):
@@ -82,7 +84,7 @@ def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
 
 
 def _acquire(file: pathlib.Path) -> int:
-    """Return a handle that holds the lock until it is closed. Raises InUse if another process has the lock."""
+    """Lock the file and return its handle: closing it unlocks. Raises InUse if another process has the lock."""
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,9 +114,9 @@ def open_run(
 ) -> bool:
     """Create the folder, or reopen it. Return True if its run is finished, with all steps of the config.
 
-    devices: number and kind; if given, what differs from the training before is printed. data: what identifies the
-    run's data (run.Work.data). resume: the step of the checkpoint to go on from. Raises UserError if the folder cannot
-    be written, or holds a run of another config (naming the keys), of other classes or with more steps.
+    devices: their number and kind, to print how they differ from the previous ones; None: print nothing. data: the
+    identity of the data (run.Work.data). resume: the step of the checkpoint to resume from. Raises UserError if the
+    folder cannot be written, or holds a run with another config, other classes or more steps.
     """
     saved, saves, before = folder / "config.json", folder / "checkpoints", {}
     with disk.writing(folder):
@@ -128,21 +130,21 @@ def open_run(
             raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
             _check_step(saves, resume)
-            (folder / "summary.json").unlink(missing_ok=True)  # what it tells will be another
+            (folder / "summary.json").unlink(missing_ok=True)  # the result changes
         finished = is_finished(folder, config["train"]["steps"])
-        facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": describe_commit()}
-        facts["data"] = data or before.get("data")
+        content = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": describe_commit()}
+        content["data"] = data or before.get("data")
         if finished or before and checkpoint.newest(saves) is not None:
-            check_data(folder, before.get("data"), facts["data"])
-            for line in list_changes(before, facts) if devices and not finished else []:
+            check_data(folder, before.get("data"), content["data"])
+            for line in list_changes(before, content) if devices and not finished else []:
                 print(line, flush=True)
         if not finished:
-            disk.write_json(saved, facts)
+            disk.write_json(saved, content)
     return finished
 
 
 def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise UserError if a resume changes settings that it may not change."""
+    """Raise UserError if a resume changes settings outside MAY_CHANGE."""
     old, now = configs.flat(before), configs.flat(config)
     differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
     changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
@@ -150,32 +152,33 @@ def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mappi
         values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
         allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
         what = f"{folder} holds a run with another config"
-        raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {allowed}")
+        raise errors.UserError(f"{what}, and resuming may not change {values}; it may change {allowed}")
 
 
 def _check_step(saves: pathlib.Path, step: int) -> None:
     if step not in (steps := manifest.steps(saves)):
-        there = ", ".join(map(str, sorted(steps))) or "none"
-        raise errors.UserError(f"--resume={step}: {saves} has no checkpoint of this step, but of {there}")
+        available = ", ".join(map(str, sorted(steps))) or "none"
+        raise errors.UserError(f"--resume={step}: {saves} has no checkpoint of this step. It has: {available}")
 
 
 def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
-    """Print a warning if a run was trained on other data before. Raises UserError for other classes."""
+    """Print a warning if the data of a resumed run have changed. Raises UserError if its classes have changed."""
     old, new = before or {}, now or {}
-    was, are = (one.get("classes") or [] for one in (old, new))
+    was, are = old.get("classes") or [], new.get("classes") or []
     if was and are and was != are:
         differ = [f"class {i} was {a!r} and is {b!r}" for i, (a, b) in enumerate(zip(was, are, strict=False)) if a != b]
         count = f"{len(was)} classes before, {len(are)} now"
         raise errors.UserError(
-            f"{folder} holds a run of other classes ({'; '.join([count, *differ[:3]])}): go on with the data that it"
-            " began with, or choose another --workdir"
+            f"{folder} holds a run of other classes ({'; '.join([count, *differ[:3]])}): resume with the data of its"
+            " first steps, or choose another --workdir"
         )
-    if None not in (digests := [one.get("sha256") for one in (old, new)]) and digests[0] != digests[1]:
+    digests = {old.get("sha256"), new.get("sha256")}
+    if len(digests) > 1 and None not in digests:
         print(f"warning: the data are not those that {folder} was trained on before", flush=True)
 
 
 def suggest_newest(folder: pathlib.Path, flag: str) -> str:
-    """Return advice about a folder that is not a run: the newest run in it as the value of the flag, or another one."""
+    """Return advice for a folder that is not a run: set the flag to the newest run in it, or to another folder."""
     runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
     if not runs:
         return f": choose another {flag}"
@@ -183,11 +186,11 @@ def suggest_newest(folder: pathlib.Path, flag: str) -> str:
 
 
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
-    """Return True if the run has its result after so many steps. Raises UserError if it has taken more already."""
+    """Return True if the run has its result after `steps`. Raises UserError if it has already taken more steps."""
     try:
         result = int(disk.read_json(folder / "summary.json", says="its result").get("steps", 0))
     except (errors.UserError, ValueError, TypeError):
-        result = 0  # it is missing or damaged, and will be written again
+        result = 0  # missing or damaged: the run writes it again
     newest = max(result, checkpoint.newest(folder / "checkpoints") or 0)
     if newest > steps:
         raise errors.UserError(
@@ -198,14 +201,14 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
 
 def may_change(key: str) -> bool:
     """Return True if a run may be resumed with another value of this setting."""
-    return any(key == one or one[-1] == "." and key.startswith(one) for one in MAY_CHANGE)
+    return key in MAY_CHANGE or key.startswith(tuple(name for name in MAY_CHANGE if name.endswith(".")))
 
 
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:
     """Copy these files into the run's folder under their names, and the checkout's diff if there is one.
 
-    Return the SHA-256 of each copy by its name. If a run goes on with another file, the first copy stays, and the other
-    one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
+    Return the SHA-256 of each copy by its name. If a file has changed since the run began, the first copy stays, and
+    the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
     """
     contents = {name: file.read_bytes() for file, name in files.items() if file.is_file()}
     contents |= {DIFF: diff} if diff else {}
@@ -221,15 +224,15 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the lines to print about a run that goes on; before, now: its config.json."""
-    lines, (old, new) = [], (one["config"]["train"]["steps"] for one in (before, now))
+    """Return the lines to print about a run that resumes. before, now: the contents of its config.json."""
+    lines, old, new = [], before["config"]["train"]["steps"], now["config"]["train"]["steps"]
     optim = now["config"]["optim"]
     falls, grows = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]  # a warm-up that is derived
     if old != new and (falls or grows):
         lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule is another one")
     pairs = [(f"with {name}", before["versions"].get(name), now["versions"][name]) for name in COMPUTES]
     pairs.append(("on", before.get("devices"), now["devices"]))
-    others = [f"{how} {one}, now {other}" for how, one, other in pairs if one not in (None, other)]
-    if others:
-        lines.append(f"it was trained {'; '.join(others)}: numbers may differ in the last bits from here on")
+    differ = [f"{name} {was}, now {value}" for name, was, value in pairs if was not in (None, value)]
+    if differ:
+        lines.append(f"it was trained {'; '.join(differ)}: numbers may differ in the last bits from here on")
     return lines
