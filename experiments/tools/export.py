@@ -32,7 +32,7 @@ def run(
     if not str(workdir):
         raise errors.UserError("the folder to write is missing: --workdir=FOLDER")
     model, folder = command.load(checkpoint, trust, "any"), pathlib.Path(workdir)
-    open_model.expect(model, *spec.kinds, whole=False)
+    open_model.expect(model, *spec.outputs, whole=False)
     open_model.finite(model.path, shapes.flat(model.params))
     disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)

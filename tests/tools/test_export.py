@@ -127,7 +127,7 @@ def taken_together(family: str):
 def refused(family: str, config: dict) -> str:
     """What of a run's config the family does not have; '' where it has all."""
     own, fields = hub.FAMILIES[family], config["model"]
-    kind = own.kinds[0]
+    kind = next(iter(own.outputs))
     if kind != "image" and config["text"]["objective"] != kind:
         return "text.objective"
     said = {"output": config["image"]["head"], "patch": 4} if kind == "image" else {"output": config["text"]["head"]}
@@ -135,8 +135,8 @@ def refused(family: str, config: dict) -> str:
         fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
     settings = dict(W=W, N=N, head=kind, tied_output="tied" in said.get("output", ""), aside={})
     settings |= dict(Z=1, patch=4, image=(8, 8), query_bias=True) | fields
-    again = own.read({"model_type": family} | own.write(settings))
-    output = own.output(kind, settings)
+    again = table.read(own, {"model_type": family} | table.write(own, settings))
+    output = table.output(own, kind, settings)
     return "; ".join(hub.unlike(fields, said, {}, again | {"output": output}))
 
 
