@@ -183,7 +183,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
         raise errors.UserError(f"{folder} has no checkpoint of step {step}, but of steps {there}")
     params = checkpoint.parameters(checkpoints, step)
     with disk.reading(folder / "config.json"):
-        params = adapters.merged(params, config["optim"]["lora"])
+        params = adapters.merge(params, config["optim"]["lora"])
         kind, facts = _kind_and_facts(config, params)
         names = saved(folder / "data.json").get("classes")
         extras = {"class_names": names} if "C" in facts and names else {}

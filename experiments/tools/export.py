@@ -88,7 +88,7 @@ def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) 
     """Write the run's adapters for the peft library, if the family can have them. Return the names of the files."""
     settings = open_model.saved(model.path / "config.json")["config"]
     target = disk.folder(folder, "adapters")
-    if wrong := adapters.as_peft(model.path, target, settings=settings, rules=rules):
+    if wrong := adapters.write_peft(model.path, target, settings=settings, rules=rules):
         print(f"its adapters alone are not written: {wrong}")
         return []
     return [f"adapters/{file.name}" for file in sorted(target.iterdir())]
