@@ -41,7 +41,7 @@ def adopt_architecture(settings: config.Settings, folder: pathlib.Path | None) -
         return settings
     now = config.flat(values)
     if folder is not None and (folder / "config.json").is_file():
-        saved = config.flat(open_model.saved(folder / "config.json").get("config", {}))
+        saved = config.flat(open_model.read_saved(folder / "config.json").get("config", {}))
         fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:
@@ -75,7 +75,7 @@ def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[st
 def _choose_tokenizer(experiment: str, model: open_model.Trained, now: Mapping[str, Any]) -> dict[str, str]:
     """Return text.tokenizer for the tokenizer of the model if the config names another one."""
     files = open_model.tokenizers(model) if experiment in TEXTS else []
-    if not files or open_model.saved(files[0]).get("kind") == now["text.tokenizer"]:
+    if not files or open_model.read_saved(files[0]).get("kind") == now["text.tokenizer"]:
         return {}
     return {"text.tokenizer": str(_tokenizer_path(files[0]))}
 
@@ -118,7 +118,7 @@ def load(
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     if reasons := _list_differences(settings, model, fresh, start, ours, files):
         raise errors.UserError(f"init_from: {model.path} is not the model of this config: {'; '.join(reasons)}")
-    open_model.finite(model.path, start)
+    open_model.check_finite(model.path, start)
     new = ", ".join(part for part in fresh if _contains(part, expected))
     unused = ", ".join(part for part in fresh if not _contains(part, expected))
     sentence = f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"
@@ -200,7 +200,7 @@ def _list_differences(
         remedy = f" (set text.tokenizer = {_tokenizer_path(tokenizers[0])})" if tokenizers and is_text else ""
         reasons.append(f"its tokenizer has {W} tokens and is another than the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
-        image = model.extras.get("image") or open_model.saved(model.path / run.DATA).get("image")
+        image = model.extras.get("image") or open_model.read_saved(model.path / run.DATA).get("image")
         reasons.append(f"its images of {image} pixels make {N} tokens, and the run's make {our_N}")
     if faults := tensors.differences(theirs, ours):
         head = all(fault.startswith("head/") for fault in faults)

@@ -258,7 +258,7 @@ def continuation(folder) -> str:
 )
 def test_the_ids_that_end_a_text(tmp_path, said, generation, ends):
     made = open_model.open(str(published_with_words(tmp_path, generation=generation, eos_token_id=said)))
-    assert open_model.ends(made, types.SimpleNamespace(bos=3, eos=4)) == ends
+    assert open_model.list_end_ids(made, types.SimpleNamespace(bos=3, eos=4)) == ends
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,10 @@ def test_the_words_of_a_run_and_their_ids_go_with_it(tmp_path, family):
     for name in ("tokenizer.json", "special_tokens_map.json"):
         assert (folder / name).read_bytes() == (run / name).read_bytes()
     if family == "gpt2":
-        ends = [open_model.ends(made, open_model.words(made)) for made in map(open_model.open, (run, folder))]
+        ends = [
+            open_model.list_end_ids(made, open_model.load_tokenizer(made))
+            for made in map(open_model.open, (run, folder))
+        ]
         assert ends == [[22, 21]] * 2
 
 
