@@ -119,7 +119,7 @@ def train(
     changes: the values of settings by key, as values or as text.
     """
     folder = None if dry_run else pathlib.Path(workdir)
-    settings = warm_start.adopted(config_file.load_settings(config, changes), folder)
+    settings = warm_start.adopt_architecture(config_file.load_settings(config, changes), folder)
     compilation.keep()
     experiment = by_name.load_experiment(settings.experiment)
     target = topologies.describe(topology) if topology else None
@@ -130,8 +130,8 @@ def train(
         earlier = pathlib.Path(workdir) if dry_run and workdir else None
         return experiment.run(settings, folder, earlier, device, chips, target, json)
     mesh = runs.make_mesh(settings, device, chips=chips)
-    work = adapters.prepared(settings, experiment, mesh)  # data, initial parameters, loss, figures; optim.lora
-    work = warm_start.started(settings, work, resumed=runs.has_checkpoint(folder))  # init_from
+    work = adapters.prepare_work(settings, experiment, mesh)  # data, initial parameters, loss, figures; optim.lora
+    work = warm_start.add_parameters(settings, work, resumed=runs.has_checkpoint(folder))  # init_from
     if dry_run:
         return dry_runs.dry_run(settings, work, mesh, target, json)
     return runs.run(settings, folder, work, mesh, resume=resume)

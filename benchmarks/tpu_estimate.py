@@ -140,7 +140,7 @@ def main(config: str, name: str, *changes: str) -> None:
     target, (peak, clock) = topology.describe(name), CHIPS[name.partition("-")[0]]
     settings = config_file.load_settings(config, dict(change.split("=", 1) for change in changes))
     mesh = runs.make_mesh(settings, chips=target.devices)
-    work = adapters.prepared(settings, by_name.load_experiment(settings.experiment), mesh)
+    work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), mesh)
     plan, state = runs.prepare(settings, work, mesh, described=True)
     (program,) = topology.compile_programs([next(dry_run.programs(plan, state))])
     if program.compiled is None:

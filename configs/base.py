@@ -16,7 +16,7 @@ FIELDS: dict[str, Any] = {  # name -> (default, comment), or a section of such; 
     "experiment": ("", "the file of experiments/ that runs (language, vision, ...), or a file of your own"),
     "seed": (0, "of initial parameters, data order, augmentation; never of the split into train and evaluation"),
     "init_from": ("", "a trained model to start from: a run's folder, a published model's folder or file"),
-    "init_fresh": ("", "parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'"),
+    "init_fresh": ("", "parts to initialise at random, or to leave out if the config has none: 'head,embed/h_D'"),
     "log": (
         ["tensorboard"],
         "in addition to metrics.jsonl: tensorboard, wandb (Weights & Biases; WANDB_MODE=offline sends nothing), "

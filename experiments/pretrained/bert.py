@@ -7,23 +7,36 @@ import functools
 import re
 from typing import Any, NamedTuple
 
-from experiments.build import model as models
 from experiments.pretrained import families, tensors
 
-KINDS = ("masked", "classes", "tokens", "spans")
+OUTPUTS = {"masked": "mlp", "classes": "tanh", "tokens": "linear", "spans": "linear"}
 CLASSES = {"masked": "ForMaskedLM", "classes": "ForSequenceClassification", "tokens": "ForTokenClassification"}
 CLASSES |= {"spans": "ForQuestionAnswering", "": "Model"}
 NEXT_SENTENCE = ("cls.seq_relationship.", "sop_classifier.")
 LAYER = "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm"
 LAYER += " intermediate.dense output.dense output.LayerNorm"
-SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
-SIZES |= {"W": "vocab_size", "N": "max_position_embeddings", "segments": "type_vocab_size"}
-FIXED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-PLAIN = families.PLAIN | {"block": "post_norm", "outer_norm": "first"}
+FIELDS = families.Fields(
+    plain=families.PLAIN | {"block": "post_norm", "outer_norm": "first"},
+    sizes={
+        "M": ("num_hidden_layers", 12),
+        "D": ("hidden_size", 768),
+        "H": ("num_attention_heads", 12),
+        "F": ("intermediate_size", 3072),
+        "W": ("vocab_size", 30522),
+        "N": ("max_position_embeddings", 512),
+        "segments": ("type_vocab_size", 2),
+    },
+    choices={
+        "mlp": ("hidden_act", families.ACTIVATIONS),
+        "tied_output": ("tie_word_embeddings", families.TRUE),
+    },
+    epsilon=("layer_norm_eps", 1e-12),
+    fixed={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+)
 
 
 class Names(NamedTuple):
-    """What a relative of BERT calls its tensors; '' for those that it does not have."""
+    """Names of a family's tensors."""
 
     layer: str  # the prefix of a layer
     in_layer: str  # as families.layers has them
@@ -47,42 +60,23 @@ NAMES = Names(
 )
 
 
-def read(config: families.HfConfig) -> families.Settings:
-    """Return the settings that config.json says."""
-    families.expect(config, FIXED)
-    settings = PLAIN | families.sizes(config, SIZES, (12, 768, 12, 3072, 30522, 512, 2))
-    settings["norm"] = families.norm(config, "layer_norm_eps", 1e-12)
-    settings["mlp"] = families.choose(config, "hidden_act", families.ACTIVATIONS)
-    return families.heads(settings | tied_and_class(config))
-
-
-def tied_and_class(config: families.HfConfig) -> families.Settings:
-    """Return what config.json says of the heads."""
-    settings = {"tied_output": families.flag(config, "tie_word_embeddings", True)}
+def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
+    """Return the settings with the name of their class, which decides between heads."""
     return settings | {"architecture": str((config.get("architectures") or "?")[0])}
 
 
-def write(settings: families.Settings, *, name: str = "Bert") -> dict[str, Any]:
-    """Return config.json: the inverse of `read`. name: that of their classes."""
-    return FIXED | {
-        **architecture(name, settings),
-        **{field: settings[letter] or None for letter, field in SIZES.items()},
-        "layer_norm_eps": families.norm_eps(settings),
-        "hidden_act": families.theirs(families.ACTIVATIONS, settings["mlp"]),
-        "tie_word_embeddings": settings["tied_output"],
-    }
-
-
-def architecture(name: str, settings: families.Settings) -> dict[str, Any]:
-    """Return the name of their class with these heads, and the names of its classes."""
+def write(settings: families.Settings, *, name: str) -> dict[str, Any]:
+    """Return the rest of config.json: their class with these heads, which begins with `name`, and the class names."""
     kind = settings["head"]
     if any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):
         return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]}
-    labels = families.named(settings) | {"problem_type": settings.get("problem_type")}
-    return {"architectures": [name + CLASSES[kind]]} | (labels if kind in ("classes", "tokens") else {})
+    config = {"architectures": [name + CLASSES[kind]]}
+    if kind in ("classes", "tokens"):
+        config |= families.write_labels(settings) | {"problem_type": settings.get("problem_type")}
+    return config
 
 
-def head(settings: families.Settings, arrays: tensors.Arrays, *, names: Names = NAMES) -> families.Settings:
+def head(settings: families.Settings, arrays: tensors.Arrays, *, names: Names) -> families.Settings:
     """Return which head the file holds, by the names of its tensors, with its number of classes. A text's classes need
     a pooler; without that head, the pooler is no part of our models."""
     texts = f"{names.pooler}.weight" in arrays and "ForTokenClassification" not in settings["architecture"]
@@ -94,7 +88,7 @@ def head(settings: families.Settings, arrays: tensors.Arrays, *, names: Names = 
     return {"head": ""}
 
 
-def lines(settings: families.Settings, *, names: Names = NAMES) -> list[tensors.Line]:
+def lines(settings: families.Settings, *, names: Names) -> list[tensors.Line]:
     """Return the rules of all tensors. E: ALBERT's features of words, positions and segments."""
     D = "E" if settings["E"] else "D"
     tables = [("word", f"W {D}", f"embed/E_W{D}"), ("position", f"N {D}", f"position/P_N{D}")]
@@ -117,22 +111,7 @@ def lines(settings: families.Settings, *, names: Names = NAMES) -> list[tensors.
     return rules
 
 
-def output(kind: str, settings: families.Settings, *, classes: str = "tanh", masked: str = "") -> str:
-    """Return text.head. classes, masked: the activation of the layer before the output; '' for that of the MLPs."""
-    if kind == "masked":
-        return models.name_head(settings["tied_output"], masked or settings["mlp"])
-    return classes if kind == "classes" else "linear"
-
-
-def copies(settings: families.Settings, *, names: Names = NAMES) -> dict[str, str]:
-    """Return the tensors that a tied output has twice."""
-    if not settings["tied_output"]:
-        return {}
-    bias = {f"{names.decoder}.bias": names.bias} if names.bias != f"{names.decoder}.bias" else {}
-    return {f"{names.decoder}.weight": "embeddings.word_embeddings.weight"} | bias
-
-
-def clean(arrays: tensors.Arrays, settings: families.Settings, *, names: Names = NAMES) -> tensors.Arrays:
+def clean(arrays: tensors.Arrays, settings: families.Settings, *, names: Names) -> tensors.Arrays:
     """Return the tensors with today's names of norms, and with one bias of an untied output: the decoder's."""
     spell = {"gamma": "weight", "beta": "bias"}
     arrays = {re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda m: spell[m[0]], name): x for name, x in arrays.items()}
@@ -141,26 +120,27 @@ def clean(arrays: tensors.Arrays, settings: families.Settings, *, names: Names =
     return arrays
 
 
-def restore(arrays: tensors.Arrays, settings: families.Settings, *, names: Names = NAMES) -> tensors.Arrays:
+def restore(arrays: tensors.Arrays, settings: families.Settings, *, names: Names) -> tensors.Arrays:
     """Return the tensors as they are written: the bias of an untied output under both names."""
     if settings["tied_output"] or names.bias not in arrays:
         return arrays
     return {**arrays, f"{names.decoder}.bias": arrays[names.bias]}
 
 
-def family(names: Names) -> families.Family:
-    """Return the family that has BERT's settings and these names."""
+def family(names: Names, name: str) -> families.Family:
+    """Return a family with BERT's settings and these names of tensors. Names of their classes begin with `name`."""
+    tied = {f"{names.decoder}.weight": "embeddings.word_embeddings.weight", f"{names.decoder}.bias": names.bias}
     return families.Family(
-        kinds=KINDS,
+        outputs=OUTPUTS,
         prefix="bert.",
         unprefixed=("cls.", "classifier.", "qa_outputs."),
         ids=("pad_token_id",),
+        fields=FIELDS,
         read=read,
-        write=write,
+        write=functools.partial(write, name=name),
         lines=functools.partial(lines, names=names),
         head=functools.partial(head, names=names),
-        output=output,
-        copies=functools.partial(copies, names=names),
+        tied={copy: original for copy, original in tied.items() if copy != original},
         buffers=("embeddings.position_ids",),
         aside=("pooler.", *NEXT_SENTENCE),
         clean=functools.partial(clean, names=names),
@@ -168,4 +148,4 @@ def family(names: Names) -> families.Family:
     )
 
 
-FAMILY = family(NAMES)
+FAMILY = family(NAMES, "Bert")

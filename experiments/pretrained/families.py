@@ -1,13 +1,14 @@
-"""Families of published models: the functions that say what one is, and what they share.
+"""Families of published models: a table and a few functions for each, and the functions that families share.
 
-A family reads config.json as `settings`: one dictionary with the fields of a config's `model`, sizes by their letters,
-and what else must be known of a model (tied_output, head, patch, ...). It writes config.json from the same settings.
+`settings` is one dictionary: the fields of a config's `model`, sizes by their letters, and further facts of a published
+model (tied_output, head, patch, ...). The table `Fields` translates config.json to settings and back, and the rules of
+tensors.py translate tensors to parameters and back.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from experiments.build import variants
+from experiments.build import model as models, variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
 
@@ -34,32 +35,84 @@ FREE = {
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
     "remat": "none",
 }
-SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in where they begin
+SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
 TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model that writes text
+TRUE = {True: True, False: False}  # choices of a field that is true by default
+FALSE = {False: False, True: True}
+
+
+class Fields(NamedTuple):
+    """The fields of config.json that a table can translate.
+
+    sizes: letter -> (field, default). choices: setting -> (field, {their value: ours}); the default comes first.
+    epsilon: (field, default) of the number of model.norm. fixed: fields for which one value is supported.
+    plain: the settings of which config.json has no field.
+    """
+
+    plain: Settings
+    sizes: Mapping[str, tuple[str, int]]
+    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]
+    epsilon: tuple[str, float] | None
+    fixed: Mapping[str, Any] = {}
 
 
 class Family(NamedTuple):
-    """A family of published models as functions.
+    """A family of published models.
 
-    `arrays` are their tensors by name without `prefix`, which a name may have or not, but those that begin with one of
-    `unprefixed` never have it. Names that begin with one of `aside` are those of heads that our models do not have.
-    `copies` are tensors that must equal others; `buffers`, with {m} for the layer, hold no parameters.
+    `arrays` are their tensors by name without `prefix`. A name in a file may lack the prefix, and names that begin with
+    one of `unprefixed` never have it. Names that begin with one of `aside` belong to heads that our models do not have.
     """
 
-    kinds: tuple[str, ...]  # what its models can do, as open_model.DOES; the first is that of one without a head
+    outputs: Mapping[str, str]  # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
     prefix: str
     unprefixed: tuple[str, ...]
     ids: tuple[str, ...]  # fields of config.json that are ids of tokens
-    read: Callable[[HfConfig], Settings]
-    write: Callable[[Settings], dict[str, Any]]  # the inverse of `read`
+    fields: Fields
+    read: Callable[[HfConfig, Settings], Settings]  # completes the settings that `fields` translates
+    write: Callable[[Settings], dict[str, Any]]  # the inverse: the rest of config.json
     lines: Callable[[Settings], list[tensors.Line]]
     head: Callable[[Settings, tensors.Arrays], Settings]  # settings of the heads that the file holds
-    output: Callable[[str, Settings], str]  # (kind, settings) -> text.head, or image.head
-    copies: Callable[[Settings], dict[str, str]] = lambda settings: {}
-    buffers: tuple[str, ...] = ()
+    tied: Mapping[str, str] = {}  # tensors that equal others if the output is tied to the embedding
+    buffers: tuple[str, ...] = ()  # tensors without parameters; {m} stands for the layer
     aside: tuple[str, ...] = ()
-    clean: Callable[[tensors.Arrays, Settings], tensors.Arrays] = lambda arrays, settings: arrays  # as `lines` has them
+    clean: Callable[[tensors.Arrays, Settings], tensors.Arrays] = lambda arrays, settings: arrays  # before `lines`
     restore: Callable[[tensors.Arrays, Settings], tensors.Arrays] = lambda arrays, settings: arrays  # the inverse
+
+
+def read(family: Family, config: HfConfig) -> Settings:
+    """Return the settings of a config.json. Raises UserError for a value that is not supported."""
+    fields = family.fields
+    expect(config, fields.fixed)
+    settings = dict(fields.plain)
+    settings |= {letter: size(config, name, default) for letter, (name, default) in fields.sizes.items()}
+    settings |= {setting: choose(config, name, choices) for setting, (name, choices) in fields.choices.items()}
+    if fields.epsilon:
+        epsilon = variants.format_number(number(config, *fields.epsilon))
+        settings["norm"] = variants.join("norm", settings["norm"], epsilon)
+    settings = family.read(config, settings)
+    D, H, G = settings["D"], settings["H"], settings.get("G", 1)
+    if H % G or ("K" not in settings and D % H):
+        raise errors.UserError(f"config.json: sizes do not divide: D = {D} features, H = {H} heads, G = {G} of keys")
+    return {"G": H, "K": D // H} | settings
+
+
+def write(family: Family, settings: Settings) -> dict[str, Any]:
+    """Return config.json: the inverse of `read`."""
+    rest, fields = family.write(settings), family.fields
+    config = {name: settings[letter] or None for letter, (name, _) in fields.sizes.items()}
+    for setting, (name, choices) in fields.choices.items():
+        config[name] = next((theirs for theirs, ours in choices.items() if ours == settings[setting]), None)
+    if fields.epsilon:
+        config[fields.epsilon[0]] = float(variants.split("norm", settings["norm"])[1])
+    return {**fields.fixed, **config, **rest}
+
+
+def output(family: Family, kind: str, settings: Settings) -> str:
+    """Return text.head or image.head. The output of a language model may be tied to its embedding."""
+    layer = family.outputs[kind]
+    if kind not in ("causal", "masked"):
+        return layer
+    return models.name_head(settings["tied_output"], settings["mlp"] if layer == "mlp" else layer)
 
 
 def refuse(name: str, value: Any, right: str) -> errors.UserError:
@@ -83,11 +136,6 @@ def size(config: HfConfig, name: str, default: int) -> int:
     return value
 
 
-def sizes(config: HfConfig, names: Mapping[str, str], defaults: tuple[int, ...]) -> dict[str, int]:
-    """Return the sizes by their letters. names: the field of config.json for each letter."""
-    return {letter: size(config, name, n) for (letter, name), n in zip(names.items(), defaults, strict=True)}
-
-
 def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
     """Return ours for their value of a field; the first of the choices is their default."""
     value = next(iter(choices)) if config.get(name) is None else config[name]
@@ -96,39 +144,10 @@ def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
     return choices[value]
 
 
-def theirs(choices: Mapping[Any, Any], ours: Any) -> Any:
-    """Return the first of their values for ours; None if there is none."""
-    return next((value for value, meaning in choices.items() if meaning == ours), None)
-
-
-def flag(config: HfConfig, name: str, default: bool = False) -> bool:
-    """Return a field that is true or false."""
-    return choose(config, name, {default: default, not default: not default})
-
-
 def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
     """Raise UserError for a field that has another value than the only one that is supported."""
     for name, value in fixed.items():
         choose(config, name, {value: value})
-
-
-def norm(config: HfConfig, name: str, default: float, variant: str = "token") -> str:
-    """Return model.norm with the number of config.json."""
-    return variants.join("norm", variant, variants.format_number(number(config, name, default)))
-
-
-def norm_eps(settings: Settings) -> float:
-    """Return the number of model.norm."""
-    return float(variants.split("norm", settings["norm"])[1])
-
-
-def heads(settings: Settings) -> Settings:
-    """Return the settings with G = H and K = D / H, if they say nothing else. Raises UserError for sizes that do not
-    divide."""
-    D, H, G = settings["D"], settings["H"], settings.get("G", 1)
-    if H % G or ("K" not in settings and D % H):
-        raise errors.UserError(f"config.json: sizes do not divide: D = {D} features, H = {H} heads, G = {G} of keys")
-    return {"G": H, "K": D // H} | settings
 
 
 def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Line]:
@@ -152,7 +171,7 @@ def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Lin
     ]
 
 
-def labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
+def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
     """Return the names of the classes, one for each row of the head. Print a warning if config.json names others."""
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)
@@ -162,7 +181,7 @@ def labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
     return [str(names.get(str(i), f"LABEL_{i}")) for i in range(rows)]
 
 
-def named(settings: Settings) -> dict[str, Any]:
-    """Return the fields of config.json that `labels` reads."""
+def write_labels(settings: Settings) -> dict[str, Any]:
+    """Return the fields of config.json that `read_labels` reads."""
     names = settings.get("class_names") or [f"LABEL_{i}" for i in range(settings.get("C", 2))]
     return {"id2label": {str(i): a for i, a in enumerate(names)}, "label2id": {a: i for i, a in enumerate(names)}}

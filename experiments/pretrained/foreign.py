@@ -44,7 +44,7 @@ def import_tree(
     what = f"{folder} cannot be a run of this config"
     flat = _translated(mapping, theirs, _sizes(settings.to_dict(), expected), what)
     tensors.complain(what, tensors.differences(flat, shapes.flat(expected)))
-    open_model.finite(folder, flat)
+    open_model.check_finite(folder, flat)
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: flat["/".join(shapes.names(path))], expected)
     _save(folder, settings, params, work.files)
     return folder

@@ -2,38 +2,35 @@
 
 from typing import Any
 
-from experiments.build import model as models
 from experiments.pretrained import families, tensors
 
-SIZES = {"M": "n_layer", "D": "n_embd", "H": "n_head", "W": "vocab_size", "N": "n_positions"}
-ACTIVATIONS = {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS
-SCALES = {True: "1/sqrt(K)", False: "1"}
-FIXED = {"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False}
+FIELDS = families.Fields(
+    plain=families.PLAIN,
+    sizes={
+        "M": ("n_layer", 12),
+        "D": ("n_embd", 768),
+        "H": ("n_head", 12),
+        "W": ("vocab_size", 50257),
+        "N": ("n_positions", 1024),
+    },
+    choices={
+        "mlp": ("activation_function", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
+        "scale": ("scale_attn_weights", {True: "1/sqrt(K)", False: "1"}),
+        "tied_output": ("tie_word_embeddings", families.TRUE),
+    },
+    epsilon=("layer_norm_epsilon", 1e-5),
+    fixed={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
+)
 
 
-def read(config: families.HfConfig) -> families.Settings:
-    """Return the settings that config.json says."""
-    families.expect(config, FIXED)
-    settings = families.PLAIN | families.sizes(config, SIZES, (12, 768, 12, 50257, 1024))
-    settings["F"] = families.size(config, "n_inner", 4 * settings["D"])
-    settings["norm"] = families.norm(config, "layer_norm_epsilon", 1e-5)
-    settings["mlp"] = families.choose(config, "activation_function", ACTIVATIONS)
-    settings["scale"] = families.choose(config, "scale_attn_weights", SCALES)
-    settings["tied_output"] = families.flag(config, "tie_word_embeddings", True)
-    return families.heads(settings)
+def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
+    """Return the settings with the hidden features of the MLP."""
+    return settings | {"F": families.size(config, "n_inner", 4 * settings["D"])}
 
 
 def write(settings: families.Settings) -> dict[str, Any]:
-    """Return config.json: the inverse of `read`."""
-    return FIXED | {
-        "architectures": ["GPT2LMHeadModel"],
-        **{name: settings[letter] for letter, name in SIZES.items()},
-        "n_inner": settings["F"],
-        "layer_norm_epsilon": families.norm_eps(settings),
-        "activation_function": families.theirs(ACTIVATIONS, settings["mlp"]),
-        "scale_attn_weights": families.theirs(SCALES, settings["scale"]),
-        "tie_word_embeddings": settings["tied_output"],
-    }
+    """Return the rest of config.json."""
+    return {"architectures": ["GPT2LMHeadModel"], "n_inner": settings["F"]}
 
 
 def lines(settings: families.Settings) -> list[tensors.Line]:
@@ -57,15 +54,15 @@ def lines(settings: families.Settings) -> list[tensors.Line]:
 
 
 FAMILY = families.Family(
-    kinds=("causal",),
+    outputs={"causal": ""},
     prefix="transformer.",
     unprefixed=("lm_head.",),
     ids=families.TEXT_IDS,
+    fields=FIELDS,
     read=read,
     write=write,
     lines=lines,
     head=lambda settings, arrays: {"head": "causal"},
-    output=lambda kind, settings: models.name_head(settings["tied_output"], ""),
-    copies=lambda settings: {"lm_head.weight": "wte.weight"} if settings["tied_output"] else {},
+    tied={"lm_head.weight": "wte.weight"},
     buffers=("h.{m}.attn.bias", "h.{m}.attn.masked_bias"),
 )

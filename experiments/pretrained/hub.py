@@ -66,12 +66,12 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
     name = hf_config.get("model_type")
     family, what = choose(name), f"{path} is not the {name} that its config.json describes"
     with disk.reading(path, TypeError, AttributeError):
-        settings = family.read(hf_config)
+        settings = families.read(family, hf_config)
         arrays = family.clean({key.removeprefix(family.prefix): x for key, x in arrays.items()}, settings)
         settings |= family.head(settings, arrays)
-        kind = settings["head"] or family.kinds[0]
+        kind = settings["head"] or next(iter(family.outputs))
         if kind in CLASSES:
-            names = families.labels(hf_config, settings.get("C"), path)
+            names = families.read_labels(hf_config, settings.get("C"), path)
             settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
     too_many = settings["M"] > len(arrays) * settings["share"]
     tensors.complain(what, [f"{settings['M']} layers need more than {len(arrays)} tensors"] if too_many else [])
@@ -84,7 +84,7 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
     params = {"position": {}, "head": {}, **traverse_util.unflatten_dict(flat, sep="/")}
     params["blocks"]["relative_position"] = {}
     extras = {key: value for key, value in settings.items() if key not in families.MODEL}
-    extras |= {"kind": kind, "output": family.output(kind, settings), "headless": not settings["head"]}
+    extras |= {"kind": kind, "output": families.output(family, kind, settings), "headless": not settings["head"]}
     extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in sorted(aside)}
     model = {key: settings[key] for key in families.MODEL}
     unread |= dict.fromkeys(sorted(aside), "no part of our models, and kept aside")
@@ -99,7 +99,8 @@ def _sizes(settings: families.Settings) -> families.Settings:
 def _unread(family: families.Family, settings: families.Settings, arrays: tensors.Arrays, what: str) -> dict[str, str]:
     """Return the tensors that hold no parameters, and what they are. Raises UserError for a copy that differs from its
     original."""
-    copies = {name: first for name, first in family.copies(settings).items() if name in arrays and first in arrays}
+    tied = family.tied if settings.get("tied_output") else {}
+    copies = {name: first for name, first in tied.items() if name in arrays and first in arrays}
     wrong = [name for name, first in copies.items() if not np.array_equal(arrays[name], arrays[first])]
     tensors.complain(what, [f"{name} is not a copy of {copies[name]}" for name in wrong])
     buffers = {name for buffer in family.buffers for name in tensors.names(buffer, settings["M"])} & arrays.keys()
@@ -129,7 +130,7 @@ def write(
     arrays = own.restore(tensors.write(lines, flat, _sizes(settings)), settings) | settings["aside"]
     ids = {name: extras.get("ids", {}).get(name) for name in own.ids}
     files = {"config.json": {"model_type": family, "dtype": "float32"} | ids | config}
-    files |= {GENERATION: ids} if "causal" in own.kinds else {}
+    files |= {GENERATION: ids} if "causal" in own.outputs else {}
     folder = pathlib.Path(folder)
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,13 +150,13 @@ def _described(
         sizes = shapes.check(params)
         sizes["M"] *= model["share"]
         settings = {**extras, **model, "G": sizes["H"], **sizes, **_heads(own, shapes.flat(params), extras)}
-        config = own.write(settings)
+        config = families.write(own, settings)
     except shapes.ShapeError as error:
         raise errors.UserError(f"{what}: {error}") from error
     except KeyError as error:
         raise errors.UserError(f"{what} without {error}") from error
-    again = own.read({"model_type": family, **config})
-    output = own.output(extras.get("kind", own.kinds[0]), settings)
+    again = families.read(own, {"model_type": family, **config})
+    output = families.output(own, extras.get("kind", next(iter(own.outputs))), settings)
     tensors.complain(what, unlike(model, extras, sizes, again | {"output": output}))
     return config, settings | again
 
@@ -174,7 +175,7 @@ def prefixed(family: families.Family, name: str) -> str:
 
 def _heads(family: families.Family, flat: Mapping[str, Any], extras: Mapping[str, Any]) -> families.Settings:
     """Return the settings that the paths of our parameters show."""
-    kind = extras.get("kind", family.kinds[0])
+    kind = extras.get("kind", next(iter(family.outputs)))
     return {
         "head": kind if kind == "causal" or any(path.startswith("head/") for path in flat) else "",
         "tied_output": not {"head/G_WD", "head/G_WE"} & flat.keys(),

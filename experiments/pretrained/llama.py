@@ -8,80 +8,96 @@ from typing import Any
 
 import numpy as np
 
-from experiments.build import model as models
 from experiments.engine import errors
 from experiments.pretrained import families, rope, tensors
 from tfm import block
 
-SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
-SIZES |= {"W": "vocab_size", "N": "max_position_embeddings"}
-PLAIN = families.PLAIN | {"norm": "rms", "mlp": "swiglu", "position": "none"}
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # the MLP with such a gate
 GATED = {"silu": "swiglu"} | {name: GATES[ours] for name, ours in families.ACTIVATIONS.items() if ours in GATES}
 GEMMA_GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | GATED | {"gelu": "geglu_tanh"}  # their gelu means the tanh form
 # (attention_bias, mlp_bias) -> model.bias
 BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp", (True, True): "all"}
+FIELDS = families.Fields(
+    plain=families.PLAIN | {"norm": "rms", "position": "none"},
+    sizes={
+        "M": ("num_hidden_layers", 32),
+        "D": ("hidden_size", 4096),
+        "H": ("num_attention_heads", 32),
+        "F": ("intermediate_size", 11008),
+        "W": ("vocab_size", 32000),
+        "N": ("max_position_embeddings", 2048),
+    },
+    choices={"mlp": ("hidden_act", GATED), "tied_output": ("tie_word_embeddings", families.FALSE)},
+    epsilon=("rms_norm_eps", 1e-6),
+    fixed={"partial_rotary_factor": 1.0},
+)
+MISTRAL_SIZES = {"F": ("intermediate_size", 14336), "N": ("max_position_embeddings", 131072)}
+QWEN_SIZES = {
+    "F": ("intermediate_size", 22016),
+    "W": ("vocab_size", 151936),
+    "N": ("max_position_embeddings", 32768),
+}
+GEMMA_FIELDS = FIELDS._replace(
+    sizes={
+        "M": ("num_hidden_layers", 28),
+        "D": ("hidden_size", 3072),
+        "H": ("num_attention_heads", 16),
+        "F": ("intermediate_size", 24576),
+        "W": ("vocab_size", 256000),
+        "N": ("max_position_embeddings", 8192),
+    },
+    choices={"mlp": ("hidden_act", GEMMA_GATED), "tied_output": ("tie_word_embeddings", families.TRUE)},
+)
+GEMMA_FIXED = {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False, "sliding_window": None}
 
 
-def decoder(
-    config: families.HfConfig,
-    sizes: tuple[int, ...],
-    *,
-    G: int | None = None,
-    K: int | None = None,
-    tied: bool = False,
-    gates: Mapping[str, str] = GATED,
+def read_attention(
+    config: families.HfConfig, settings: families.Settings, *, G: int | None = None, K: int | None = None
 ) -> families.Settings:
-    """Return the settings that all relatives read in the same way. sizes, G, K, tied: the defaults of the fields."""
-    families.expect(config, {"partial_rotary_factor": 1.0})
-    settings = PLAIN | families.sizes(config, SIZES, sizes)
-    settings["G"] = families.size(config, "num_key_value_heads", G or settings["H"])
+    """Return the settings with key heads, biases and rotary positions. G, K: the defaults of their fields."""
+    settings = settings | {"G": families.size(config, "num_key_value_heads", G or settings["H"])}
     if K or config.get("head_dim") is not None:
         settings["K"] = families.size(config, "head_dim", K)
-    settings["norm"] = families.norm(config, "rms_norm_eps", 1e-6, "rms")
-    settings["mlp"] = families.choose(config, "hidden_act", gates)
-    settings["tied_output"] = families.flag(config, "tie_word_embeddings", tied)
-    settings["bias"] = BIAS[tuple(families.flag(config, name) for name in ("attention_bias", "mlp_bias"))]
-    settings["relative_position"] = rope.read(config, settings["N"])
-    return families.heads(settings)
+    biased = tuple(families.choose(config, name, families.FALSE) for name in ("attention_bias", "mlp_bias"))
+    return settings | {"bias": BIAS[biased], "relative_position": rope.read(config, settings["N"])}
 
 
-def llama(config: families.HfConfig) -> families.Settings:
+def llama(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings of a Llama."""
     families.expect(config, {"sliding_window": None})
-    return decoder(config, (32, 4096, 32, 11008, 32000, 2048))
+    return read_attention(config, settings)
 
 
-def mistral(config: families.HfConfig) -> families.Settings:
+def mistral(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings of a Mistral."""
-    settings = decoder(config, (32, 4096, 32, 14336, 32000, 131072), G=8)
+    settings = read_attention(config, settings, G=8)
     return settings | {"bias": "none", "window": window(config, settings["M"])}
 
 
-def qwen2(config: families.HfConfig) -> families.Settings:
+def qwen2(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings of a Qwen2."""
-    settings = decoder(config, (32, 4096, 32, 22016, 151936, 32768), G=32)
+    settings = read_attention(config, settings, G=32)
     return settings | {"bias": "qkv", "window": window(config, settings["M"], used=False, full=28)}
 
 
-def qwen3(config: families.HfConfig) -> families.Settings:
+def qwen3(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings of a Qwen3."""
-    settings = decoder(config, (32, 4096, 32, 22016, 151936, 32768), G=32, K=128)
+    settings = read_attention(config, settings, G=32, K=128)
     return settings | {"score": "asymmetric_qknorm", "window": window(config, settings["M"], used=False, full=28)}
 
 
-def gemma(config: families.HfConfig) -> families.Settings:
+def gemma(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings of a Gemma (the first)."""
-    fixed = {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False, "sliding_window": None}
-    families.expect(config, fixed)
-    return decoder(config, (28, 3072, 16, 24576, 256000, 8192), G=16, K=256, tied=True, gates=GEMMA_GATED)
+    families.expect(config, GEMMA_FIXED)
+    return read_attention(config, settings, G=16, K=256)
 
 
 def window(config: families.HfConfig, M: int, *, used: bool = True, full: int = 0) -> int:
     """Return the sliding window of all M layers, 0 for none. used, full: the defaults of use_sliding_window, and of the
     number of first layers without a window. Raises UserError if layers differ."""
     config = {"sliding_window": 4096, "max_window_layers": full, **config}
-    if config["sliding_window"] is None or not families.flag(config, "use_sliding_window", used):
+    default = families.TRUE if used else families.FALSE
+    if config["sliding_window"] is None or not families.choose(config, "use_sliding_window", default):
         return 0
     full = families.number(config, "max_window_layers", full)
     kinds = {*(config.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < M))}
@@ -90,22 +106,17 @@ def window(config: families.HfConfig, M: int, *, used: bool = True, full: int = 
     return families.size(config, "sliding_window", 4096) if kinds == {"sliding_attention"} else 0
 
 
-def write(settings: families.Settings, *, name: str, gates: Mapping[str, str] = GATED) -> dict[str, Any]:
-    """Return config.json: the inverse of `read`. name: that of their class."""
+def write(settings: families.Settings, *, name: str) -> dict[str, Any]:
+    """Return the rest of config.json. Their class begins with `name`."""
     if name == "Llama" and settings["D"] % settings["H"]:  # they insist, whatever head_dim is
         raise families.refuse("num_attention_heads", settings["H"], f"a divisor of hidden_size = {settings['D']}")
     biases, window = block.BIASES[settings["bias"]], settings["window"] if name not in ("Llama", "Gemma") else 0
     return rope.write(settings) | {
         "architectures": [f"{name}ForCausalLM"],
-        **{field: settings[letter] for letter, field in SIZES.items()},
         "num_key_value_heads": settings["G"],
         "head_dim": settings["K"],
-        "rms_norm_eps": families.norm_eps(settings),
-        "hidden_act": families.theirs(gates, settings["mlp"]),
-        "tie_word_embeddings": settings["tied_output"],
         "attention_bias": "output" in biases,
         "mlp_bias": "mlp" in biases,
-        "partial_rotary_factor": 1.0,
         "sliding_window": window or None,
         "use_sliding_window": bool(window),
         "max_window_layers": 0,
@@ -146,7 +157,7 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
     return {**params, "blocks": {**params["blocks"], "score": score}}, {**model, "relative_position": halves}
 
 
-def rescaled(arrays: tensors.Arrays, settings: families.Settings, *, back: bool = False) -> tensors.Arrays:
+def rescale(arrays: tensors.Arrays, settings: families.Settings, *, back: bool = False) -> tensors.Arrays:
     """Return Gemma's tensors as our equations have them, or back: gains 1 + g, tokens times sqrt(D) in the embedding.
 
     If the embedding is the output too, the last gain is divided by the factor, so that logits stay the same.
@@ -162,31 +173,29 @@ def rescaled(arrays: tensors.Arrays, settings: families.Settings, *, back: bool 
     return {**arrays, **changed}
 
 
-def family(read: Callable, name: str) -> families.Family:
+def family(read: Callable, name: str, fields: families.Fields) -> families.Family:
     """Return the family of their class NAMEForCausalLM."""
     return families.Family(
-        kinds=("causal",),
+        outputs={"causal": ""},
         prefix="model.",
         unprefixed=("lm_head.",),
         ids=families.TEXT_IDS,
+        fields=fields,
         read=read,
         write=functools.partial(write, name=name),
         lines=lines,
         head=lambda settings, arrays: {"head": "causal"},
-        output=lambda kind, settings: models.name_head(settings["tied_output"], ""),
-        copies=lambda settings: {"lm_head.weight": "embed_tokens.weight"} if settings["tied_output"] else {},
+        tied={"lm_head.weight": "embed_tokens.weight"},
         buffers=("layers.{m}.self_attn.rotary_emb.inv_freq",),
     )
 
 
 FAMILIES = {
-    "llama": family(llama, "Llama"),
-    "mistral": family(mistral, "Mistral"),
-    "qwen2": family(qwen2, "Qwen2"),
-    "qwen3": family(qwen3, "Qwen3"),
-    "gemma": family(gemma, "Gemma")._replace(
-        write=functools.partial(write, name="Gemma", gates=GEMMA_GATED),
-        clean=rescaled,
-        restore=functools.partial(rescaled, back=True),
+    "llama": family(llama, "Llama", FIELDS),
+    "mistral": family(mistral, "Mistral", FIELDS._replace(sizes=FIELDS.sizes | MISTRAL_SIZES)),
+    "qwen2": family(qwen2, "Qwen2", FIELDS._replace(sizes=FIELDS.sizes | QWEN_SIZES)),
+    "qwen3": family(qwen3, "Qwen3", FIELDS._replace(sizes=FIELDS.sizes | QWEN_SIZES)),
+    "gemma": family(gemma, "Gemma", GEMMA_FIELDS)._replace(
+        clean=rescale, restore=functools.partial(rescale, back=True)
     ),
 }

@@ -21,13 +21,13 @@ from tfm.attention import mask as masks
 
 # What a model can do, by its kind. A run of another experiment has that one's name for its kind.
 DOES = {
-    "causal": "predicts the next word",
-    "prefix": "goes on with a prefix",
-    "masked": "fills hidden words in",
-    "classes": "tells the classes of texts",
-    "tokens": "tells the class of each word",
-    "spans": "tells where an answer begins and ends",
-    "image": "tells the classes of images",
+    "causal": "predicts the next token",
+    "prefix": "continues a prefix",
+    "masked": "predicts masked tokens",
+    "classes": "classifies texts",
+    "tokens": "classifies tokens",
+    "spans": "finds the span of an answer",
+    "image": "classifies images",
     "translation": "translates sentences",
 }
 RUNS = {"vision": "image", "text_classification": "classes"}  # the kinds of other experiments have their names
@@ -67,11 +67,12 @@ class Trained:
 
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
         """Return logits of ids, or of images that are normalised already, as the batches of a run."""
-        expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
+        check_kind(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         N = self.facts.get("N")
+        # transformers rotates all tokens of a longer text differently
         if self.table and ":dynamic:" in self.model["relative_position"] and N < np.shape(inputs)[1]:
-            what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
-            raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
+            what = f"the model in {self.path} takes {N} tokens at once"
+            raise errors.UserError(f"{what}; give longer texts to generate, token by token")
         return self._apply(self.params, inputs, valid)
 
     @functools.cached_property
@@ -126,7 +127,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     published model, or its file. Of a run with train.keep_best it is the best checkpoint, else the newest.
 
         model = open_model.open("runs/x")
-        logits_BNW = model(np.array([open_model.words(model).encode("Once upon a time")]))
+        logits_BNW = model(np.array([open_model.load_tokenizer(model).encode("Once upon a time")]))
 
     A published model is config.json next to model.safetensors, or a .bin of llama2.c; the path may also be that of its
     config.json. Raises UserError if there is none.
@@ -141,12 +142,12 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     if list(where.glob("*/config.json")) and not (where / "config.json").exists():
         raise errors.UserError(f"{path} is no run{workdir.suggest_newest(where, '--checkpoint')}")
     if (where / "adapter_config.json").is_file() and not (where / "config.json").exists():
-        base = saved(where / "adapter_config.json").get("base_model_name_or_path")
+        base = read_saved(where / "adapter_config.json").get("base_model_name_or_path")
         raise errors.UserError(
             f"{path} holds adapters of peft alone, for the model {base}: merge them there (merge_and_unload of peft), "
             "save that with save_pretrained, and give its folder"
         )
-    config = saved(where / "config.json").get("config")
+    config = read_saved(where / "config.json").get("config")
     if config is None:
         return _published(where, hub.read(where))
     return _run(where, config, (trust,) if isinstance(trust, str) else tuple(trust), step)
@@ -159,7 +160,7 @@ def _run_and_step(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     return path.parent.parent, int(path.name)
 
 
-def saved(file: pathlib.Path) -> dict[str, Any]:
+def read_saved(file: pathlib.Path) -> dict[str, Any]:
     """Return the object in a file of a run; {} if there is none, as before a run's end or in a published model."""
     with contextlib.suppress(errors.UserError):
         return disk.read_json(file, says="")
@@ -170,22 +171,23 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
     """Return the model of a run after so many steps; None: the best checkpoint if one is kept, else the newest."""
     checkpoints = folder / "checkpoints"
     last = checkpoint.newest(checkpoints)
-    if last is None:
-        raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
     metric = config["train"]["keep_best"]
-    if step is None:
+    if step is None and last is not None:
         step = (checkpoint.best(checkpoints, metric) or {"step": last})["step"]
         if step != last:
             others = f"the newest is {checkpoints / str(last)}"
             print(f"{folder}: step {step:,} is opened, the best by {metric}; {others}", flush=True)
-    if step not in manifest.steps(checkpoints):
-        there = ", ".join(map(str, sorted(manifest.steps(checkpoints))))
-        raise errors.UserError(f"{folder} has no checkpoint of step {step}, but of steps {there}")
+    steps = manifest.steps(checkpoints)
+    if step not in steps:
+        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise errors.UserError(
+            f"{folder} has no {wanted}; its steps are: {', '.join(map(str, sorted(steps))) or 'none'}"
+        )
     params = checkpoint.parameters(checkpoints, step)
     with disk.reading(folder / "config.json"):
-        params = adapters.merged(params, config["optim"]["lora"])
+        params = adapters.merge(params, config["optim"]["lora"])
         kind, facts = _kind_and_facts(config, params)
-        names = saved(folder / "data.json").get("classes")
+        names = read_saved(folder / "data.json").get("classes")
         extras = {"class_names": names} if "C" in facts and names else {}
         return Trained(folder, kind, params, config["model"], facts, extras, "", trust)
 
@@ -235,14 +237,16 @@ def _llama2c(path: pathlib.Path) -> Trained:
     return _published(path, read)
 
 
-def expect(model: Trained, *kinds: str, whole: bool = True) -> None:
-    """Raise UserError unless the model is of one of these kinds, and has a head (whole)."""
-    wanted = " or ".join(DOES[kind] for kind in kinds)
+def check_kind(model: Trained, *kinds: str, needs_head: bool = True) -> None:
+    """Raise UserError unless the model has one of these kinds, and a head."""
     if model.kind not in kinds:
-        does = DOES[model.kind] if model.kind in DOES else f"is of the experiment {model.kind}"
-        raise errors.UserError(f"a model that {wanted} is needed here, and the one in {model.path} {does}")
-    if whole and model.extras.get("headless"):
-        raise errors.UserError(f"the model in {model.path} ends before its head, and one that {wanted} is needed here")
+        does = DOES.get(model.kind, f"belongs to the experiment {model.kind}")
+    elif needs_head and model.extras.get("headless"):
+        does = "ends before its head"
+    else:
+        return
+    wanted = " or ".join(DOES[kind] for kind in kinds)
+    raise errors.UserError(f"the model in {model.path} {does}; this command needs a model that {wanted}")
 
 
 def check(path: pathlib.Path, params: Any, expected: Any, what: str = "model") -> None:
@@ -250,30 +254,30 @@ def check(path: pathlib.Path, params: Any, expected: Any, what: str = "model") -
     arrays = shapes.flat(params)
     wrong = f"{path} does not hold the {what} that its config.json describes"
     tensors.complain(wrong, tensors.differences(arrays, shapes.flat(expected)))
-    finite(path, arrays)
+    check_finite(path, arrays)
 
 
-def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise UserError for parameters, by their paths, that are not finite; `path` is where they come from."""
     wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     tensors.complain(f"{path} holds values that are not finite numbers", wrong)
 
 
-def words(model: Trained) -> tokenizer.Tokenizer:
+def load_tokenizer(model: Trained) -> tokenizer.Tokenizer:
     """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
     W, files = model.facts["W"], tokenizers(model)
     tokens = pretrained_tokenizer.read(files[0] if files and files[0].name == f"tok{W}.bin" else folder_of(model))
     if tokens.size > W:
-        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} tokens, and the model {W}")
+        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} tokens, and its model has {W}")
     return tokens
 
 
-def ends(model: Trained, words: tokenizer.Tokenizer) -> list[int]:
+def list_end_ids(model: Trained, tokens: tokenizer.Tokenizer) -> list[int]:
     """Return the ids that end a text: those that a published model's files name, else the tokenizer's end and start.
     A start ends the text before it, since a model may have learned from texts that stood one after another."""
     said = model.extras.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (said if isinstance(said, list) else [said]) if id < model.facts["W"]]
-    return list(dict.fromkeys(ids or [id for id in (words.eos, words.bos) if id is not None]))
+    return list(dict.fromkeys(ids or [id for id in (tokens.eos, tokens.bos) if id is not None]))
 
 
 def class_names(model: Trained) -> list[str] | None:

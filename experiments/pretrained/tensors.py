@@ -117,12 +117,12 @@ def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[
     return faults + [f"{name} has shape {a} and not {b}" for name, (a, b) in sorted(both.items()) if a != b]
 
 
-def listed(faults: Sequence[str], most: int = MOST_FAULTS) -> str:
-    """Join the first `most` faults, and say how many more there are."""
+def join_faults(faults: Sequence[str], most: int = MOST_FAULTS) -> str:
+    """Join the first `most` faults, and the number of the others."""
     return "; ".join([*faults[:most], *([f"and {len(faults) - most} more"] if len(faults) > most else [])])
 
 
 def complain(what: str, faults: Sequence[str]) -> None:
     """Raise UserError that lists the faults, if there are any."""
     if faults:
-        raise errors.UserError(f"{what}: {listed(faults)}")
+        raise errors.UserError(f"{what}: {join_faults(faults)}")

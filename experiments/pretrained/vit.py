@@ -8,25 +8,31 @@ import numpy as np
 
 from experiments.pretrained import families, tensors
 
-SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
-SIZES |= {"Z": "num_channels"}
+FIELDS = families.Fields(
+    plain=families.PLAIN,
+    sizes={
+        "M": ("num_hidden_layers", 12),
+        "D": ("hidden_size", 768),
+        "H": ("num_attention_heads", 12),
+        "F": ("intermediate_size", 3072),
+        "Z": ("num_channels", 3),
+    },
+    choices={"mlp": ("hidden_act", families.ACTIVATIONS), "query_bias": ("qkv_bias", families.TRUE)},
+    epsilon=("layer_norm_eps", 1e-12),
+)
 LAYER = "attention.attention.query attention.attention.key attention.attention.value attention.output.dense"
 LAYER += " layernorm_before intermediate.dense output.dense layernorm_after"
 
 
-def read(config: families.HfConfig) -> families.Settings:
-    """Return the settings that config.json says."""
-    settings = families.PLAIN | families.sizes(config, SIZES, (12, 768, 12, 3072, 3))
-    settings["norm"] = families.norm(config, "layer_norm_eps", 1e-12)
-    settings["mlp"] = families.choose(config, "hidden_act", families.ACTIVATIONS)
-    settings["query_bias"] = families.flag(config, "qkv_bias", True)
-    settings["pooler_act"] = str(config.get("pooler_act") or "tanh")
+def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
+    """Return the settings with the sizes of an image and of its patches."""
     (Y, X), (patch, other) = _sides(config, "image_size", 224), _sides(config, "patch_size", 16)
     if patch != other:
         raise families.refuse("patch_size", [patch, other], "square patches")
     first = 2 if config.get("model_type") == "deit" else 1
     settings |= {"N": (Y // patch) * (X // patch) + first, "P": patch * patch * settings["Z"]}
-    return families.heads(settings | {"Y": patch, "X": patch, "image": (Y, X), "patch": patch})
+    settings |= {"Y": patch, "X": patch, "image": (Y, X), "patch": patch}
+    return settings | {"pooler_act": str(config.get("pooler_act") or "tanh")}
 
 
 def _sides(config: families.HfConfig, name: str, default: int) -> tuple[int, int]:
@@ -37,15 +43,11 @@ def _sides(config: families.HfConfig, name: str, default: int) -> tuple[int, int
 
 
 def write(settings: families.Settings, *, architecture: str = "ViTForImageClassification") -> dict[str, Any]:
-    """Return config.json: the inverse of `read`. architecture: their class of a model with a head."""
+    """Return the rest of config.json. architecture: their class of a model with a head."""
     Y, X = settings["image"]
     headless = re.sub("ForImage.*", "Model", architecture)
-    return families.named(settings) | {
+    return families.write_labels(settings) | {
         "architectures": [architecture if settings["head"] else headless],
-        **{name: settings[letter] for letter, name in SIZES.items()},
-        "hidden_act": families.theirs(families.ACTIVATIONS, settings["mlp"]),
-        "layer_norm_eps": families.norm_eps(settings),
-        "qkv_bias": settings["query_bias"],
         "pooler_act": settings.get("pooler_act", "tanh"),
         "image_size": Y if Y == X else [Y, X],
         "patch_size": settings["patch"],
@@ -91,22 +93,22 @@ def deit_clean(arrays: tensors.Arrays, settings: families.Settings) -> tensors.A
 
 
 FAMILY = families.Family(
-    kinds=("image",),
+    outputs={"image": "class_token"},
     prefix="vit.",
     unprefixed=("classifier.",),
     ids=(),
+    fields=FIELDS,
     read=read,
     write=write,
     lines=lines,
     head=head,
-    output=lambda kind, settings: "class_token",
     aside=("pooler.",),
 )
 DEIT = FAMILY._replace(
+    outputs={"image": "distilled"},
     prefix="deit.",
     unprefixed=("cls_classifier.", "distillation_classifier."),
     write=lambda settings: write(settings, architecture="DeiTForImageClassificationWithTeacher"),
     lines=deit_lines,
-    output=lambda kind, settings: "distilled",
     clean=deit_clean,
 )

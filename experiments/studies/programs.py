@@ -122,7 +122,7 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
 
 def prepare_work(program: studies.Program, settings: config.Settings, devices: Mesh) -> single.Work:
     """Prepare a run's experiment. Raises UserError if settings are tuned and its data have no third part for it."""
-    work = adapters.prepared(settings, by_name.load_experiment(settings.experiment), devices)
+    work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), devices)
     if not program.tuning:
         return work
     if work.task.tuning is None:

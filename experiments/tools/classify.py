@@ -45,7 +45,7 @@ def run(
         inputs, line = image_file.read(pathlib.Path(file).expanduser(), model.like)
         classes, lines = model.like["classes"], [line]
     else:
-        N, tokenizer = model.facts["N"], open_model.words(model)
+        N, tokenizer = model.facts["N"], open_model.load_tokenizer(model)
         id_1N, valid_1N, cut = labelled.encode(tokenizer, [prompt], N=N)
         inputs, classes = id_1N[:, valid_1N[0]], model.extras["class_names"]
         lines = [f"  the model reads the first {N} tokens of the text: it has more"] * cut

@@ -36,7 +36,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
         compilation.start(device)
     model = open_model.open(checkpoint, trust=trust)
     if kinds:
-        open_model.expect(model, *kinds)
+        open_model.check_kind(model, *kinds)
     return model
 
 

@@ -47,7 +47,7 @@ def run(
     if not str(file):
         raise errors.UserError("the text is missing: --file=test.txt")
     model, out = command.load(checkpoint, trust, device, "causal"), command.output(workdir, "evaluation.txt")
-    tokenizer, part = open_model.words(model), text.load_whole(str(file), field)
+    tokenizer, part = open_model.load_tokenizer(model), text.load_whole(str(file), field)
     token_T = tokens.encode(tokenizer, part)
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens: the first token is not predicted, so 2 are needed")

@@ -32,8 +32,8 @@ def run(
     if not str(workdir):
         raise errors.UserError("the folder to write is missing: --workdir=FOLDER")
     model, folder = command.load(checkpoint, trust, "any"), pathlib.Path(workdir)
-    open_model.expect(model, *spec.kinds, whole=False)
-    open_model.finite(model.path, shapes.flat(model.params))
+    open_model.check_kind(model, *spec.outputs, needs_head=False)
+    open_model.check_finite(model.path, shapes.flat(model.params))
     disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)
     if family in llama.FAMILIES and fields["relative_position"].split(":")[0] == "rotary":
@@ -60,8 +60,8 @@ def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     ids = model.extras.get("ids", {})
     if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.tokenizers(model):
         return ids
-    tokenizer = open_model.words(model)
-    ends = open_model.ends(model, tokenizer)
+    tokenizer = open_model.load_tokenizer(model)
+    ends = open_model.list_end_ids(model, tokenizer)
     end = ends if len(ends) > 1 else (ends or [None])[0]
     return {"bos_token_id": tokenizer.bos, "eos_token_id": end, "pad_token_id": tokenizer.pad} | ids
 
@@ -76,8 +76,8 @@ def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]
     with disk.writing(folder):
         for name in names:
             shutil.copyfile(source / name, folder / name)
-    config = open_model.saved(folder / tokenizer_config.CONFIG)
-    if "model" in open_model.saved(folder / "tokenizer.json") and "tokenizer_class" not in config:
+    config = open_model.read_saved(folder / tokenizer_config.CONFIG)
+    if "model" in open_model.read_saved(folder / "tokenizer.json") and "tokenizer_class" not in config:
         config["tokenizer_class"] = tokenizer_config.read(source)["tokenizer_class"]  # else the model's type decides
         disk.write_json(folder / tokenizer_config.CONFIG, config)
         names = [*dict.fromkeys([*names, tokenizer_config.CONFIG])]
@@ -86,9 +86,9 @@ def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]
 
 def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
     """Write the run's adapters for the peft library, if the family can have them. Return the names of the files."""
-    settings = open_model.saved(model.path / "config.json")["config"]
+    settings = open_model.read_saved(model.path / "config.json")["config"]
     target = disk.folder(folder, "adapters")
-    if wrong := adapters.as_peft(model.path, target, settings=settings, rules=rules):
+    if wrong := adapters.write_peft(model.path, target, settings=settings, rules=rules):
         print(f"its adapters alone are not written: {wrong}")
         return []
     return [f"adapters/{file.name}" for file in sorted(target.iterdir())]

@@ -32,7 +32,7 @@ def run(
 ) -> str:
     """Return the prompt with each [MASK] filled in, and the most likely tokens of each."""
     model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
-    tokenizer, N = open_model.words(model), model.facts["N"]
+    tokenizer, N = open_model.load_tokenizer(model), model.facts["N"]
     id_N = encode(tokenizer, prompt)
     if len(id_N) > N:
         raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the context of the model holds {N}")

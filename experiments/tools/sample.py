@@ -68,7 +68,7 @@ def run(
     check(chance, samples=samples, seed=seed, max_new_tokens=max_new_tokens)
     model = command.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     file = command.output(workdir, "sample.txt")
-    tokenizer = open_model.words(model)
+    tokenizer = open_model.load_tokenizer(model)
     target = topologies.describe(topology) if topology else None
     mesh = meshes.make(data=1, devices=target and target.devices)
     session = Session(model, tokenizer, make_generator(model, tokenizer, mesh, chance), max_new_tokens, samples, stop)
@@ -113,7 +113,7 @@ def make_generator(
             return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
         return models.add_window(model.fields, masks.causal)
 
-    N, ends = model.facts["N"], open_model.ends(model, tokenizer)
+    N, ends = model.facts["N"], open_model.list_end_ids(model, tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N
     how = {"mask": mask, "mesh": mesh, "context": context, "stop": ends}
     return generation.Generator(model.network(), model.params, **how, **chance)

@@ -43,7 +43,7 @@ def run(
     sources, *references = pairs.align_lines([files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
         raise errors.UserError(f"{file} holds no sentence")
-    tokenizer, N, B = pairs.Subwords(open_model.words(model).library), model.facts["N"], len(sources)
+    tokenizer, N, B = pairs.Subwords(open_model.load_tokenizer(model).library), model.facts["N"], len(sources)
     if looks_translated(model, sources):
         message = f"warning: {file} looks like what this model translates into, not from (pairs.reverse)"
         print(message, file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ def run(
 
 def looks_translated(model: open_model.Trained, sources: list[str]) -> bool:
     """Return whether the sentences look more like the model's target language than like its source language."""
-    common = open_model.saved(model.path / "data.json")
+    common = open_model.read_saved(model.path / "data.json")
     if not set(translation.SIDES) <= common.keys():
         return False
     source, target = (pairs.share_of_words(sources, common[side]) for side in translation.SIDES)

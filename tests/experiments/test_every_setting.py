@@ -84,9 +84,9 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
     compiled."""
     settings = tiny.settings(experiment, model=experiment != "convolution", **changes)
     with contextlib.redirect_stdout(io.StringIO()):
-        settings = warm_start.adopted(settings, None)
+        settings = warm_start.adopt_architecture(settings, None)
         devices = runs.make_mesh(settings)
-        work = adapters.prepared(settings, by_name.load_experiment(experiment), devices)
+        work = adapters.prepare_work(settings, by_name.load_experiment(experiment), devices)
         warm_start.load(settings, work.task.init, resumed=False, files=work.files)
         plan, state = runs.prepare(settings, work, devices)
     batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], train_step.abstract_alive(devices)

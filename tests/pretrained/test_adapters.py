@@ -90,7 +90,7 @@ def test_devices_that_share_weights_and_adapters_take_the_same_step():
     for fsdp in (1, 2):
         devices, (settings, work) = mesh.make(data=1, fsdp=fsdp), small("2:mlp,head")
         layout = layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if fsdp > 1 else None)
-        task = adapters.adapted(settings, work._replace(task=work.task._replace(layout=layout))).task
+        task = adapters.add_adapters(settings, work._replace(task=work.task._replace(layout=layout))).task
         plan = run.make_plan(settings, task, devices)
         params = {path: np.asarray(leaf) for path, leaf in shapes.flat(tiny.drawn(task)).items()}  # no B is 0
         state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices, params=params)
@@ -108,14 +108,14 @@ def test_devices_that_share_weights_and_adapters_take_the_same_step():
 )
 def test_what_cannot_be_adapted(lora, parts):
     with raises(errors.UserError, "optim.lora", *parts):
-        adapters.adapted(*small(lora))
+        adapters.add_adapters(*small(lora))
 
 
 def test_frozen_adapters_leave_nothing_to_train():
     settings, work = small("2:mlp,head")
     settings = settings.replace({"optim.frozen": ["lora"]})
     with raises(errors.UserError, "optim.frozen"):
-        run.make_plan(settings, adapters.adapted(settings, work).task, mesh.make(data=1))
+        run.make_plan(settings, adapters.add_adapters(settings, work).task, mesh.make(data=1))
 
 
 def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):
@@ -172,4 +172,4 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
         found = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     rules = gpt2.FAMILY.lines({"tied_output": True})  # queries, keys and values in one tensor
-    assert "blocks/score/Uq_HKD" in adapters.as_peft(run, tmp_path, settings=saved, rules=rules)
+    assert "blocks/score/Uq_HKD" in adapters.write_peft(run, tmp_path, settings=saved, rules=rules)

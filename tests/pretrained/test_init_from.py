@@ -88,7 +88,7 @@ def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
     np.testing.assert_array_equal(found["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
     assert load(settings, model, resumed=True) == ({}, "")
     other, asked = open_model.open(folder), (("language", ()), ("text_classification", ()), ("language", ("head",)))
-    assert [warm_start.needed(kind, other, new).get("text.head") for kind, new in asked] == ["tied", None, None]
+    assert [warm_start.list_required(kind, other, new).get("text.head") for kind, new in asked] == ["tied", None, None]
 
 
 def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, source):
@@ -108,13 +108,13 @@ def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, sou
     assert "head/G_CD has shape (10, 8) and not (3, 8)" in told and "init_fresh = head" in told
     settings, _ = images(init_from=str(source), init_fresh="head")
     found, out = load(settings, three)
-    assert "parameters, anew: head\n" in out and "embed/W_DP" in found and "head/G_CD" not in found
+    assert "parameters, new: head\n" in out and "embed/W_DP" in found and "head/G_CD" not in found
 
 
 @pytest.mark.parametrize(("N", "rule"), [(5, "cut"), (17, "linear")])
 def test_positions_are_resized_and_it_is_said(tmp_path, N, rule):
     found, out = load(*gpt2(N, init_from=str(published.save(tmp_path, "gpt2"))))
-    assert f"the 13 learned positions are made {N} by the rule {rule}" in out
+    assert f"the 13 learned positions are resized to {N} by the rule {rule}" in out
     theirs = published.tensors("gpt2", prefix="")["wpe.weight"]
     np.testing.assert_allclose(found["position/P_ND"][[0, -1]], theirs[[0, 4 if rule == "cut" else -1]], rtol=1e-6)
     assert found["position/P_ND"].shape == (N, 21)
@@ -123,7 +123,7 @@ def test_positions_are_resized_and_it_is_said(tmp_path, N, rule):
 def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
     assert "no meaning without init_from" in refusal(*gpt2(init_fresh="head"))
     told = refusal(*gpt2(init_from=str(published.save(tmp_path, "gpt2")), init_fresh="embed, positoin"))
-    assert 'no part "positoin" (did you mean "position"?); its parts are: blocks, embed, norm, position' in told
+    assert 'init_fresh: "positoin" (did you mean "position"?)' in told and "blocks, embed, norm, position" in told
     found, _ = load(*gpt2(5, init_from=str(tmp_path), init_fresh="blocks/mlp,position"))
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
 
@@ -141,7 +141,7 @@ def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dro
     model = models.build_language_model(settings.model, head=head.next_word, W=256, N=16)
     assert f"model.{part} = '{dropped}' (it is 'none')" in refusal(settings, model)
     found, out = load(tiny.settings("language", **ours, init_fresh=part), model)
-    assert f"left behind: {part}\n" in out
+    assert f"unused: {part}\n" in out
     there = shapes.flat(open_model.open(str(folder)).params)
     assert there.keys() - found.keys() == {path for path in there if "position" in path}
     assert found.keys() <= there.keys()
@@ -154,7 +154,7 @@ def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
     found, _ = load(*images(Y=16, **start))
     assert found["position/P_ND"].shape == (16, 8)
     found, out = load(*images(init_fresh="position", **start))
-    assert "anew: position" in out and not any("position" in path for path in found)
+    assert "new: position" in out and not any("position" in path for path in found)
     other = "images of [8, 8, 1] pixels"
     assert "set image.patch = 4 (it is 2)" in refusal(*images(patch=2, P=4, **start))
     for changes in ({"Y": 16, "P": 48}, {"image__head": "class_token"}, {"patch": 2}):
@@ -167,8 +167,8 @@ def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path):
     told = refusal(*images(init_from=str(folder), init_fresh="head"))
     assert "embed/h_D (8,) is left over" in told and "init_fresh" in told and "set " not in told
     found, out = load(*images(init_from=str(folder), init_fresh="head,embed/h_D"))
-    assert "anew: head, left behind: embed/h_D\n" in out and "embed/h_D" not in found and "embed/W_DP" in found
-    assert 'no part "embed/x"' in refusal(*images(init_from=str(folder), init_fresh="head,embed/x"))
+    assert "new: head, unused: embed/h_D\n" in out and "embed/h_D" not in found and "embed/W_DP" in found
+    assert 'init_fresh: "embed/x"' in refusal(*images(init_from=str(folder), init_fresh="head,embed/x"))
 
 
 # What a path means, and whether it is whole.
@@ -193,7 +193,7 @@ def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp
     assert open_model.open(".").kind == open_model.open("config.json").kind == "image"
     monkeypatch.chdir(folder)
     for path in (".", "config.json", "model.safetensors"):
-        assert open_model.words(open_model.open(path)).size == 3
+        assert open_model.load_tokenizer(open_model.open(path)).size == 3
     (tmp_path / "alone.pt").write_bytes(b"\x80\x04.")
     with raises(errors.UserError, "alone.pt", "AutoTokenizer"):
         open_model.open(str(tmp_path / "alone.pt"))
@@ -233,7 +233,7 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
         made = base.get_config("language")
         made.update_from_flattened_dict({"init_from": str(theirs)} | changes)
         settings = config.Settings(made, config_file.defaults(made, base.get_config), given=given)
-        return config.flat(warm_start.adopted(settings, folder).to_dict())
+        return config.flat(warm_start.adopt_architecture(settings, folder).to_dict())
 
     found = adopted()
     of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms:1e-6", "bias": "none"}
@@ -265,7 +265,7 @@ def test_stories260k_goes_on_learning():
     changes = {"text.source": str(folder / "greedy.txt"), "text.N": 20}
     changes |= {"init_from": str(folder / "stories260K.bin"), "text.tokenizer": str(folder / "tok512.bin")}
     made.update_from_flattened_dict(changes)
-    settings = warm_start.adopted(config.Settings(made, config_file.defaults(made, base.get_config)), None)
+    settings = warm_start.adopt_architecture(config.Settings(made, config_file.defaults(made, base.get_config)), None)
     with contextlib.redirect_stdout(io.StringIO()):
         work = language.prepare(settings, run.make_mesh(settings))
     found, _ = load(settings, work.task, kept=work.files)

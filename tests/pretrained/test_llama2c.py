@@ -43,7 +43,7 @@ def write(path: pathlib.Path, header, arrays: dict[str, np.ndarray] | None = Non
 def test_a_text_ends_with_s_and_where_another_begins(tmp_path):
     made = open_model.open(str(write(tmp_path / "model.bin", (D, F, M, H, G, W, N), model(tied=True))))
     words = pretrained_tokenizer.Pieces([b"<unk>", b"<s>", b"</s>"], [0.0] * 3)
-    assert open_model.ends(made, words) == [2, 1]
+    assert open_model.list_end_ids(made, words) == [2, 1]
     assert export.token_ids(made) == {"bos_token_id": 1, "eos_token_id": [2, 1]}  # whatever words lie beside it
 
 

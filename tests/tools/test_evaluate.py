@@ -53,7 +53,7 @@ def counted_slowly(model: open_model.Trained, token_T: np.ndarray, stride: int) 
 
 def test_every_token_is_counted_once_after_those_of_its_window(run, tmp_path):
     file, model = run.with_name("test.txt"), open_model.open(run)
-    tokenizer = open_model.words(model)
+    tokenizer = open_model.load_tokenizer(model)
     token_T = tokenizer.encode(file.read_text())
     first, n = len(tokenizer.decode(token_T[:1]).encode()), len(token_T) - 1
     outcome = tiny.command(evaluate, checkpoint=run, file=file, workdir=tmp_path / "out")

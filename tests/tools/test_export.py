@@ -127,7 +127,7 @@ def taken_together(family: str):
 def refused(family: str, config: dict) -> str:
     """What of a run's config the family does not have; '' where it has all."""
     own, fields = hub.FAMILIES[family], config["model"]
-    kind = own.kinds[0]
+    kind = next(iter(own.outputs))
     if kind != "image" and config["text"]["objective"] != kind:
         return "text.objective"
     said = {"output": config["image"]["head"], "patch": 4} if kind == "image" else {"output": config["text"]["head"]}
@@ -135,8 +135,8 @@ def refused(family: str, config: dict) -> str:
         fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
     settings = dict(W=W, N=N, head=kind, tied_output="tied" in said.get("output", ""), aside={})
     settings |= dict(Z=1, patch=4, image=(8, 8), query_bias=True) | fields
-    again = own.read({"model_type": family} | own.write(settings))
-    output = own.output(kind, settings)
+    again = table.read(own, {"model_type": family} | table.write(own, settings))
+    output = table.output(own, kind, settings)
     return "; ".join(hub.unlike(fields, said, {}, again | {"output": output}))
 
 
@@ -258,7 +258,7 @@ def continuation(folder) -> str:
 )
 def test_the_ids_that_end_a_text(tmp_path, said, generation, ends):
     made = open_model.open(str(published_with_words(tmp_path, generation=generation, eos_token_id=said)))
-    assert open_model.ends(made, types.SimpleNamespace(bos=3, eos=4)) == ends
+    assert open_model.list_end_ids(made, types.SimpleNamespace(bos=3, eos=4)) == ends
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,10 @@ def test_the_words_of_a_run_and_their_ids_go_with_it(tmp_path, family):
     for name in ("tokenizer.json", "special_tokens_map.json"):
         assert (folder / name).read_bytes() == (run / name).read_bytes()
     if family == "gpt2":
-        ends = [open_model.ends(made, open_model.words(made)) for made in map(open_model.open, (run, folder))]
+        ends = [
+            open_model.list_end_ids(made, open_model.load_tokenizer(made))
+            for made in map(open_model.open, (run, folder))
+        ]
         assert ends == [[22, 21]] * 2
 
 

@@ -137,7 +137,7 @@ def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
     assert tiny.command(sample, checkpoint=path, **how) == (0, before, "")
     outcome = tiny.command(export, checkpoint=path, family="llama", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
-    tokenizer, copy = (open_model.words(open_model.open(place)) for place in (path, tmp_path / "out"))
+    tokenizer, copy = (open_model.load_tokenizer(open_model.open(place)) for place in (path, tmp_path / "out"))
     ids = tokenizer.encode(story.removesuffix("\n")).tolist()
     assert copy.encode(story.removesuffix("\n")).tolist() == ids and len(ids) == 201  # <s> and 200 tokens
     assert "".join(tokenizer.stream(ids)) == story.removesuffix("\n") and ids[0] == tokenizer.bos
