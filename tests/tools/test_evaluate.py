@@ -69,7 +69,7 @@ def test_every_token_is_counted_once_after_those_of_its_window(run, tmp_path):
     right |= {"word_perplexity": np.exp(nats / 16), "token_perplexity": np.exp(nats / n)}
     assert {name: found[name] for name in right} == pytest.approx(right, rel=1e-4)
     often = int(np.bincount(token_T[1:]).argmax())  # as what begins every text, it is no target
-    assert sum(int(n) for *_, n in evaluate.counts(model, token_T, N=N, stride=0, ignored=often)) == np.sum(
+    assert sum(int(n) for *_, n in evaluate.sum_batches(model, token_T, N=N, stride=0, ignored_id=often)) == np.sum(
         token_T[1:] != often
     )
 
