@@ -18,10 +18,10 @@ from experiments.studies import (
     progress,
     results,
     run_folders,
+    sentences,
     statistics,
     study as studies,
     tuning,
-    words,
 )
 
 REPORTED = 60.0  # seconds of a program after which the report is written before the next one is trained
@@ -121,7 +121,7 @@ def show_plan(
         print(f"  the first {len(trials)} are trained to choose settings; the others then have the chosen ones")
     asked = session.study
     conditions = results.analyse(earlier, asked).conditions if earlier else statistics.analyse(asked, [])
-    print(words.of_power(asked, conditions, earlier))
+    print(sentences.describe_power(asked, conditions, earlier))
     return checked
 
 

@@ -91,7 +91,7 @@ def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -
     if any(truncated):
         counts = f"{truncated[0]:,} of {train:,} and {truncated[1]:,} of {evaluation:,}"
         lines.append(f"{counts} texts have more than text.N = {N} tokens and are truncated")
-    return [*data.said.splitlines(), *(f"{data.name}: {line}" for line in lines)]
+    return [*data.description.splitlines(), *(f"{data.name}: {line}" for line in lines)]
 
 
 def figures(

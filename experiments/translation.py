@@ -103,11 +103,13 @@ def read(settings: configs.Settings) -> Corpus:
     counts = [f"{len(part.source_BS):,} (and {part.longer:,} longer than {p.N} tokens, left out)" for part in rows]
     first = " -> ".join(repr(side[:60]) for side in data.train[0])
     lines = [
-        *data.said.splitlines(),
+        *data.description.splitlines(),
         f"{data.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {subwords.size:,}",
         f"{data.name}: it learns to translate as {first}",
     ]
-    common = {side: pairs.commonest(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)}
+    common = {
+        side: pairs.most_common_words(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)
+    }
     return Corpus(data.name, subwords, *rows, *scored(data.evaluation, SCORED), lines, data.sha256, common)
 
 
@@ -134,7 +136,7 @@ def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: 
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
 
     def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:
-        source_BS, fits_B = pairs.padded(subwords, sentences, N=N)
+        source_BS, fits_B = pairs.pad(subwords, sentences, N=N)
         translations: dict[str, list[str]] = {"greedy": [], "beam": []}
         for first in range(0, len(sentences), batch):
             index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)  # the last batch repeats the last one
@@ -173,7 +175,7 @@ def figures(
         yield plots.attention_matrices(drawings / "cross_attention.png", **maps, title=title, mean=True)
     text = table(corpus, translations)
     disk.write(folder / "sample.txt", f"{text}\n".encode())
-    long = int(np.sum(~pairs.padded(corpus.subwords, corpus.sources, N=N)[1]))
+    long = int(np.sum(~pairs.pad(corpus.subwords, corpus.sources, N=N)[1]))
     print(f"\n{text}\n\n  chrF and BLEU of {len(corpus.sources):,} held-out sentences, {long:,} of them longer than")
     print(f"  {N} tokens and scored as empty translations; sacrebleu's tokenizer of BLEU is {bleu_words_by}")
     yield folder / "sample.txt"
@@ -193,8 +195,8 @@ def cross_attention(
 ) -> dict[str, Any] | None:
     """Return the weights and tokens of the first translation that fits and is long enough, or None if none fits."""
     subwords = corpus.subwords
-    source_BS, source_fits_B = pairs.padded(subwords, corpus.sources, N=N)
-    target_BN, target_fits_B = pairs.padded(subwords, translations, N=N)
+    source_BS, source_fits_B = pairs.pad(subwords, corpus.sources, N=N)
+    target_BN, target_fits_B = pairs.pad(subwords, translations, N=N)
     length_B = np.sum(source_BS != pairs.PAD, axis=1) * (source_fits_B & target_fits_B)
     if not length_B.any():
         return None

@@ -82,22 +82,30 @@ def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Ch
 
 
 class Kind(NamedTuple):
-    """An augmentation, its default amount, and the amounts that it accepts for images with this shorter side."""
+    """An augmentation, its default amount, and the allowed amounts in words."""
 
     change: Callable[[np.ndarray, float, np.random.Generator], Changed]
     default: float
-    accepts: Callable[[float, int], bool]
     allowed: str
     mixes: bool = False
 
 
 KINDS = {
-    "shift": Kind(shift, 1, lambda n, side: 0 < n < side, "above 0 and less than a side"),
-    "flip": Kind(flip, 0.5, lambda n, side: 0 < n <= 1, "above 0 and at most 1"),
-    "crop": Kind(crop, 4, lambda n, side: n in range(1, side), "an integer from 1, less than a side"),
-    "mixup": Kind(mixup, 0.2, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
-    "cutmix": Kind(cutmix, 1, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
+    "shift": Kind(shift, 1, "above 0 and less than a side"),
+    "flip": Kind(flip, 0.5, "above 0 and at most 1"),
+    "crop": Kind(crop, 4, "an integer from 1, less than a side"),
+    "mixup": Kind(mixup, 0.2, "above 0", mixes=True),
+    "cutmix": Kind(cutmix, 1, "above 0", mixes=True),
 }
+
+
+def is_allowed(word: str, amount: float, side: int) -> bool:
+    """Return whether the amount is allowed for images with this shorter side."""
+    if word == "flip":
+        return 0 < amount <= 1
+    if word == "crop":
+        return amount in range(1, side)
+    return 0 < amount < (side if word == "shift" else math.inf)
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
@@ -125,6 +133,6 @@ def parse(name: str, side: int) -> tuple[Kind, float]:
         amount = float(number) if colon else kind.default
     except ValueError:
         amount = math.nan
-    if not kind.accepts(amount, side):
+    if not is_allowed(word, amount, side):
         raise errors.UserError(f"{KEY} has {name!r}: for a side of {side} pixels the number must be {kind.allowed}")
     return kind, amount

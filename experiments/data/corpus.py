@@ -32,7 +32,7 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     chosen = pretrained_tokenizer.make(section.tokenizer, splits[0], specials=specials, evaluation=splits[1])
     train_T, evaluation_T = (tokens.encode(chosen, split) for split in splits)
     lines = [
-        *documents.said.splitlines(),
+        *documents.description.splitlines(),
         _describe_sizes(documents.name, section.tokenizer, chosen, train_T, evaluation_T),
         *_describe_separators(documents, chosen),
         *_describe_unknown(documents.name, chosen, train_T, evaluation_T),

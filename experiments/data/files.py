@@ -60,7 +60,7 @@ class Rows(NamedTuple):
     name: str
     train: list[tuple[str, str]]
     evaluation: list[tuple[str, str]]
-    said: str  # a line on the part that each file became, '' if there is nothing to print
+    description: str  # a line on the part that each file became, '' if there is nothing to print
 
     @property
     def sha256(self) -> str:
@@ -239,10 +239,10 @@ def split_rows(
         files_of_part = f" ({join_names(empty[0])})" if named else ""
         raise errors.UserError(f"{name}{files_of_part} holds no {of}")
     if named:
-        keys, said = {*map(key, parts[0])}, describe_parts(name, "by their names,", named)
+        keys, description = {*map(key, parts[0])}, describe_parts(name, "by their names,", named)
         if shared := sum(key(row) in keys for row in parts[1]):
-            said += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
-        return Rows(name, *parts, said)
+            description += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
+        return Rows(name, *parts, description)
     out_B = held_out([key(row) for row in parts[0]], share=share)
     train = [row for row, out in zip(parts[0], out_B, strict=True) if not out]
     return Rows(name, train, [row for row, out in zip(parts[0], out_B, strict=True) if out], "")

@@ -81,13 +81,13 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     if not images:
         formats = f"images in folders of their classes ({', '.join(ENDS)})"
         raise errors.UserError("; ".join([f"{path} has neither {formats} nor train.npz nor IDX files", *lines]))
-    at = first_level(images, 0)
+    at = first_level(images, 0)  # the level of the parts or, without parts, of the classes
     tops = {top: [*group] for top, group in itertools.groupby(images, lambda file: file.inside.parts[at])}
     part_of_top, parts = name_parts(path, tops, at), {}
     groups = [(part_of_top[top], group) for top, group in tops.items()] if part_of_top else [(files.TRAIN, images)]
     for part, group in sorted(groups, key=lambda pair: pair[0] != files.TRAIN):
         trained = {name for _, name in parts.get(files.TRAIN, ())}
-        level = first_level(group, at + 1, trained) if part_of_top else at
+        level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
         rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
         parts[part] = parts.get(part, []) + rows
         check_classes({name for _, name in rows}, group[0].inside.parts[:level], others)

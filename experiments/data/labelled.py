@@ -25,7 +25,7 @@ class Labelled(NamedTuple):
     name: str
     train: list[Row]
     evaluation: list[Row]
-    said: str
+    description: str
     classes: tuple[str, ...]
     sha256 = files.Rows.sha256
 
@@ -61,14 +61,14 @@ def load(source: str, field: str = "text,label") -> Labelled:
         raise errors.UserError(f'{source}: the class "{new[0]}" is to be evaluated, and no text to train on has it')
     if unlabelled:
         lines.append(f"texts left out, of no class: {len(unlabelled):,}")
-    said = "\n".join(filter(None, [data.said, *(f"{source}: {line}" for line in lines)]))
-    return Labelled(*data._replace(said=said), class_names or classes.sort_names(trained))
+    description = "\n".join(filter(None, [data.description, *(f"{source}: {line}" for line in lines)]))
+    return Labelled(*data._replace(description=description), class_names or classes.sort_names(trained))
 
 
 def read_rows(file: files.File, source: str, names: Sequence[str]) -> Iterator[Row]:
     """Yield the texts of a file, each with its class as the file has it."""
     if source == DOCSTRINGS:
-        yield from ((docstring, file.inside.parts[0]) for docstring in text.docstrings(file))
+        yield from ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
     elif tables.kind(file):
         yield from tables.pairs(file, *names)
     else:

@@ -1,5 +1,5 @@
-"""Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone; cut into
-subwords; and as arrays: the input of an encoder, and what a decoder is to predict from its output so far.
+"""Sentence pairs, source and target: split into training and held-out data by the sentences alone, and as subwords in
+arrays, the input of an encoder and the targets of a decoder.
 """
 
 import contextlib
@@ -44,43 +44,46 @@ Pair = tuple[str, str]
 
 
 def load(source: str, *, reverse: bool = False) -> files.Rows:
-    """Return pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in the .tsv and .txt of a
-    folder or zip. Empty lines are ignored; columns after source and target are counted.
+    """Return pairs from a named set or a path: tab-separated UTF-8 lines of a file, or of the .tsv and .txt of a folder
+    or zip.
 
-    A folder or zip without such files may hold parallel ones (said.en and said.es), whose lines are pairs, or a path be
-    what the names of two share (said); the source is the language that comes first in the alphabet. reverse: exchange
-    source and target. Sentences are in Unicode's form NFC. Unless names tell it (`files.split_by_names`), about 5 % of
-    the sources are held out, with their translations; those of the same `sentence_key` fall on one side. Raises
-    UserError for a source without pairs, a line that is not a pair, a header, and columns of numbers."""
-    left: Counter[str] = Counter()
+    Empty lines are skipped; columns after source and target are counted. A folder or zip without such files may contain
+    parallel ones (said.en and said.es), whose lines are pairs, and a path may be what the names of two files share
+    (said); the source is the language that comes first in the alphabet. reverse: exchange source and target. Sentences
+    are in Unicode's form NFC. Unless file names define the parts (`files.by_names`), about 5 % of the sources are held
+    out, with all their translations; sources with the same `sentence_key` are in one part. Raises UserError for a
+    source without pairs, a line that is not a pair, a header, and columns of numbers.
+    """
+    counts: Counter[str] = Counter()
 
     def read(file: files.File) -> Iterator[Pair]:
-        found = read_parallel(file, left) if file.translation else read_lines(file, left)
+        found = read_parallel(file, counts) if file.translation else read_lines(file, counts)
         return (pair[::-1] if reverse else pair for pair in found)
 
     with contextlib.ExitStack() as zips:
         found = find(source, zips)
         section, of = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
-        rows = files.split_rows(source, section, found, read, of=of, key=key_of, share=EVALUATION_SHARE)
-    if not rows.said and any(file.translation for file in found):
-        rows = rows._replace(said=f"{source}: the lines of {files.join_names(found)} are pairs")
-    more = (f"{source}: {n:,} lines {what}" for what, n in left.items())
-    return rows._replace(said="\n".join(filter(None, [rows.said, *more])))
+        rows = files.split_rows(source, section, found, read, of=of, key=source_key, share=EVALUATION_SHARE)
+    if not rows.description and any(file.translation for file in found):
+        rows = rows._replace(description=f"{source}: the lines of {files.join_names(found)} are pairs")
+    more = (f"{source}: {n:,} lines {what}" for what, n in counts.items())
+    return rows._replace(description="\n".join(filter(None, [rows.description, *more])))
 
 
 def sentence_key(sentence: str) -> str:
-    """Return what sentences share that differ only in case, punctuation and spaces; without a word, the sentence."""
+    """Return the words of a sentence without case and punctuation; without a word, the sentence."""
     # Marks (category M) count as letters: without them, words of many scripts would fall together.
     letters = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in sentence.casefold())
     return " ".join("".join(letters).split()) or sentence
 
 
-def key_of(pair: Pair) -> bytes:
+def source_key(pair: Pair) -> bytes:
+    """Return the key of the source sentence."""
     return sentence_key(pair[0]).encode()
 
 
 def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
-    """Return the files of a name or a path; of parallel ones the first, with the other beside it."""
+    """Return the files of a name or a path; of parallel files the first, with the second in `beside`."""
     path = pathlib.Path(os.path.expanduser(source))
     if source in NAMED:
         path = download.fetch(*NAMED[source])
@@ -91,7 +94,7 @@ def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
     # The two files whose names are this one's and a language: said.en and said.es.gz for said.
     pattern = f"{glob.escape(path.name)}.*"
     alike = sorted(path.parent.glob(pattern)) if path.name and os.path.isdir(path.parent) else []
-    two = [file for file in alike if file.is_file() and "." not in unpacked(file).name[len(path.name) + 1 :]]
+    two = [file for file in alike if file.is_file() and "." not in strip_gz(file).name[len(path.name) + 1 :]]
     if len(two) != 2:
         named = ", ".join(NAMED)
         raise errors.UserError(f"{source!r} is neither a named set of pairs ({named}) nor a path that exists")
@@ -99,15 +102,15 @@ def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
 
 
 def choose_files(found: Sequence[files.File]) -> list[files.File]:
-    """Return the files with tab-separated pairs; or else the parallel ones, the first with the other beside it."""
-    if of_pairs := [file for file in found if unpacked(file.inside).suffix.lower() in ENDINGS]:
+    """Return the files with tab-separated pairs, or else the parallel ones: the first, with the second in `beside`."""
+    if of_pairs := [file for file in found if strip_gz(file.inside).suffix.lower() in ENDINGS]:
         return of_pairs
     groups: dict[pathlib.PurePath, list[files.File]] = {}
     for file in found:
-        if re.fullmatch(LANGUAGE, unpacked(file.inside).suffix):
-            groups.setdefault(unpacked(file.inside).with_suffix(""), []).append(file)
+        if re.fullmatch(LANGUAGE, strip_gz(file.inside).suffix):
+            groups.setdefault(strip_gz(file.inside).with_suffix(""), []).append(file)
     parallel_files = [group for group in groups.values() if len(group) > 1]
-    languages = {unpacked(file.inside).suffix for group in parallel_files for file in group}
+    languages = {strip_gz(file.inside).suffix for group in parallel_files for file in group}
     if len(languages) > 2:
         wrong = f"{parallel_files[0][0].name} and others are parallel in more than two languages"
         raise errors.UserError(f"{wrong} ({', '.join(sorted(languages))}): put those of two into a folder of their own")
@@ -115,48 +118,48 @@ def choose_files(found: Sequence[files.File]) -> list[files.File]:
 
 
 def couple(first: files.File, second: files.File) -> files.File:
-    """Return the first file, with the other beside it."""
+    """Return the first file, with the second in `beside`."""
     return first._replace(size=first.size + second.size, translation=second)
 
 
-def unpacked(path: pathlib.PurePath) -> pathlib.PurePath:
+def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
     """Return the path without .gz at its end."""
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
-def read_parallel(file: files.File, left: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of the lines of two files. left: counts what is left out of them."""
-    for pair in zip(*parallel([file, file.translation]), strict=True):
+def read_parallel(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
+    """Yield the pairs of the lines of two files. counts: of skipped lines."""
+    for pair in zip(*align_lines([file, file.translation]), strict=True):
         if all(pair):
             yield pair
         elif any(pair):
-            left["are left out, as one side is empty"] += 1
+            counts["are skipped, because one side is empty"] += 1
 
 
-def read_lines(file: files.File, left: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of a file's lines. left: counts the lines with more columns."""
+def read_lines(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
+    """Yield the pairs of a file's lines. counts: of lines with more columns."""
     lines, numbers = 0, Counter()
-    for number, line in enumerate(lines_of(file), 1):
+    for number, line in enumerate(read_nfc_lines(file), 1):
         where, cells = f"{file.name}, line {number}", [cell.strip() for cell in line.split("\t")]
         if lines == 0 and len({*cells}) > 1 and all(re.split("[-_]", cell.lower())[0] in NAMES for cell in cells[:3]):
-            raise errors.UserError(f"{where} is a header and no pair: leave it out")
+            raise errors.UserError(f"{where} is a header, not a pair: remove it")
         lines += line != ""
         if line and not (len(cells) > 1 and all(cells[:2])):
             raise errors.UserError(f"{where} needs two columns, neither of them empty ({FORM}): {line[:40]!r}")
         if len(cells) > 2:
-            left["have more than two columns, of which the first two are used"] += 1
+            counts["have more than two columns; the first two are used"] += 1
             numbers.update(i for i in (0, 1) if NUMBER.fullmatch(cells[i]))
         if line:
             yield tuple(cells[:2])
     for column, n in numbers.items():
         if 2 * n > lines:
-            wrong = f"column {column + 1} of {file.name} holds numbers in {n:,} of {lines:,} lines, and no sentences"
-            raise errors.UserError(f"{wrong}: leave it out, so that source and target are the first two columns")
+            wrong = f"column {column + 1} of {file.name} contains numbers in {n:,} of {lines:,} lines"
+            raise errors.UserError(f"{wrong}: remove it, so that source and target are the first two columns")
 
 
-def parallel(some: Sequence[files.File]) -> list[list[str]]:
+def align_lines(some: Sequence[files.File]) -> list[list[str]]:
     """Return the sentences of each file, empty lines included. Raises UserError if one has more lines than another."""
-    sides = [[line.strip() for line in lines_of(file)] for file in some]
+    sides = [[line.strip() for line in read_nfc_lines(file)] for file in some]
     sides = [side[:-1] if side[-1] == "" else side for side in sides]  # after the last line's end
     for file, side in zip(some, sides, strict=True):
         if len(side) != len(sides[0]):
@@ -165,38 +168,41 @@ def parallel(some: Sequence[files.File]) -> list[list[str]]:
     return sides
 
 
-def lines_of(file: files.File) -> Iterator[str]:
-    """Yield the lines, in NFC."""
+def read_nfc_lines(file: files.File) -> Iterator[str]:
+    """Yield the lines of a file, in NFC."""
     for line in files.read(file).split(b"\n"):
         yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
 
 
-def commonest(sentences: Iterable[str], n: int = 200) -> list[str]:
+def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:
     """Return the most frequent words of the sentences, which identify their language."""
     return [word for word, _ in Counter(word for one in sentences for word in sentence_key(one).split()).most_common(n)]
 
 
-def looks_like(sentences: Iterable[str], words: Iterable[str]) -> float:
+def share_of_words(sentences: Iterable[str], words: Iterable[str]) -> float:
     """Return the share of the sentences' words that are among these."""
     known, every = {*words}, [word for one in sentences for word in sentence_key(one).split()]
     return sum(word in known for word in every) / max(len(every), 1)
 
 
 class Subwords(pretrained_tokenizer.Published):
-    """Byte-level byte-pair encoding (Sennrich et al. 2016): ids 0 .. W-1 are specials, bytes, and their merges. No text
-    is a special: a sentence that contains the letters "[EOS]" is encoded as these letters."""
+    """Byte-level byte-pair encoding (Sennrich et al. 2016): ids 0 .. W-1 are special tokens, bytes, and their merges.
+
+    No text is a special token: a sentence with the letters "[EOS]" is encoded as these letters.
+    """
 
     def __init__(self, library: tokenizers.Tokenizer):
         super().__init__(library, {})
         library.encode_special_tokens = True
 
     def rows(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
+        """Return the ids of each sentence, without special tokens. Raises UserError if one is not Unicode text."""
         return [one.ids for one in self.library.encode_batch([*map(tokenizer.check_unicode, sentences)])]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text up to the first [EOS], without other specials, and with U+FFFD for bytes that are not
-        UTF-8."""
+        """Return the text up to the first [EOS], without other special tokens, with U+FFFD for bytes that are not
+        UTF-8.
+        """
         known = tokenizer.to_list(ids)
         return super().decode(known[: known.index(EOS)] if EOS in known else known)
 
@@ -208,43 +214,49 @@ def train(sentences: Iterable[str], *, W: int) -> Subwords:
 
 
 class Rows(NamedTuple):
+    """The ids of the pairs."""
+
     source_BS: np.ndarray
     target_BN: np.ndarray
     longer: int  # pairs that do not fit, and have no row
 
 
-def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
+def pad(subwords: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
     """Return each sentence as a row of its ids, [EOS] and [PAD], (B, N) int32, and whether it fits, (B,) bool.
 
-    A sentence of more than N - 1 ids does not fit: its row is all padding, nothing is cut."""
+    A sentence of more than N - 1 ids does not fit: its row is all padding, nothing is truncated.
+    """
     id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
-        for b, id_T in enumerate(words.rows(sentences[first : first + PIECE]), first):
+        for b, id_T in enumerate(subwords.rows(sentences[first : first + PIECE]), first):
             fits_B[b] = len(id_T) < N
             if fits_B[b]:
                 id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, EOS
     return id_BN, fits_B
 
 
-def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
-    """Return the pairs as `padded` arrays, in their order, without those of which a side needs more than N tokens.
-    Raises UserError if no pair fits."""
-    source_BN, fits_B = padded(words, [source for source, _ in pairs], N=N)
-    target_BN, target_fits_B = padded(words, [target for _, target in pairs], N=N)
+def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
+    """Return the pairs as padded arrays, in their order, without those of which a side needs more than N tokens.
+
+    Raises UserError if no pair fits.
+    """
+    source_BN, fits_B = pad(subwords, [source for source, _ in pairs], N=N)
+    target_BN, target_fits_B = pad(subwords, [target for _, target in pairs], N=N)
     fits_B &= target_fits_B
     if not fits_B.any():
-        raise errors.UserError(f"not one of {len(pairs)} pairs has at most N = {N} tokens a side: choose a larger N")
+        raise errors.UserError(f"none of {len(pairs)} pairs has at most pairs.N = {N} tokens a side: choose a larger N")
     return Rows(source_BN[fits_B], target_BN[fits_B], int(np.sum(~fits_B)))
 
 
-def examples(of: Rows) -> tuple[batches.Fetch, int]:
+def examples(rows: Rows) -> tuple[batches.Fetch, int]:
     """Return `(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN`, `weight_BN`.
 
-    `w_BN` is [BOS] and the target, one place later: the tokens before each token that is to be predicted. `weight_BN`
-    (float32) is 1 for every token of the target and its [EOS], and 0 for padding."""
+    `w_BN` is [BOS] and the target, one position later: the tokens before each token to be predicted. `weight_BN`
+    (float32) is 1 for every token of the target and its [EOS], and 0 for padding.
+    """
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        source_BS, target_BN = of.source_BS[index_B], of.target_BN[index_B]
+        source_BS, target_BN = rows.source_BS[index_B], rows.target_BN[index_B]
         return {
             "source_BS": source_BS,
             "valid_BS": source_BS != PAD,
@@ -253,4 +265,4 @@ def examples(of: Rows) -> tuple[batches.Fetch, int]:
             "weight_BN": (target_BN != PAD).astype(np.float32),
         }
 
-    return fetch, len(of.source_BS)
+    return fetch, len(rows.source_BS)

@@ -17,11 +17,10 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # w_BN, target_BN, weight_BN
 
 
 class Rule(NamedTuple):
-    """A task: a function that makes examples from uniform numbers in [0, 1), and how a figure shows a token."""
+    """A task: a function that makes examples from uniform numbers in [0, 1), and the fewest tokens."""
 
     make: Callable[[np.ndarray, int, int], Answer]  # (u_BRX, N, W): X is the larger of N and W
     min_tokens: int
-    spell: Callable[[int, int, int, int], str] = lambda w, n, N, W: str(w)  # token w at place n
 
 
 def examples(task: str, *, N: int, W: int) -> batches.Fetch:
@@ -52,7 +51,22 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
 
 def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
     """Return the tokens of one example as a figure shows them."""
-    return [RULES[task].spell(int(token), n, N, W) for n, token in enumerate(w_N)]
+    return [spell_token(task, int(w), n, N, W) for n, w in enumerate(w_N)]
+
+
+def spell_token(task: str, w: int, n: int, N: int, W: int) -> str:
+    """Return token w at place n as a figure shows it."""
+    if task == "reachability":
+        return f"{n}→{w % N}" + " source" * (w >= N)
+    if task == "beats":
+        kind, payload = divmod(w, W // 3)
+        return f"{'rsp'[kind]}{payload}"
+    if task == "membership":
+        return f"{w}" + "?" * (n >= N // 2)
+    if task == "nearest":
+        key, payload = divmod(w, math.isqrt(W))
+        return f"{key}:{payload}"
+    return str(w)
 
 
 def scale(u: np.ndarray, n: int | np.ndarray) -> np.ndarray:
@@ -137,8 +151,8 @@ def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 RULES = {
     "ring": Rule(make_ring, 3),
     "previous": Rule(make_previous, 2),
-    "reachability": Rule(make_reachability, 3, lambda w, n, N, W: f"{n}→{w % N}{' source' if w >= N else ''}"),
-    "beats": Rule(make_beats, 3, lambda w, n, N, W: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}"),
-    "membership": Rule(make_membership, 2, lambda w, n, N, W: f"{w}{'?' if n >= N // 2 else ''}"),
-    "nearest": Rule(make_nearest, 2, lambda w, n, N, W: f"{w // math.isqrt(W)}:{w % math.isqrt(W)}"),
+    "reachability": Rule(make_reachability, 3),
+    "beats": Rule(make_beats, 3),
+    "membership": Rule(make_membership, 2),
+    "nearest": Rule(make_nearest, 2),
 }

@@ -1,4 +1,4 @@
-"""Find text and divide it into a training and an evaluation part, which depend on the contents of its files alone."""
+"""Texts: find them and split them into training and held-out data, by the contents of their files alone."""
 
 import ast
 import dataclasses
@@ -14,14 +14,14 @@ from experiments.engine import errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 NAMED = (STDLIB, DOCSTRINGS, *sorted(download.NAMED))
-EVALUATION_SHARE, MOST_EVALUATED = 0.1, 2**22  # bytes: of 10 GB a tenth would take hours
-LARGE = 2**26  # bytes of a text from which on its token ids are in a file
+EVALUATION_SHARE, MOST_EVALUATED = 0.1, 2**22  # bytes; a tenth of 10 GB would take hours to evaluate
+LARGE = 2**26  # bytes of a text from which on its token ids are kept in a file
 SEPARATOR = tokenizer.SEPARATOR.encode()
-Read = Callable[[], Iterator[bytes]]  # the bytes of a document in pieces, from the beginning at each call
+Read = Callable[[], Iterator[bytes]]  # yields the bytes of a document in pieces, from its beginning
 
 
 class Source(NamedTuple):
-    """A text, or a table of many, that was read once."""
+    """A document, or a table of many, after it was read once."""
 
     file: files.File
     read: Read
@@ -32,8 +32,10 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Documents. Iteration yields their bytes in pieces that end anywhere, with NUL between two documents; they are
-    read anew each time, and never held as a whole."""
+    """Documents. Iteration yields their bytes in pieces that end anywhere, with NUL between two documents.
+
+    They are read again each time, and never held in memory as a whole.
+    """
 
     reads: tuple[Read, ...]
     size: int  # bytes; for rows of tables, about
@@ -41,53 +43,59 @@ class Part:
     names: tuple[str, ...]  # the file of each
 
     def __iter__(self) -> Iterator[bytes]:
-        begun = False
+        is_first = True
         for read in self.reads:
-            between = SEPARATOR if begun else b""
+            separator = b"" if is_first else SEPARATOR
             for piece in read():
-                yield between + piece
-                between, begun = b"", True
+                yield separator + piece
+                separator, is_first = b"", False
 
 
 class Text(NamedTuple):
+    """A text and its two parts."""
+
     name: str
     train: Part
     evaluation: Part
-    said: str  # the part that each file became, '' if there is nothing to print
+    description: str  # how the files were split; '': nothing to print
 
     @property
     def sha256(self) -> str:
+        """The digest of both parts."""
         return files.sha256(self.train.digest, self.evaluation.digest)
 
 
 def load(source: str, field: str = "") -> Text:
     """Return text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a
-    path; with a field, the field's text in each row of tables (`tables.KINDS`) or of a data set 'hub:NAME'
-    (`tables.load_hub`).
+    path.
 
-    Hidden files and folders, links to folders and empty files are left out. Names of files may tell the parts
-    (`files.split_by_names`). Else one text is cut in two, its first 90 % for training; of several texts, or of rows,
-    about 10 % are held out, chosen by their contents; never more than MOST_EVALUATED bytes. Raises UserError if there
-    is no text, or too little to divide."""
-    every, found = find(source, field)
-    if named := files.split_by_names("text", found):  # files that are not in a folder have no such names
+    With a field it is the field's text in each row of tables (`tables.KINDS`) or of a data set 'hub:NAME'
+    (`tables.hub`). Hidden files and folders, links to folders and empty files are skipped. File names may define the
+    parts (`files.by_names`). Otherwise a single text is cut in two, the first 90 % for training; of several texts, or
+    of rows, about 10 % are held out, chosen by their contents; never more than MOST_EVALUATED bytes. Raises UserError
+    if there is no text, or too little to split.
+    """
+    every, used = find(source, field)
+    if named := files.split_by_names("text", used):  # files that are not in a folder have no such names
         text = divide_by_names(source, named, field)
     else:
-        text = divide_by_contents(source, scan(source, found, field))
-    path, lines, empty = pathlib.Path(source).expanduser(), [], sum(not file.size for file in found)
+        text = divide_by_contents(source, read_once(source, used, field))
+    path, lines, empty = pathlib.Path(source).expanduser(), [], sum(not file.size for file in used)
     if source not in NAMED and path.is_dir():
-        lines += files.describe_skipped(path, every, found)
+        lines += files.describe_skipped(path, every, used)
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
-    return text._replace(said="\n".join(filter(None, [text.said, *(f"{source}: {line}" for line in lines)])))
+    return text._replace(
+        description="\n".join(filter(None, [text.description, *(f"{source}: {line}" for line in lines)]))
+    )
 
 
-def whole(source: str, field: str = "") -> Part:
-    """Return all documents in one part, whatever the names of files tell. Raises UserError as `load`."""
-    return part_of(scan(source, find(source, field)[1], field))
+def load_whole(source: str, field: str = "") -> Part:
+    """Return all documents as one part, whatever their file names. Raises UserError as `load` does."""
+    return make_part(read_once(source, find(source, field)[1], field))
 
 
 def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
-    """Return all files of a source, and those of which the text is made."""
+    """Return all files of a source, and those that contain its text."""
     if source in (STDLIB, DOCSTRINGS):
         found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
@@ -105,10 +113,10 @@ def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
     return found, of_tables if field else found
 
 
-def scan(name: str, found: Sequence[files.File], field: str) -> list[Source]:
+def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[Source]:
     """Read each file once. Return those that have text. Raises UserError if there is none."""
     texts = []
-    for file in (file for file in found if file.size):
+    for file in (file for file in candidates if file.size):
         if tables.is_table(file, field):
             rows = functools.partial(tables.rows, file, field)
             next(rows(), None)  # refuses at once what is wrong with all rows
@@ -123,49 +131,52 @@ def scan(name: str, found: Sequence[files.File], field: str) -> list[Source]:
         if size:
             texts.append(Source(file, read, max(file.size, LARGE) if file.version else size, digest.digest(), rows))
     if not texts:
-        raise errors.UserError(f"{name} holds no text: a file or folder with text is needed")
+        raise errors.UserError(f"{name} contains no text: give a file or folder with text")
     return texts
 
 
 def divide_by_names(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
-    """Return the parts that names tell, and count the texts that are in both."""
-    used = {part: named[part] for part in (files.TRAIN, files.evaluation_part(named))}
-    sides = [scan(f"{name}: the part {part} ({files.join_names(used[part])})", used[part], field) for part in used]
-    said = files.describe_parts(name, "by their names,", named)
+    """Return the parts that file names define, and count the texts that are in both."""
+    files_of = {part: named[part] for part in (files.TRAIN, files.evaluation_part(named))}
+    sides = [
+        read_once(f"{name}: the part {part} ({files.join_names(files_of[part])})", files_of[part], field)
+        for part in files_of
+    ]
+    description = files.describe_parts(name, "by their names,", named)
     evaluation = [*digests(sides[1])]
-    held = {*evaluation}
-    trained = {digest for digest in digests(sides[0]) if digest in held}
-    if both := sum(digest in trained for digest in evaluation):
-        said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"
-    return Text(name, *map(part_of, sides), said)
+    held_out = {*evaluation}
+    trained = {digest for digest in digests(sides[0]) if digest in held_out}
+    if count := sum(digest in trained for digest in evaluation):
+        description += f" ({count:,} of {len(evaluation):,} held-out texts are also in the training data)"
+    return Text(name, *map(make_part, sides), description)
 
 
 def digests(texts: Sequence[Source]) -> Iterator[bytes]:
-    """Yield the digests of documents; for a data set of the hub, which is not loaded once more, a single one."""
+    """Yield the digests of documents; a single one for a data set of the hub, which is not loaded a second time."""
     for text in texts:
         yield from map(files.digest, text.rows()) if text.rows and not text.file.version else [text.digest[:8]]
 
 
 def divide_by_contents(name: str, texts: Sequence[Source]) -> Text:
-    """Return a single text cut in two, or several, or rows, of which some are held out."""
+    """Return a single text cut in two; of several texts, or of rows, hold out some."""
     rows = any(text.rows for text in texts)
     if len({text.digest for text in texts}) == 1 and not rows:
         return cut(name, texts[0])
     share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
-    bound = int(share * 2**64).to_bytes(8, "big")  # for rows, which are many
+    bound = int(share * 2**64).to_bytes(8, "big")  # of rows
     if not rows:
         bound = files.held_out_below([text.digest[:8] for text in texts], share=share)
-    train, evaluation = ([side for text in texts if (side := side_of(text, bound, held))] for held in (False, True))
-    shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
-    said = "" if name in NAMED else files.describe_parts(name, "by their contents,", shown)
+    train, evaluation = ([side for text in texts if (side := select_side(text, bound, held))] for held in (False, True))
+    by_part = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
+    description = "" if name in NAMED else files.describe_parts(name, "by their contents,", by_part)
     if rows:
-        listed = files.join_names([text.file for text in texts])
-        said = f"{name}: by their contents, about {share:.2%} of the rows of {listed} to evaluate"
-    return Text(name, part_of(train), part_of(evaluation), said)
+        names = files.join_names([text.file for text in texts])
+        description = f"{name}: about {share:.2%} of the rows of {names} are held out, by their contents"
+    return Text(name, make_part(train), make_part(evaluation), description)
 
 
-def side_of(text: Source, bound: bytes, held: bool) -> Source | None:
-    """Return what is held out of a source, or what is not; of a text all or nothing."""
+def select_side(text: Source, bound: bytes, held: bool) -> Source | None:
+    """Return the held-out rows of a source, or the other rows; a document is held out as a whole."""
     if not text.rows:
         return text if (text.digest[:8] < bound) == held else None
     digest = hashlib.sha256(text.digest + bound + bytes([held])).digest()
@@ -189,18 +200,18 @@ def cut(name: str, text: Source) -> Text:
     """Return the first part of a document, and the rest, cut between two characters."""
     at = max(text.size * 9 // 10, text.size - MOST_EVALUATED)
     first = max(at - 3, 0)
-    near = b"".join(slice_of(text.read, first, at + 1))
+    near = b"".join(slice_bytes(text.read, first, at + 1))
     while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
         at -= 1
     if not 0 < at < text.size:
-        raise errors.UserError(f"{name} holds too little text to keep a part of it for evaluation")
+        raise errors.UserError(f"{name} has too little text to hold out a part of it")
     ends = (0, at), (at, text.size)
-    parts = (part_of([text._replace(read=functools.partial(slice_of, text.read, *end))], end) for end in ends)
-    share = f"{name}: its first {100 * at / text.size:.4g} % to train on, the rest to evaluate"
-    return Text(name, *parts, "" if name in NAMED else share)
+    parts = (make_part([text._replace(read=functools.partial(slice_bytes, text.read, *end))], end) for end in ends)
+    description = f"{name}: the first {100 * at / text.size:.4g} % are for training, the rest is held out"
+    return Text(name, *parts, "" if name in NAMED else description)
 
 
-def slice_of(read: Read, start: int, stop: int) -> Iterator[bytes]:
+def slice_bytes(read: Read, start: int, stop: int) -> Iterator[bytes]:
     """Yield the bytes from start to stop."""
     n = 0
     for piece in read():
@@ -211,7 +222,7 @@ def slice_of(read: Read, start: int, stop: int) -> Iterator[bytes]:
             return
 
 
-def part_of(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
+def make_part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
     """Return a part of these texts. ends: the first byte of a single document, and the byte after its last."""
     size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
     digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
@@ -219,15 +230,17 @@ def part_of(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Par
 
 
 def read_text(file: files.File) -> Iterator[bytes]:
+    """Yield the bytes of a file."""
     return files.pieces(file, utf8=False)
 
 
 def read_docstrings(file: files.File) -> Iterator[bytes]:
-    yield "\n\n".join(docstrings(file, ast.Module)).encode()
+    """Yield the docstrings of a Python file."""
+    yield "\n\n".join(list_docstrings(file, ast.Module)).encode()
 
 
-def docstrings(file: files.File, *more: type) -> Iterator[str]:
-    """Yield the docstrings of a program's classes and functions, and of nodes of `more` types."""
-    described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *more)
+def list_docstrings(file: files.File, *extra: type) -> Iterator[str]:
+    """Yield the docstrings of a program's classes and functions, and of nodes of the types `extra`."""
+    described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *extra)
     nodes = (node for node in ast.walk(ast.parse(files.read(file))) if isinstance(node, described))
     return filter(None, map(ast.get_docstring, nodes))

@@ -10,7 +10,7 @@ from matplotlib import axes, figure, ticker
 
 from experiments.engine import disk
 from experiments.figures import plots
-from experiments.studies import attention, runs as finished, statistics, study as studies, styles, words
+from experiments.studies import attention, runs as finished, sentences, statistics, study as studies, styles
 
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 MOST = 6  # layers shown, evenly spread
@@ -83,7 +83,7 @@ def draw_kind(
         return None
     drawing, caption, shown = made
     left_out = [arm for arm in style if arm not in {*shown, condition.reference}]
-    return drawing, caption + (f" Without numbers, and not drawn: {words.quoted(*left_out)}." if left_out else "")
+    return drawing, caption + (f" Without numbers, and not drawn: {sentences.quote(*left_out)}." if left_out else "")
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
@@ -206,7 +206,7 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     panel.grid(axis="x", alpha=0.3)
     reference, side = styles.label(condition.reference), "right" if condition.better == "more" else "left"
     panel.set_xlabel(f"{condition.metric}, arm minus {reference} ({side} of the line: better than the reference)")
-    bars = "bars 95 % intervals" + f" for {words.together(condition)}" * (condition.together > 1)
+    bars = "bars 95 % intervals" + f" for {sentences.describe_family(condition)}" * (condition.together > 1)
     caption = (
         f"each arm's {condition.metric} minus {condition.reference}'s, paired by seed. Circles are seeds, upright "
         f"lines their means, {bars if any(arm.difference.interval for arm in arms) else 'there are no intervals'}."
@@ -262,7 +262,7 @@ def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     if not first:
         return None
     examples = {arm: attention.read(run.maps) for arm, run in first.items()}
-    seeds = words.listed(sorted({run.seed for run in first.values()}))
+    seeds = sentences.join_values(sorted({run.seed for run in first.values()}))
     caption = (
         f"attention on one held-out example (seed {seeds}), query (row) by key (column). Shades are in proportion to "
         "the square root of the weight, and mean the same in all panels."

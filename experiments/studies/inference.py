@@ -32,7 +32,7 @@ class Rate:
 
 
 def rate(k: int, n: int) -> Rate:
-    """Of n > 0."""
+    """Compute the rate k / n with its exact (Clopper and Pearson) interval; n must be positive."""
     low, high = stats.binomtest(k, n).proportion_ci(LEVEL, "exact")
     return Rate(k, n, (float(low), float(high)))
 
@@ -64,7 +64,7 @@ def detectable(n: int, m: float) -> float:
 
 
 def seeds_for(effect: float, m: float) -> int:
-    """How many seeds show a difference of so many SDs with probability POWER."""
+    """Return the number of seeds that show a difference of `effect` SDs with probability POWER."""
     return next(n for n in itertools.count(FEWEST) if power(effect, n, m) >= POWER)
 
 

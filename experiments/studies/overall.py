@@ -54,7 +54,7 @@ def measure(conditions: Sequence[statistics.Condition], finished: Sequence[runs.
 
 
 def _gained(condition: statistics.Condition, finished: Sequence[runs.Run]) -> float | None:
-    """By how much the metric of the reference is better at the end than before training, mean over its seeds."""
+    """Compute how much training improved the metric of the reference, mean over its seeds."""
     ends, of = condition.base.values, (condition.name, condition.reference)
     mine = [run for run in finished if (run.condition, run.arm) == of and run.seed in ends]
     starts = [run.curve(condition.metric).get(0) for run in mine]

@@ -39,7 +39,7 @@ from tfm import shapes
 
 
 class Session(NamedTuple):
-    """What all programs of one command have in common."""
+    """Inputs shared by all programs of one command."""
 
     study: studies.Study
     devices: Mesh

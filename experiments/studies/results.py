@@ -29,11 +29,11 @@ from experiments.studies import (
     plan,
     runs,
     scaling,
+    sentences,
     statistics,
     study as studies,
     tables,
     tuning,
-    words,
 )
 
 # Sections of the page -> the kinds of figures in them.
@@ -85,7 +85,7 @@ def analyse_across(conditions: list[statistics.Condition], finished: list[runs.R
         found.append(Across("Over all conditions", "profile", measures, tables.of_overall(measures)))
     families = scaling.families(conditions)
     for i, one in enumerate(families):
-        names = f": {words.listed(one.conditions)}" if len(families) > 1 else ""
+        names = f": {sentences.join_values(one.conditions)}" if len(families) > 1 else ""
         found.append(Across(f"Loss against compute{names}", f"compute{i or ''}", one, tables.of_laws(one)))
     return found
 
@@ -118,7 +118,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     begun, waiting = split_by_progress(found.conditions)
     content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "words": words, "tables": tables, "across": found.across}
+    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": found.across}
     content["tuned"] = tuning.table(tuned)
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", rows(found.runs).encode())
@@ -184,12 +184,12 @@ def record(study: studies.Study, found: Analysis, what: dict) -> dict:
 
 
 def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
-    fields = dataclasses.asdict(condition) | {"verdict": words.of_condition(condition)}
+    fields = dataclasses.asdict(condition) | {"verdict": sentences.describe_condition(condition)}
     del fields["reference"]  # of the whole study, as are the missing and the diverged runs
     for arm, of_arm in zip(condition.arms, fields["arms"], strict=True):
         del of_arm["missing"], of_arm["diverged"]
         if arm.difference:
-            of_arm["difference"]["words"] = words.of_arm(condition, arm.difference)
+            of_arm["difference"]["words"] = sentences.describe_arm(condition, arm.difference)
     return fields
 
 
@@ -212,7 +212,7 @@ def _record_runs(finished: Sequence[runs.Run]) -> dict[str, Any]:
 
 
 def _verdict(study: studies.Study, found: Analysis) -> str:
-    return " ".join([words.of_study(found.conditions), *words.of_past(study, found.past)])
+    return " ".join([sentences.describe_study(found.conditions), *sentences.describe_plan_log(study, found.past)])
 
 
 @functools.cache  # a template is compiled once
@@ -254,7 +254,7 @@ def text(folder: pathlib.Path, study: studies.Study) -> str:
     """Return the tables and verdicts of the finished runs, for a terminal."""
     found = analyse(folder, study)
     begun, waiting = split_by_progress(found.conditions)
-    parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in begun]
+    parts = [(one.name, tables.of_condition(one), sentences.describe_condition(one)) for one in begun]
     overview = tables.overview(begun)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)

@@ -30,7 +30,7 @@ FLAT = "no spread"  # as much in every seed, and so little that it may be a step
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over n runs and sample standard deviation (n - 1 below), which one run does not have."""
+    """Mean over n runs and sample standard deviation (divisor n - 1; None for a single run)."""
 
     mean: float | None
     std: float | None
@@ -39,8 +39,11 @@ class Spread:
 
 @dataclass
 class Difference:
-    """Arm minus reference, paired by seed. Without intervals and p where there are fewer than three pairs, where the
-    differences do not vary by more than rounding, and where the mean would not tell what happened."""
+    """Arm minus reference, paired by seed.
+
+    `interval` and `p` are None if there are fewer than three pairs, if the differences vary by no more than rounding,
+    or if seeds diverged or stayed on a plateau.
+    """
 
     by_seed: dict[int, float]
     mean: float | None
@@ -57,8 +60,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """Where the threshold was reached, by seed, between two evaluations by a straight line, and confirmed by the next
-    one; None: never, or the run diverged."""
+    """Step at which each seed reached the threshold; None if it never did, or if the run diverged.
+
+    Steps are interpolated linearly between two evaluations. The next evaluation must confirm them.
+    """
 
     by_seed: dict[int, float | None]
     median: float | None  # a seed that never got there is later than all; None where the median is such
@@ -70,7 +75,7 @@ class ThresholdStep:
 
 @dataclass(frozen=True)
 class Arm:
-    """What the runs of an arm measured in one condition; what diverged is in no number, but named."""
+    """Measurements of an arm in one condition. Diverged runs are listed and excluded from all numbers."""
 
     name: str
     changes: dict[str, Any]
@@ -114,7 +119,7 @@ class Condition:
 
     @property
     def compared(self) -> list[Arm]:
-        """The arms beside the reference."""
+        """All arms except the reference."""
         return [arm for arm in self.arms if arm.difference]
 
     @property
@@ -129,7 +134,7 @@ class Condition:
 
 
 def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past = plan.NOTHING) -> list[Condition]:
-    """The numbers of each condition. UserError for a metric that was not measured."""
+    """Compute the numbers of each condition. Raises UserError if a metric was not measured."""
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for named in study.conditions:
         mine, metric = [run for run in runs if run.condition == named.name], study.metric[named.name]
@@ -163,13 +168,13 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past 
 
 
 def judged(conditions: Iterable[Condition]) -> set[int]:
-    """The seeds of all comparisons that have a verdict."""
+    """Return the seeds of all comparisons that have a verdict."""
     arms = (arm for condition in conditions for arm in condition.compared if arm.difference.kind != FEW)
     return {seed for arm in arms for seed in (*arm.difference.by_seed, *arm.diverged)}
 
 
 def _correct(family: Sequence[Condition]) -> None:
-    """Put p, corrected for all comparisons of these conditions and for all looks, into their differences."""
+    """Set `p_corrected`: Holm's correction over the comparisons of the family, times the planned analyses."""
     differences = [arm.difference for one in family for arm in one.compared if arm.difference.p is not None]
     corrected = inference.holm([one.p for one in differences], family[0].comparisons)
     for one, p in zip(differences, corrected, strict=True):
@@ -177,7 +182,7 @@ def _correct(family: Sequence[Condition]) -> None:
 
 
 def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """The arm `named` beside the runs of the reference, of which the reference itself gets none."""
+    """Compute the numbers of the arm `named`. `reference` is empty for the reference itself."""
     metric, values = condition.metric, _values(runs, condition.metric)
     whole = [run for run in runs if run.seed in values]
     others = dict.fromkeys(name for run in whole for name in run.summary if name.startswith("eval/") and name != metric)
@@ -208,22 +213,22 @@ def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Run
 
 
 def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
-    """The metric at the end by seed, of the runs that have it."""
+    """Return seed -> final metric, for the runs that have it."""
     return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
 
 
 def _curves(runs: Runs, metric: str) -> Curves:
-    """The metric over training by seed, nothing of a run that diverged."""
+    """Return seed -> curve of the metric; the curve of a diverged run is empty."""
     return {run.seed: run.curve(metric) if run.value(metric) is not None else {} for run in runs}
 
 
 def _unlike(pairs: Iterable[tuple[finished.Run, finished.Run]], digest: str) -> list[int]:
-    """The seeds of these pairs of runs whose digests in summary.json differ."""
+    """Return the seeds of the pairs of runs whose digests in summary.json differ."""
     return [run.seed for run, its in pairs if run.summary.get(digest) != its.summary.get(digest)]
 
 
 def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
-    """Measure -> its mean over runs in each layer; without measures that no run has."""
+    """Return measure -> mean over runs in each layer, for the measures that any run has."""
     means = {}
     for name in measures:
         columns = itertools.zip_longest(*(run.layers(name) for run in runs))
@@ -233,7 +238,7 @@ def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str,
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Mean, sample standard deviation and number of the values."""
+    """Compute mean, sample standard deviation and number of the values."""
     values = list(values)
     mean = float(np.mean(values)) if values else None
     return Spread(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
@@ -242,7 +247,7 @@ def spread(values: Iterable[float]) -> Spread:
 def compare(
     arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str, margin: float = 0.0
 ) -> Difference:
-    """Differences over the seeds that both have, with an interval at 1 - 0.05/m; p_corrected is None."""
+    """Compare over the seeds that both sides have, with an interval at 1 - 0.05/m. `p_corrected` stays None."""
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
     difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
@@ -273,7 +278,7 @@ def compare(
 
 
 def _difference(condition: Condition, arm: Runs, reference: Runs) -> Difference:
-    """The difference, with rates in place of its verdict where seeds of one side diverged or stayed on a plateau."""
+    """Compare arm and reference. If seeds of a side diverged or stayed on a plateau, give rates, no verdict."""
     values, its = both = [_values(runs, condition.metric) for runs in (arm, reference)]
     found = compare(values, its, m=condition.together, better=condition.better, margin=condition.margin)
     lost = [len(runs) - len(ended) for runs, ended in zip((arm, reference), both, strict=True)]

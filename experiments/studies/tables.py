@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.engine import run
-from experiments.studies import inference, overall, scaling, statistics, words
+from experiments.studies import inference, overall, scaling, sentences, statistics
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
@@ -42,7 +42,9 @@ def of_condition(condition: statistics.Condition) -> Table:
 def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
     if spread is None or spread.mean is None:
         return NONE
-    return words.number(spread.mean) + (f" ± {words.number(spread.std)}" if spread.std is not None else "")
+    return sentences.format_number(spread.mean) + (
+        f" ± {sentences.format_number(spread.std)}" if spread.std is not None else ""
+    )
 
 
 def _difference(difference: statistics.Difference | None) -> list[str]:
@@ -58,7 +60,7 @@ def _difference(difference: statistics.Difference | None) -> list[str]:
 
 
 def signed(x: float | None) -> str:
-    return NONE if x is None else ("+" if x > 0 else "") + words.number(x)
+    return NONE if x is None else ("+" if x > 0 else "") + sentences.format_number(x)
 
 
 def _steps(step: statistics.ThresholdStep) -> str:
@@ -75,13 +77,17 @@ def _notes(condition: statistics.Condition) -> list[str]:
     notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
     if condition.together > 1:
         each = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
-        notes[0] += f" Intervals hold for {words.together(condition)} (Bonferroni: {each} each); p is Holm's."
-    of = {words.quoted(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
+        notes[0] += (
+            f" Intervals hold for {sentences.describe_family(condition)} (Bonferroni: {each} each); p is Holm's."
+        )
+    of = {sentences.quote(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
     if of:
         factors = [f"{one.detectable / one.std:.2g}" for one in sorted(of.values(), key=lambda one: one.n)]
         least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
-        shown = words.listed(f"{name} {words.number(one.detectable)}" for name, one in of.items())
-        pairs = words.listed(f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None)
+        shown = sentences.join_values(f"{name} {sentences.format_number(one.detectable)}" for name, one in of.items())
+        pairs = sentences.join_values(
+            f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None
+        )
         notes.append(
             f"Power: these seeds show {least} standard deviations of the paired difference with probability "
             f"{inference.POWER}: {shown}." + (f" Correlation of the pairs: {pairs}." if pairs else "")
@@ -94,7 +100,7 @@ def _notes(condition: statistics.Condition) -> list[str]:
         )
     if condition.baseline:
         guess = {name: f" ({phrase})" for name, phrase in condition.guess.items()}
-        values = (f"{name} {words.number(x)}{guess.get(name, '')}" for name, x in condition.baseline.items())
+        values = (f"{name} {sentences.format_number(x)}{guess.get(name, '')}" for name, x in condition.baseline.items())
         notes.append(f"Baseline: {', '.join(values)}.")
     return notes
 
@@ -110,10 +116,17 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
         differences = [one.difference for one in condition.compared]
         short = [SHORT.get(one.kind, one.kind) for one in differences]
         cells = [f"{signed(one.mean)} {kind}" for one, kind in zip(differences, short, strict=True)]
-        rows.append([condition.name, condition.metric, NONE if base.mean is None else words.number(base.mean), *cells])
+        rows.append(
+            [
+                condition.name,
+                condition.metric,
+                NONE if base.mean is None else sentences.format_number(base.mean),
+                *cells,
+            ]
+        )
         kinds.append(["", "", "", *short])
     note = (
-        f"Under an arm: its mean difference to {words.quoted(reference)}, and what its interval says of it. open: "
+        f"Under an arm: its mean difference to {sentences.quote(reference)}, and what its interval says of it. open: "
         f"no difference was found; same: no more than rounding; two clusters: some did not leave a plateau."
     )
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
@@ -121,13 +134,13 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
 
 def of_overall(measures: overall.Overall) -> Table:
     """Return a row for each arm: interquartile mean and probability of improvement over all conditions."""
-    rows, reference = [], words.quoted(measures.reference)
+    rows, reference = [], sentences.quote(measures.reference)
     for arm in measures.arms:
         mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _range(arm.interval, "+.2%")]
         share = [f"{arm.improvement:.2f}", _range(arm.improvement_interval, ".2f")]
         rows.append([arm.name, str(arm.n), *(one.replace("%", " %") for one in mean), *share])
-    gained = words.listed(f"{name} {words.number(x)}" for name, x in measures.scale.items() if x)
-    unknown = words.quoted(*(name for name, x in measures.scale.items() if not x))
+    gained = sentences.join_values(f"{name} {sentences.format_number(x)}" for name, x in measures.scale.items() if x)
+    unknown = sentences.quote(*(name for name, x in measures.scale.items() if not x))
     notes = [
         f"P(better): the probability that a run of the arm is better than one of {reference} in the same condition, "
         f"mean over these {len(measures.scale)} conditions.",
@@ -136,14 +149,15 @@ def of_overall(measures: overall.Overall) -> Table:
         else f"Interquartile mean: of the paired differences to {reference}, + is better; 100 % is what {reference} "
         f"gained by training: {gained}.",
         f"Intervals: of {overall.RESAMPLES:,} bootstrap samples of the seeds, for each number alone; the verdict does "
-        f"not rest on them. With {words.seeds([measures.seeds])} in a condition they are too narrow (docs/studies.md).",
+        f"not rest on them. With {sentences.count_seeds([measures.seeds])} in a condition they are too narrow "
+        "(docs/studies.md).",
     ]
     head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
     return Table(head, rows, notes + _left_out(measures.left_out, "for a diverged run or too few pairs in a condition"))
 
 
 def _left_out(arms: Sequence[str], reason: str) -> list[str]:
-    return [f"Left out, {reason}: {words.quoted(*arms)}."] if arms else []
+    return [f"Left out, {reason}: {sentences.quote(*arms)}."] if arms else []
 
 
 def _range(interval: Sequence[float] | None, form: str) -> str:
@@ -152,17 +166,17 @@ def _range(interval: Sequence[float] | None, form: str) -> str:
 
 def of_laws(family: scaling.Family) -> Table:
     """Return a row for each arm: its law, and the compute with which it reaches the reference's loss."""
-    rows, reference, sizes = [], words.quoted(family.reference), len(family.conditions)
+    rows, reference, sizes = [], sentences.quote(family.reference), len(family.conditions)
     constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
-        row = [law.name, words.number(law.a), f"{law.b:.4f}", _range(law.b_interval, ".4f")]
-        row += [words.number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
+        row = [law.name, sentences.format_number(law.a), f"{law.b:.4f}", _range(law.b_interval, ".4f")]
+        row += [sentences.format_number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
         own, times = law.name == family.reference, NONE if law.compute is None else f"{law.compute:.2f} times"
         rows.append(row + (["reference", NONE] if own else [times, _range(law.compute_interval, ".2f")]))
     law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
     notes = [
         f"{law}, with C the FLOPs of a training run, C0 = {family.middle:.2g}, fitted to the logarithms of means over "
-        f"seeds of {sizes} sizes ({words.listed(family.conditions)}). It says little beyond these sizes.",
+        f"seeds of {sizes} sizes ({sentences.join_values(family.conditions)}). It says little beyond these sizes.",
         f"Compute: how many times C0 the arm's law takes for the loss of {reference} at C0, both by their laws. Below "
         f"1 is better; {NONE} is outside of the arm's sizes.",
         f"Intervals: of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, for each number alone; with "
@@ -176,13 +190,14 @@ def of_laws(family: scaling.Family) -> Table:
 def of_runs(record: dict[str, Any]) -> Table:
     """Return a row for each fact in report.json about the runs, and about what wrote the report."""
     conditions, ran, what = record["conditions"], record["ran"], record["what"]
-    finished = f"{record['finished_runs']} of {record['planned_runs']} finished, seeds {words.listed(record['seeds'])}"
+    seeds = sentences.join_values(record["seeds"])
+    finished = f"{record['finished_runs']} of {record['planned_runs']} finished, seeds {seeds}"
     rows = [["experiment", record["experiment"]], ["reference", record["reference"]], ["runs", finished]]
     named = [("condition", one) for one in conditions if one["changes"]]
     for kind, one in [*named, *(("arm", arm) for arm in conditions[0]["arms"])]:
         changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in one["changes"].items())
-        rows.append([f"{kind} {one['name']}", words.listed(changes) or "no changes"])
-    versions = words.listed(f"{name} {_counted(counts, ' and ')}" for name, counts in ran["versions"].items())
+        rows.append([f"{kind} {one['name']}", sentences.join_values(changes) or "no changes"])
+    versions = sentences.join_values(f"{name} {_counted(counts, ' and ')}" for name, counts in ran["versions"].items())
     seconds = ran["training_seconds"]
     rows += [["code of the runs", _counted(ran["commits"])], ["hardware of the runs", _counted(ran["devices"])]]
     rows += [["versions of the runs", versions or UNKNOWN]]
@@ -192,7 +207,7 @@ def of_runs(record: dict[str, Any]) -> Table:
         data = {"data": next(iter(data.values()))}
     rows += [[label, lines] for label, lines in data.items()]
     author = [what.get("commit") or "code that is not from a checkout", what.get("device")]
-    versions = words.listed(f"{name} {version}" for name, version in what["versions"].items())
+    versions = sentences.join_values(f"{name} {version}" for name, version in what["versions"].items())
     rows += [["report written by", ", on ".join(filter(None, author))], ["report written with", versions]]
     return Table(["", ""], rows)
 

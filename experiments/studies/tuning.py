@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.engine import checkpoint, errors
-from experiments.studies import figures, runs, study as studies, styles, tables, words
+from experiments.studies import figures, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"
 _LONGEST = 200  # letters of a folder's name; most systems have 255
@@ -51,7 +51,7 @@ class Tuned(NamedTuple):
         return {"condition": self.condition, "arm": self.arm, **chosen, "tried": tried}
 
     def __str__(self) -> str:
-        edge = f"; {words.listed(self.edges)}: at the end of what was tried" if self.edges else ""
+        edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
         where = "" if self.condition == studies.ONLY else f"{self.condition}: "
         return f"  {where}{self.arm} chose {in_words(self.best.values)} (best of {len(self.points)}{edge})"
 
@@ -125,20 +125,23 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 def in_words(values: dict[str, Any]) -> str:
     """Return 'optim.learning_rate = 0.003, optim.ema = 0'."""
-    return words.listed(f"{key} = {value}" for key, value in values.items()) or "nothing"
+    return sentences.join_values(f"{key} = {value}" for key, value in values.items()) or "nothing"
 
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     """Return the table of the choices; None if nothing was tuned."""
     rows = []
     for one in tuned:
-        means = ["diverged" if point.mean is None else words.number(point.mean) for point in one.points]
+        means = ["diverged" if point.mean is None else sentences.format_number(point.mean) for point in one.points]
         values = ["/".join(map(str, point.values.values())) for point in one.points]
-        tried = words.listed(map(": ".join, zip(values, means, strict=True)))
-        rows.append([one.condition, one.arm, in_words(one.best.values), words.number(one.best.mean), tried])
+        tried = sentences.join_values(map(": ".join, zip(values, means, strict=True)))
+        rows.append([one.condition, one.arm, in_words(one.best.values), sentences.format_number(one.best.mean), tried])
     notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
-    if beyond := [f"{one.condition}, {one.arm} ({words.listed(one.edges)})" for one in tuned if one.edges]:
-        notes.append(f"At the end of what was tried, so that better values may lie beyond: {words.listed(beyond)}.")
+    if beyond := [f"{one.condition}, {one.arm} ({sentences.join_values(one.edges)})" for one in tuned if one.edges]:
+        notes.append(
+            "Best at the smallest or largest value tried, so that better values may lie beyond: "
+            f"{sentences.join_values(beyond)}."
+        )
     return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
 
 
@@ -163,7 +166,8 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
             panel.set_xticks(range(len(labels)), labels, parse_math=False)
         caption = (
             f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "
-            f"{words.seeds([len(study.tune_seeds)])}, other settings at what was chosen; none where a seed diverged."
+            f"{sentences.count_seeds([len(study.tune_seeds)])}, "
+            "with the other settings at their chosen values. No point if a seed diverged."
         )
         drawn.append(figures.write(folder, drawing, FOLDER, condition.name, caption))
     return drawn

@@ -46,7 +46,7 @@ def run(
     config.at_least(0, {"stride": stride})
     command.require("--file=test.txt", file)
     model, out = command.load(checkpoint, trust, device, "causal"), command.output(workdir, "evaluation.txt")
-    tokenizer, part = open_model.words(model), text.whole(str(file), field)
+    tokenizer, part = open_model.words(model), text.load_whole(str(file), field)
     token_T = tokens.encode(tokenizer, part)
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens. At least 2 are needed: the first is not predicted.")

@@ -42,7 +42,7 @@ def run(
         translation_score.metrics()  # raises UserError for a missing library before decoding begins
     model, out = command.load(checkpoint, trust, device, "translation"), command.output(workdir, "translations.txt")
     paths = [file, *([reference] if isinstance(reference, str) else reference)]
-    sources, *references = pairs.parallel([files.on_disk(pathlib.Path(path)) for path in paths])
+    sources, *references = pairs.align_lines([files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
         raise errors.UserError(f"{file} is empty. It needs a sentence on each line.")
     tokenizer, N, B = pairs.Subwords(open_model.words(model).library), model.facts["N"], len(sources)
@@ -52,7 +52,7 @@ def run(
     translate = translation.translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
     translations = translate(model.params, sources)
     if references:
-        long = B - int(np.sum(pairs.padded(tokenizer, sources, N=N)[1]))
+        long = B - int(np.sum(pairs.pad(tokenizer, sources, N=N)[1]))
         lines = [f"{B:,} sentences; {long:,} of more than {N - 1} tokens, scored as empty translations"]
         for name, texts in translations.items():
             lines += [f"{name}:", translation_score.format_scores(texts, list(zip(*references, strict=True)))]
@@ -68,7 +68,7 @@ def is_target_language(model: open_model.Trained, sources: list[str]) -> bool:
     common = open_model.saved(model.path / "data.json")
     if not set(translation.SIDES) <= common.keys():
         return False
-    source, target = (pairs.looks_like(sources, common[side]) for side in translation.SIDES)
+    source, target = (pairs.share_of_words(sources, common[side]) for side in translation.SIDES)
     return target > max(2 * source, MIN_SHARE)
 
 

@@ -39,7 +39,7 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
     content = "\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc"
     loaded = pairs.load(str(write(tmp_path, **{"a.txt": content.encode()}) / "a.txt"))
     assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")]
-    assert loaded.said.endswith("a.txt: 1 lines have more than two columns, of which the first two are used")
+    assert loaded.description.endswith("a.txt: 1 lines have more than two columns; the first two are used")
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
@@ -91,7 +91,7 @@ def test_a_wrong_source_names_it(tmp_path, monkeypatch):
     right = zipped([("train.txt", text(SAID[:9])), ("test.txt", text(SAID[9:]))])  # of a named set names tell nothing
     monkeypatch.setitem(pairs.NAMED, "spa-eng", ("spa-eng.zip", "http://", hashlib.sha256(right).hexdigest()))
     write(tmp_path, **{"spa-eng.zip": right})
-    assert both(pairs.load("spa-eng")) == sorted(SAID) and pairs.load("spa-eng").said == ""
+    assert both(pairs.load("spa-eng")) == sorted(SAID) and pairs.load("spa-eng").description == ""
     with raises(errors.UserError, "differ"):
         pairs.load(str(write(tmp_path, **{"two.tsv": b"a\tb\na.\tc"}) / "two.tsv"))
 
@@ -104,9 +104,9 @@ def test_numbers_as_sentences_are_pairs_and_the_language_of_a_text_is_known_agai
     numbers = "".join(f"{i}\tnumber {i}\n" for i in range(99)).encode()
     assert len(both(pairs.load(str(write(tmp_path, **{"n.tsv": numbers}) / "n.tsv")))) == 99
     english, spanish = ["the king is here", "the queen and the king"], ["el rey", "la reina y el rey"]
-    assert pairs.commonest(english, 2) == ["the", "king"]
-    assert pairs.looks_like(["The KING, el!"], pairs.commonest(english)) == 2 / 3
-    assert pairs.looks_like(spanish, pairs.commonest(english)) == 0 == pairs.looks_like([""], ["a"])
+    assert pairs.most_common_words(english, 2) == ["the", "king"]
+    assert pairs.share_of_words(["The KING, el!"], pairs.most_common_words(english)) == 2 / 3
+    assert pairs.share_of_words(spanish, pairs.most_common_words(english)) == 0 == pairs.share_of_words([""], ["a"])
 
 
 # Two files side by side.
@@ -128,7 +128,9 @@ def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
     moses = write(tmp_path, **{"moses.zip": zipped(members)}) / "moses.zip"
     for source in (file, one, one / "europarl-v7.es-en", packed, named / "said", moses):
         assert pairs.load(str(source))[1:3] == pairs.load(str(file))[1:3]
-    assert pairs.load(str(one)).said.endswith("the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs")
+    assert pairs.load(str(one)).description.endswith(
+        "the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs"
+    )
     write(one, **{"more.tsv": text(SAID[:100])})
     assert len(both(pairs.load(str(one)))) == 100  # where there are tab-separated files, nothing else is read, as ever
 
@@ -136,7 +138,7 @@ def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
 def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_refused(tmp_path):
     some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
     loaded = pairs.load(str(some))
-    assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are left out, as one side is empty" in loaded.said
+    assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are skipped" in loaded.description
     write(some, **{"a.es": b"x\ny\nz"})
     with raises(errors.UserError, "a.en has 4", "a.es has 3"):
         pairs.load(str(some))
@@ -156,11 +158,13 @@ def test_names_tell_train_valid_and_test(tmp_path):
         side_by_side(tmp_path / "set", part, some)
     found = pairs.load(str(tmp_path / "set"))
     assert (found.train, found.evaluation) == (sides["train"], sides["valid"])
-    assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in found.said
-    assert "test.en -> test.es left alone" in found.said and "trained on, too" not in found.said
+    assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in found.description
+    assert "test.en -> test.es left alone" in found.description and "trained on, too" not in found.description
     write(tmp_path / "tsv", **{"said.train.tsv": text(SAID[:900]), "said.dev.tsv": text(SAID[890:920])})
     found = pairs.load(str(tmp_path / "tsv"))
-    assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.said
+    assert (
+        len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.description
+    )
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
     with raises(errors.UserError, "tsv (said.dev.tsv)"):
         pairs.load(str(tmp_path / "tsv"))
@@ -248,9 +252,9 @@ def test_rows_are_made_piece_by_piece_never_cut(made):
     found = pairs.rows(made, many, N=2)
     assert found.longer == 0 and [*map(made.decode, found.source_BS[-6:])] == [source for source, _ in many[-6:]]
     (id_T,) = made.rows(["a king who reads is worth"])
-    full, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T) + 1)
+    full, fits = pairs.pad(made, ["a king who reads is worth"], N=len(id_T) + 1)
     assert fits.all() and np.array_equal(full[0], [*id_T, pairs.EOS])
-    short, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T))
+    short, fits = pairs.pad(made, ["a king who reads is worth"], N=len(id_T))
     assert not fits.any() and not short.any()
     with raises(errors.UserError, 1000, "N = 2"):
         pairs.rows(made, SAID, N=2)

@@ -70,16 +70,16 @@ def test_the_part_that_a_name_tells(part, paths):
 def test_names_tell_what_a_file_becomes(tmp_path, names, train, evaluation, words):
     found = text.load(corpus(tmp_path, *names.split()))
     assert became(found) == [train.split(), evaluation.split()]
-    assert f"{tmp_path}: by their names, " in found.said and words in found.said
+    assert f"{tmp_path}: by their names, " in found.description and words in found.description
 
 
 def test_a_small_file_is_not_all_that_a_folder_of_programs_is_evaluated_on(tmp_path):
     """But one of at least a hundredth of all bytes is."""
     write(tmp_path, **{"dev.txt": b"x" * 41, **{f"{name}.py": name.encode() * 1353 for name in "abc"}})
     found = text.load(str(tmp_path))
-    assert "dev.txt to evaluate" in found.said and "by their names" in found.said
+    assert "dev.txt to evaluate" in found.description and "by their names" in found.description
     write(tmp_path, **{"dev.txt": b"x" * 40})
-    assert "by their contents" in text.load(str(tmp_path)).said
+    assert "by their contents" in text.load(str(tmp_path)).description
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_small_file_is_not_all_that_a_folder_of_programs_is_evaluated_on(tmp_p
 def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
     found = text.load(corpus(tmp_path, *names.split()))
     (held,) = became(found)[1]
-    assert f"by their contents, {files.join_names(sorted({*names.split()} - {held}))} to train on" in found.said
-    assert f"{held} to evaluate" in found.said
+    assert f"by their contents, {files.join_names(sorted({*names.split()} - {held}))} to train on" in found.description
+    assert f"{held} to evaluate" in found.description
 
 
 def test_named_parts_that_cannot_be_used_are_refused_and_what_is_on_both_sides_is_counted(tmp_path):
@@ -99,10 +99,15 @@ def test_named_parts_that_cannot_be_used_are_refused_and_what_is_on_both_sides_i
     write(tmp_path, **{"empty/train.txt": KING, "empty/valid.txt": b"", "test/a.txt": KING})
     with raises(errors.UserError, "empty", "valid.txt"):
         text.load(str(tmp_path / "empty"))
-    assert "its first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).said  # a file alone is what it is, anywhere
+    assert (
+        "the first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).description
+    )  # a file alone is what it is, anywhere
     both = {"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90}
     found = text.load(str(write(tmp_path / "both", **both)))
-    assert "(1 of 2 texts to evaluate are trained on, too)" in found.said and len(documents(found.evaluation)) == 2
+    assert (
+        "(1 of 2 held-out texts are also in the training data)" in found.description
+        and len(documents(found.evaluation)) == 2
+    )
 
 
 # Contents.
@@ -154,7 +159,7 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_empty(tmp_path):
     assert not set(train) & set(evaluation) and evaluation
     one = text.load(str(write(tmp_path / "twice", a=b"0123456789", b=b"0123456789")))  # a single text is cut
     assert [*map(documents, one[1:3])] == [[b"012345678"], [b"9"]]
-    assert one.said.endswith("twice: its first 90 % to train on, the rest to evaluate")
+    assert one.description.endswith("twice: the first 90 % are for training, the rest is held out")
 
 
 def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, monkeypatch):
@@ -163,7 +168,7 @@ def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, m
     both = [documents(part) for part in code[1:3]]
     assert (library / "argparse.py").read_bytes() in sum(both, []) and len(both[0]) > 100
     sizes = [code.train.size, code.evaluation.size]
-    assert 0.02 < sizes[1] / sum(sizes) < 0.3 and code.said == ""
+    assert 0.02 < sizes[1] / sum(sizes) < 0.3 and code.description == ""
     some = {name: (library / name).read_bytes() for name in ("argparse.py", "ast.py", "textwrap.py", "queue.py")}
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(write(tmp_path, **some)))  # to parse all takes seconds
     words = text.load("docstrings")

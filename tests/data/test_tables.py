@@ -65,11 +65,11 @@ def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, 
     bound = text.EVALUATION_SHARE * 2**64
     held = [one for one in expected if one and int.from_bytes(hashlib.sha256(one).digest()[:8]) < bound]
     assert evaluation == held and train == [one for one in expected if one and one not in held]
-    assert found.train.digest != found.evaluation.digest and "about 10.00% of the rows" in found.said
+    assert found.train.digest != found.evaluation.digest and "about 10.00% of the rows" in found.description
     write(tmp_path / "two", **{f"{part}{end}": FORMATS[end]([part, "more"]) for part in ("train", "valid", "test")})
     found = text.load(str(tmp_path / "two"), "said")
     assert [documents(part) for part in found[1:3]] == [[b"train", b"more"], [b"valid", b"more"]]
-    assert f"test{end} left alone" in found.said
+    assert f"test{end} left alone" in found.description
 
 
 NAMES, X = ["n", "said"], b"n,said\n1,x\n"
@@ -123,9 +123,9 @@ def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
 
 def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
     write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": separated(["b", "d", "b", "e"], ",")})
-    assert "(2 of 4 texts to evaluate are trained on, too)" in text.load(str(tmp_path), "said").said
+    assert "(2 of 4 held-out texts are also in the training data)" in text.load(str(tmp_path), "said").description
     write(tmp_path, **{"valid.csv": separated(["d", "e"], ",")})
-    assert "trained on, too" not in text.load(str(tmp_path), "said").said
+    assert "trained on, too" not in text.load(str(tmp_path), "said").description
 
 
 def test_what_describes_tables_is_none_of_them(tmp_path):

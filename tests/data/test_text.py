@@ -88,7 +88,7 @@ def test_characters_are_made_piece_by_piece_and_none_is_cut():
 
 def test_what_is_not_utf8_is_named_by_its_file(tmp_path):
     write(tmp_path, a=KING, b="é".encode() + b"\xff", c=KING * 99 + b"\xff")
-    for part, name in ((text.whole(str(tmp_path)), "b"), (text.load(str(tmp_path / "c")).evaluation, "c")):
+    for part, name in ((text.load_whole(str(tmp_path)), "b"), (text.load(str(tmp_path / "c")).evaluation, "c")):
         with raises(errors.UserError, tmp_path / name, "\\xff"):
             list(tokenizer.decode_pieces(part))
 
@@ -101,13 +101,15 @@ def test_files_that_are_no_part_of_a_text_are_counted(tmp_path):
     )
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "set" / "link").symlink_to(tmp_path / "elsewhere")
-    said = text.load(str(tmp_path / "set"), "said").said
+    said = text.load(str(tmp_path / "set"), "said").description
     assert "files skipped: 2 .md, 1 .html" in said and "links to folders not followed: 1, link" in said
     assert "empty files left out: 1" in said
     write(tmp_path / "texts", **{"a.txt": KING, "b.txt": KING[:99], "c.md": b""})
-    assert text.load(str(tmp_path / "texts")).said.endswith("empty files left out: 1")
+    assert text.load(str(tmp_path / "texts")).description.endswith("empty files left out: 1")
     assert text.load(str(write(tmp_path / "list", **{"b.json": b"[]", "b.txt": KING}))).train  # may describe the text
     with raises(errors.UserError, "b.json", "text.field"):
         text.load(str(tmp_path / "list" / "b.json"))
     many = {f"{c}.{c}": b"x" for c in "abcdefg"} | {"z.csv": b"said\n" + b"x\ny\n" * 30}
-    assert "files skipped: 1 .a, 1 .b, 1 .c, ..." in text.load(str(write(tmp_path / "many", **many)), "said").said
+    assert (
+        "files skipped: 1 .a, 1 .b, 1 .c, ..." in text.load(str(write(tmp_path / "many", **many)), "said").description
+    )

@@ -47,11 +47,11 @@ def test_names_tell_what_is_held_out(tmp_path):
     tables = {name: "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows) for name, rows in parts.items()}
     found = labelled.load(str(write(tmp_path, **{k: v.encode() for k, v in tables.items()})))
     assert (found.train, found.evaluation) == (ROWS[::2], ROWS[1::2])
-    assert "train.tsv to train on; test.tsv to evaluate" in found.said
+    assert "train.tsv to train on; test.tsv to evaluate" in found.description
     (tmp_path / "test.tsv").write_text(
         "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in [*ROWS[:3], ("x", "praise")])
     )
-    assert "(2 of 4 to evaluate are trained on, too)" in labelled.load(str(tmp_path)).said
+    assert "(2 of 4 to evaluate are trained on, too)" in labelled.load(str(tmp_path)).description
     for content, part in (
         ("text\tlabel\n", "test.tsv"),
         ("", "test.tsv"),
@@ -174,7 +174,7 @@ def test_classes_of_numbers_and_of_data_sets_keep_their_order(tmp_path):
         made[part] = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=kinds)
     datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
     found = labelled.load(f"hub:{tmp_path / 'saved'}")
-    assert found.classes == ("zebra", "10", "ant") and "no class: 1" in found.said
+    assert found.classes == ("zebra", "10", "ant") and "no class: 1" in found.description
     assert [name for _, name in found.train] == ["zebra", "10", "ant", "zebra"]
     assert [name for _, name in found.evaluation] == ["ant", "zebra"]
 

@@ -90,7 +90,7 @@ def test_greedy_translations_are_those_of_the_whole_model(trained, file, monkeyp
     settings = tiny.settings("translation", **SIZES | TRAIN | {"pairs.source": file})
     corpus, model = translation.read(settings), models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True)
     params = checkpoint.parameters(trained.folder / "checkpoints", STEPS)
-    source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
+    source_BS, fits_B = pairs.pad(corpus.subwords, corpus.sources, N=N)
     apply, w_BN = jax.jit(model.apply), np.full((len(source_BS), N + 1), pairs.BOS, np.int32)
     for n in range(N):
         w_BN[:, n + 1] = apply(params, source_BS, source_BS != pairs.PAD, w_BN[:, :-1])[0][:, n].argmax(-1)

@@ -211,4 +211,4 @@ def test_a_dry_run_says_what_seeds_can_show_with_the_spread_of_the_folder(tmp_pa
     outcome = tiny_study.run(tmp_path, "--dry_run", study__arms=ARMS[1:], study__seeds=[0, 1, 2])
     assert (outcome.code, outcome.err) == (0, "")
     assert "power: 3 seeds show a difference of 3.3 standard deviations of the paired difference" in outcome.out
-    assert f"with those of the runs in {tmp_path / 'study'}: 0.3264 in eval/loss" in outcome.out
+    assert f"with the standard deviations of the runs in {tmp_path / 'study'}: 0.3264 in eval/loss" in outcome.out

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import study_folder
 
-from experiments.studies import results, runs, statistics, tables, words
+from experiments.studies import results, runs, sentences, statistics, tables
 
 BASE = [1.0, 1.1, 1.2, 1.3]
 FLIP = {statistics.WORSE: statistics.BETTER, statistics.BETTER: statistics.WORSE}
@@ -57,37 +57,37 @@ def condition(tmp_path):
 def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     # 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2, and t is 6.5797; 0.05 +- t 0.173205 / 2
     said = ("0.5000", "0.4731 to 0.5269", "4 seeds")
-    text = words.of_condition(condition)
+    text = sentences.describe_condition(condition)
     assert has(text, "eval/loss (less", "Worse", '"high"', *said, '"up"', "0.2500", "Better", '"low"', *said, '"down"')
     assert has(
         text, "No difference", '"near"', "0.5198 better", "0.6198 worse", "Identical", '"same"', "Too few", '"few"'
     )
     assert has(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
-    text = words.of_condition(flipped(condition))
+    text = sentences.describe_condition(flipped(condition))
     assert has(text, "eval/accuracy (more", "Worse", '"low"', *said, '"down"', "Better", '"high"', *said, '"up"')
     assert has(text, '"near"', "0.6198 better", "0.5198 worse")
 
 
 def test_without_an_interval_nothing_is_said_of_intervals(tmp_path):
-    text = words.of_condition(analysed(tmp_path, {"same": BASE, "up": UP, "base": BASE}))
+    text = sentences.describe_condition(analysed(tmp_path, {"same": BASE, "up": UP, "base": BASE}))
     assert "95 %" not in text and '"up" by 0.2500' in text
-    one = words.of_condition(analysed(tmp_path / "one", {"high": HIGH, "base": BASE}))
+    one = sentences.describe_condition(analysed(tmp_path / "one", {"high": HIGH, "base": BASE}))
     assert "interval" in one and "Bonferroni" not in one
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
     condition = analysed(tmp_path, {"high": HIGH[:n], "base": BASE})
-    text = words.of_condition(condition)
+    text = sentences.describe_condition(condition)
     assert has(text, "Too few seeds", "3", f'"high" ({n} seed')
-    assert has(words.of_study([condition]), "No verdict", "3 seeds", '"base"')
+    assert has(sentences.describe_study([condition]), "No verdict", "3 seeds", '"base"')
     mean = ["-", "+0.5000", "+0.5050"][n]
     assert tables.of_condition(condition).rows[0][5:8] == [mean, "-", "-"]
 
 
 def test_no_run_of_the_reference(tmp_path):
     condition = analysed(tmp_path, {"high": BASE, "base": []})
-    assert has(words.of_condition(condition), "Too few seeds", '"high" (0 seeds)')
+    assert has(sentences.describe_condition(condition), "Too few seeds", '"high" (0 seeds)')
     assert tables.of_condition(condition).rows == [
         ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
         ["base", "-", "-", "0", "-", "reference", "-", "-"],
@@ -100,11 +100,11 @@ def test_what_diverged_is_named_with_a_rate(tmp_path):
     study_folder.losses(tmp_path, "all", {"high": HIGH, "base": BASE})
     study = study_folder.study(("high", "base"), seeds=range(6))
     (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
-    text = words.of_condition(condition)
+    text = sentences.describe_condition(condition)
     # Clopper and Pearson: 1 - 0.975^(1/5) = 0.005, and the other end where 1 or 0 of 5 have 2.5 %
     assert has(text, "Unstable", '"high" (1 of 5 diverged', "0.01 to 0.72", 'of "base" 1 of 5')
     assert has(text, '"high" seed 4 (diverged at step 1,200)', '"base" seed 5 (eval/loss not finite)')
-    text = words.of_study([condition])
+    text = sentences.describe_study([condition])
     assert has(text, "not finished: 2", "diverged: 2", '"base", 5 seeds', '"high": unstable.')
 
 
@@ -113,7 +113,7 @@ CASES = {  # ends of the arm and of the reference, what the report says
     # 0 +- 3.182446 0.0115470 / 2
     "near": (shifted([-0.01, 0.01, -0.01, 0.01]), BASE, ["Equal within 0.02", "0.0184 better", "0.0184 worse"]),
     "same": ([0.0] * 4, [0.0] * 4, ["At the ceiling", '"same" (4 seeds)']),
-    "step": (shifted([0.01] * 4), BASE, ["As much in every seed", '"step"', "0.0100"]),
+    "step": (shifted([0.01] * 4), BASE, ["The same small difference in every seed", '"step"', "0.0100"]),
 }
 
 
@@ -121,49 +121,51 @@ CASES = {  # ends of the arm and of the reference, what the report says
 def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path, name):
     arm, base, parts = CASES[name]
     condition = analysed(tmp_path, {name: arm, "base": base}, margin=0.02, correction="condition")
-    assert has(words.of_condition(condition), *parts)
+    assert has(sentences.describe_condition(condition), *parts)
     kind = condition.arms[0].difference.kind.replace("the margin", "0.02")
-    assert words.of_study([condition]).endswith(f'"{name}": {kind}.')
+    assert sentences.describe_study([condition]).endswith(f'"{name}": {kind}.')
 
 
 def test_an_interval_beside_zero_is_on_one_side(condition):
     difference = condition.arms[0].difference
     for interval, side in (((0.0026, 0.0035), "worse"), ((-0.0035, -0.0026), "better")):
         one = dataclasses.replace(difference, kind=statistics.EQUAL, interval=interval)
-        assert has(words.of_arm(condition, one), "0.0026", f"0.0035 {side}")
+        assert has(sentences.describe_arm(condition, one), "0.0026", f"0.0035 {side}")
 
 
 def test_what_seeds_can_show_before_they_are_trained(tmp_path):
     study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=range(5))
-    text = words.of_power(study, statistics.analyse(study, []), None)
+    text = sentences.describe_power(study, statistics.analyse(study, []), None)
     assert has(text, "5 seeds", "2.5 standard deviations", "0.8", "4 comparisons", "15 seeds", "7 seeds")
     study_folder.losses(tmp_path, "y", {"a": [1.1, 1.3, 1.5], "b": [1.3, 1.7, 2.1], "base": [1.0, 1.1, 1.2]})
-    text = words.of_power(study, statistics.analyse(study, runs.load(tmp_path, study)), "runs/a")
+    text = sentences.describe_power(study, statistics.analyse(study, runs.load(tmp_path, study)), "runs/a")
     assert has(text, "runs/a", "0.2477 to 0.7430 in eval/loss in y")
     few = study._replace(seeds=[0, 1])
-    assert "no difference" in words.of_power(few, statistics.analyse(few, []), None)
+    assert "no difference" in sentences.describe_power(few, statistics.analyse(few, []), None)
 
 
 def test_the_whole_study_says_where_and_how_far(tmp_path):
     ends = {"a": HIGH, "b": HIGH, "base": BASE}
     first, second = analysed(tmp_path, ends, condition="x"), analysed(tmp_path, ends | {"b": BASE}, condition="y")
-    assert has(words.of_study([first]), '"base", 4 seeds', '"a", "b": worse.')
-    text = words.of_study([first, second])
+    assert has(sentences.describe_study([first]), '"base", 4 seeds', '"a", "b": worse.')
+    text = sentences.describe_study([first, second])
     assert has(text, '"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons")
     alone = [dataclasses.replace(one, family="condition") for one in (first, second)]
-    assert "All intervals" not in words.of_study(alone) and "within its condition" in words.of_study(alone)
-    assert '"b": identical in all 3 conditions.' in words.of_study([second] * 3)
+    assert "All intervals" not in sentences.describe_study(
+        alone
+    ) and "within its condition" in sentences.describe_study(alone)
+    assert '"b": identical in all 3 conditions.' in sentences.describe_study([second] * 3)
     near = analysed(tmp_path, {"a": shifted(NEAR), "base": BASE}, condition="z")
     far = analysed(tmp_path, {"a": shifted([-2 * d for d in NEAR]), "base": BASE}, condition="w")
-    assert has(words.of_study([near]), '"a": no difference found', "0.2256 better", "0.3256 worse")
-    assert has(words.of_study([near, far]), "in z and w", "0.6512 better", "0.4512 worse at the widest")
-    assert has(words.of_study([near, flipped(far)]), "no difference found in z and w.")  # of two metrics
+    assert has(sentences.describe_study([near]), '"a": no difference found', "0.2256 better", "0.3256 worse")
+    assert has(sentences.describe_study([near, far]), "in z and w", "0.6512 better", "0.4512 worse at the widest")
+    assert has(sentences.describe_study([near, flipped(far)]), "no difference found in z and w.")  # of two metrics
 
 
 def test_seeds_and_numbers_in_words():
-    assert [words.seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
+    assert [sentences.count_seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
     numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
-    assert {x: words.number(x) for x in numbers} == numbers and words.number(-0.0) == "0.0000"
+    assert {x: sentences.format_number(x) for x in numbers} == numbers and sentences.format_number(-0.0) == "0.0000"
     assert [tables.signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]
 
 
@@ -180,7 +182,7 @@ def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
     (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
     unlike = [(arm.other_evaluation, arm.other_batches, len(arm.other_initial)) for arm in condition.arms]
     assert unlike == [([0, 1, 2], [], 0), ([], [1], 0), ([], [], 9), ([], [], 0), ([], [], 0)]
-    data, batch, start = words.unlike(condition)
+    data, batch, start = sentences.describe_mismatches(condition)
     assert has(data, '"data"', '"base"', "0, 1, 2") and has(batch, '"batch"', '"base"', "seed 1")
     assert has(start, '"start"', "w0_D, w1_D, w2_D, w3_D, w4_D, w5_D and 3 more")
 
