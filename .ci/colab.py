@@ -1,9 +1,9 @@
-"""Write .ci/colab-DATE.txt, what Colab's image of that date has installed, as constraints for pip.
+"""Write .ci/colab-DATE.txt: the packages of Colab's image of this date, as constraints for pip.
 
 python .ci/colab.py pip-freeze.tpu.txt 2026-08-19
 
-The list is a file or an address of https://github.com/googlecolab/backend-info, which publishes it; the date is the
-list's commit. All of it is kept, as an installation may replace nothing of the image.
+The list is a file or a URL of https://github.com/googlecolab/backend-info, which publishes it. The date is the date of
+its commit. All packages stay in the list, because an installation must not replace any package of the image.
 """
 
 import datetime
@@ -16,14 +16,16 @@ from packaging import requirements, utils
 
 HEADER = """\
 # Colab's TPU image of {date}, as constraints for pip: pip-freeze.tpu.txt of https://github.com/googlecolab/backend-info
-# as .ci/colab.py rewrites it. By the name of its wheel, without the address: {wheels}.
-# Left out, since no wheel tells the version: {rest}.
+# as .ci/colab.py rewrites it. Version from the wheel's name, without the address: {wheels}.
+# Left out, because no wheel has the version: {rest}.
 """
 
 
 def constraints(listing: str, date: str) -> str:
-    """The lines of a `pip freeze`, but for those that are no constraint: `name @ address` would be a place to install
-    from, which becomes the version in a wheel's name; other places, and `-e`, which pip refuses, are left out."""
+    """Return the lines of a `pip freeze` as constraints.
+
+    `name @ address` becomes the version in the wheel's name. Other addresses and `-e`, which pip refuses, are left out.
+    """
     versions, wheels, rest = [], [], []
     for line in (line.strip() for line in listing.splitlines()):
         if not line or line.startswith("#"):
@@ -50,8 +52,8 @@ if __name__ == "__main__":
     address = source if "://" in source else pathlib.Path(source).absolute().as_uri()
     try:
         datetime.date.fromisoformat(date)
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            content = constraints(answer.read().decode(), date)
+        with urllib.request.urlopen(address, timeout=60) as response:
+            content = constraints(response.read().decode(), date)
         pathlib.Path(__file__).with_name(f"colab-{date}.txt").write_text(content, encoding="utf-8")
-    except (OSError, ValueError) as error:  # InvalidRequirement, InvalidWheelFilename and a wrong date are ValueErrors
+    except (OSError, ValueError) as error:  # InvalidRequirement, InvalidWheelFilename and invalid dates are ValueErrors
         sys.exit(f".ci/colab.py: {error}")

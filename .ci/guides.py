@@ -1,12 +1,12 @@
-"""Run what README.md and the guides say to do, each page in a folder of its own, but with few steps.
+"""Run the commands of README.md and of the guides with few steps, each page in a separate folder.
 
 python .ci/guides.py [PAGE ...]
 
-PAGE: README, or the name of a guide. Without one: README and all guides that need nothing which is not installed.
+PAGE: README, or the name of a guide. Default: README and all guides whose libraries are installed.
 
-In order: the user's files that a page speaks of are made here, by the function of its name; every Python block that
-begins with `# my_file.py` becomes that file; every line `python ...` of the blocks for a shell is run; and what stands
-in backquotes and begins with runs/ must be there then.
+For each page: the function with its name makes the user's files. Every Python block that begins with `# my_file.py`
+becomes this file. Every line `python ...` of the shell blocks is run. At the end, every path in backquotes that begins
+with runs/ must exist.
 """
 
 import importlib.util
@@ -26,11 +26,11 @@ from sklearn import datasets
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
 FEW = ("--config.train.steps=80", "--config.train.evaluate_every=40")
-NEEDED = ("transformers",)  # of what is not installed everywhere
+OPTIONAL = ("transformers",)  # libraries that are not installed everywhere
 
 
 def README(folder: pathlib.Path) -> None:
-    """Text, images, and the two lines for a notebook, which are no command."""
+    """Write a text, images, and the notebook's lines as a file."""
     page = PAGES["README"].read_text(encoding="utf-8")
     (notebook,) = re.findall(r"^```python\n(import launch\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (folder / "notebook.py").write_text(notebook.replace("configs/", f"{ROOT}/configs/"), encoding="utf-8")
@@ -41,21 +41,21 @@ def README(folder: pathlib.Path) -> None:
 
 
 def translation(folder: pathlib.Path) -> None:
-    """Parallel files of English and Spanish: every hundredth pair of spa-eng.zip; where it is not there, numbers."""
+    """Write parallel files of English and Spanish: every hundredth pair of spa-eng.zip if it exists, else numbers."""
     numbers = zip("one two three four five six".split(), "uno dos tres cuatro cinco seis".split(), strict=True)
-    pairs = [[" ".join(side) for side in zip(*some, strict=True)] for some in itertools.product(numbers, repeat=4)]
+    pairs = [[" ".join(side) for side in zip(*group, strict=True)] for group in itertools.product(numbers, repeat=4)]
     file = pathlib.Path(os.environ.get("TFM_DATA", ""), "spa-eng.zip")
     if file.is_file():
         with zipfile.ZipFile(file) as zipped:
             pairs = [line.split("\t") for line in zipped.read("spa-eng/spa.txt").decode().splitlines()[::100]]
     (folder / "corpus").mkdir()
-    for part, some in {"test": pairs[::20], "valid": pairs[1::20], "train": pairs[2::20] + pairs[3::4]}.items():
+    for split, lines in {"test": pairs[::20], "valid": pairs[1::20], "train": pairs[2::20] + pairs[3::4]}.items():
         for i, language in enumerate(("en", "es")):
-            (folder / "corpus" / f"{part}.{language}").write_text("".join(f"{pair[i]}\n" for pair in some), "utf-8")
+            (folder / "corpus" / f"{split}.{language}").write_text("".join(f"{pair[i]}\n" for pair in lines), "utf-8")
 
 
 def photographs(folder: pathlib.Path) -> None:
-    """Parts of the two photographs that scikit-learn has, in two classes; and a new one."""
+    """Write crops of scikit-learn's two photographs, in two classes, and a new one."""
     draw, photographs = np.random.default_rng(0), datasets.load_sample_images().images
     for name, image_YX3 in zip(("temple", "flower"), photographs, strict=True):
         (folder / "photographs" / name).mkdir(parents=True)
@@ -67,8 +67,8 @@ def photographs(folder: pathlib.Path) -> None:
 
 
 def finetune_bert(folder: pathlib.Path) -> None:
-    """A small BERT with random weights, as the library saves one, and sentences of two classes."""
-    import transformers  # what the page needs
+    """Write a small BERT with random weights, as transformers saves it, and sentences of two classes."""
+    import transformers
 
     good, bad = "good great fine warm bright".split(), "bad dull poor slow cold".split()
     things = "film story actor scene ending song".split()
@@ -79,13 +79,13 @@ def finetune_bert(folder: pathlib.Path) -> None:
     transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder / "bert")
     rows = ["text,label"]
     for kind, adjectives in (("praise", good), ("blame", bad)):
-        said = itertools.product(things, ("is", "was"), adjectives, adjectives)
-        rows += [f"the {thing} {tense} {one} and {other},{kind}" for thing, tense, one, other in said]
+        sentences = itertools.product(things, ("is", "was"), adjectives, adjectives)
+        rows += [f"the {thing} {verb} {first} and {second},{kind}" for thing, verb, first, second in sentences]
     (folder / "reviews.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def gpt_on_your_text(folder: pathlib.Path) -> None:
-    """A folder of forty texts."""
+    """Write a folder of forty texts."""
     text = shakespeare()
     (folder / "my_texts").mkdir()
     for i in range(40):
@@ -93,7 +93,7 @@ def gpt_on_your_text(folder: pathlib.Path) -> None:
 
 
 def corpus(folder: pathlib.Path) -> None:
-    """A text in three parts."""
+    """Write a text in three splits."""
     text, ends = shakespeare(), {"train": (0, 8), "valid": (8, 9), "test": (9, 10)}
     (folder / "corpus").mkdir()
     for part, (a, b) in ends.items():
@@ -101,20 +101,23 @@ def corpus(folder: pathlib.Path) -> None:
 
 
 def shakespeare() -> str:
-    """Where it is not there, the pages, without letters that are in one of three parts alone."""
+    """Return Shakespeare's text, or the ASCII text of all pages if it is not in $TFM_DATA."""
     file = pathlib.Path(os.environ.get("TFM_DATA", ""), "tinyshakespeare.txt")
     files = [file] if file.is_file() else [*PAGES.values(), *sorted((ROOT / "docs").glob("*.md"))]
     return "\n".join(file.read_text(encoding="utf-8") for file in files).encode("ascii", "ignore").decode()
 
 
 def blocks(page: str, language: str) -> list[str]:
+    """Return the code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
 def follow(name: str) -> None:
-    """All that the page says. Exits with the output of what fails."""
+    """Follow the page, and exit with the output of the first command that fails."""
     page = PAGES[name].read_text(encoding="utf-8")
-    shell = "".join(blocks(page, "bash")[1 if name == "README" else 0 :])  # its first is run as it stands, by .ci/run
+    shell = "".join(
+        blocks(page, "bash")[1 if name == "README" else 0 :]
+    )  # .ci/run runs the first block without changes
     commands = [line for line in shell.replace("\\\n", " ").splitlines() if line.startswith("python ")]
     if name == "README":
         commands.append("python notebook.py")
@@ -131,35 +134,36 @@ def follow(name: str) -> None:
             run(command, folder)
         for path in re.findall(r"`(runs/[^`\s]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)):
             if name != "README" and not list(folder.glob(path)):
-                sys.exit(f"{PAGES[name]} speaks of {path}, and it is not there")
+                sys.exit(f"{PAGES[name]} mentions {path}, which does not exist after its commands")
 
 
 def run(command: str, folder: pathlib.Path) -> None:
-    """The command with the project's files and this Python, a training with few steps."""
+    """Run the command with the project's files and this Python. A training run takes few steps."""
     print(f"  {command}", flush=True)
     trains = "launch.py" in command and "--config" in command
     command = command.replace("launch.py", str(ROOT / "launch.py"))
     command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
-    here = pathlib.Path(sys.executable).parent  # whose `python` it is
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{here}:{os.environ['PATH']}"}
-    words = " ".join([command, *(FEW if trains else ())])
-    ended = subprocess.run(words, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
-    if ended.returncode:
-        sys.exit(f"exit code {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path}
+    line = " ".join([command, *(FEW if trains else ())])
+    process = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"exit code {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}")
 
 
 def main(names: list[str]) -> None:
+    """Follow the named pages, or all."""
     if unknown := [name for name in names if name not in PAGES]:
-        sys.exit(f"there is no page {unknown[0]}: the pages are {', '.join(PAGES)}")
-    for name in names or PAGES:
-        code = "".join(blocks(PAGES[name].read_text(encoding="utf-8"), r"\w+"))
-        if missing := [one for one in NEEDED if one in code and not importlib.util.find_spec(one)]:
+        sys.exit(f"unknown page {unknown[0]}. Choose from {', '.join(PAGES)}.")
+    for page in names or PAGES:
+        code = "".join(blocks(PAGES[page].read_text(encoding="utf-8"), r"\w+"))
+        if missing := [name for name in OPTIONAL if name in code and not importlib.util.find_spec(name)]:
             if names:
-                sys.exit(f"{name} needs {missing[0]}")
-            print(f"{name}: left out, it needs {missing[0]}")
+                sys.exit(f"{page} needs {missing[0]}")
+            print(f"{page}: skipped, because it needs {missing[0]}")
             continue
-        print(f"{name}:", flush=True)
-        follow(name)
+        print(f"{page}:", flush=True)
+        follow(page)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Make colab.ipynb of docs/colab.py, with the address that pyproject.toml says (also in README.md); or run the notebook
-from its first cell to its last, as on a new machine.
+"""Make colab.ipynb from docs/colab.py with the repository's address from pyproject.toml, or run the notebook.
 
 python .ci/notebook.py
 python .ci/notebook.py run [EXECUTED.ipynb]
 
-A run clones the last commit of this checkout into a temporary folder and installs it there, so in a virtual
-environment it comes last. TFM_STEPS, 120 here, is how long the notebook trains (vit warms up for 100 steps).
+The first command also writes the address into README.md. `run` executes all cells as on a new machine: it clones the
+last commit of this checkout into a temporary folder and installs it from there. Run it last in a virtual environment.
+TFM_STEPS (here 120) is the number of training steps; vit warms up for 100 steps.
 """
 
 import os
@@ -24,7 +24,7 @@ FIGURES = 4  # of vit
 
 
 def address() -> None:
-    """Write the repository's address, as pyproject.toml has it, into the files that say where to clone from."""
+    """Write the repository's address from pyproject.toml into the files with the address to clone from."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     repository = project["urls"]["Repository"].partition("github.com/")[2]
     for file in (SOURCE, ROOT / "README.md"):
@@ -33,7 +33,7 @@ def address() -> None:
 
 
 def text() -> str:
-    """The notebook that the source says, always the same: cells have no ids, which would be drawn at random."""
+    """Return the notebook of the source, without the random ids of cells."""
     notebook = jupytext.read(SOURCE)
     del notebook.metadata["jupytext"]
     for cell in notebook.cells:
@@ -44,16 +44,16 @@ def text() -> str:
 
 
 def run(executed: str | None = None) -> None:
-    """Run every cell in turn, and exit with a sentence where one fails or what it should show is not there."""
+    """Run all cells, and exit with a message if a cell fails or an expected output is missing."""
     import nbclient
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     os.environ.setdefault("TFM_REPOSITORY", str(ROOT))
     os.environ.setdefault("TFM_STEPS", "120")
-    os.environ |= {"PIP_QUIET": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # `pip list` speaks, and of nothing else
+    os.environ |= {"PIP_QUIET": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # `pip list` prints only packages
     with tempfile.TemporaryDirectory() as folder:
-        there = {"metadata": {"path": folder}}
-        client = nbclient.NotebookClient(notebook, timeout=900, coalesce_streams=True, resources=there)
+        resources = {"metadata": {"path": folder}}
+        client = nbclient.NotebookClient(notebook, timeout=900, coalesce_streams=True, resources=resources)
         try:
             client.execute()
         except nbclient.exceptions.CellExecutionError as error:
@@ -63,18 +63,18 @@ def run(executed: str | None = None) -> None:
                 nbformat.write(notebook, executed)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
-    shown = [output.data for output in outputs if "data" in output]
-    there = {
-        "a package of the image replaced": "every package of the image is as it was" in printed,
-        f"{FIGURES} figures of vit": sum("image/png" in data for data in shown) == FIGURES,
-        "the report of a study": any("Paired differences" in data.get("text/html", "") for data in shown),
+    displays = [output.data for output in outputs if "data" in output]
+    checks = {
+        "no package of the image is replaced": "every package of the image is as it was" in printed,
+        f"{FIGURES} figures of vit": sum("image/png" in data for data in displays) == FIGURES,
+        "the report of a study": any("Paired differences" in data.get("text/html", "") for data in displays),
         "a sample": "The function " in printed,
         "the speed of this machine": "is in results.json" in printed,
-        "a run that goes on": "resuming " in printed,
-        "warnings": not any(output.get("name") == "stderr" for output in outputs),
+        "a run that resumes": "resuming " in printed,
+        "no warnings": not any(output.get("name") == "stderr" for output in outputs),
     }
-    if missing := [what for what, good in there.items() if not good]:
-        sys.exit(f"colab.ipynb ran to its end, but this is not as it should be: {', '.join(missing)}")
+    if failures := [check for check, passed in checks.items() if not passed]:
+        sys.exit(f"colab.ipynb ran to its end, but these checks fail: {', '.join(failures)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measure our training steps and generation and those of peers on this machine, in turns.
+"""Compare the speed of our training steps and generation with other libraries on this machine.
 
 python -m benchmarks [--only NAME ...] [--json FILE] [--rounds N] [--try]
 
-Every participant (ours, transformers on PyTorch, Flax) is a process of its own. It builds the same model, warms up and
-waits. Participants are timed in turns, A B C A B C ..., while the others sleep; the time of a peer is divided by ours
-in the same turn.
+Every participant (ours, transformers on PyTorch, Flax) is a separate process that builds the same model and warms up.
+Participants are timed in turns, A B C A B C ..., while the others sleep. A ratio divides a peer's time by ours in the
+same turn.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> None:
-    """Measure, print each result as it comes, and write the file."""
+    """Measure each workload, print its results, and write the file."""
     flags = arguments(argv)
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # of all participants: docs/performance.md
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # for all participants: docs/performance.md
     results: dict[str, Any] = {"machine": machine()}
     print(results["machine"], flush=True)
     for name in dict.fromkeys(flags.only):
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> None:
 
 
 def machine() -> str:
-    """Return processor, cores and versions in a line."""
+    """Return processor, number of cores and versions in one line."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     model = re.findall(r"model(?: name)?\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
-    installed = {str(one.name).lower() for one in importlib.metadata.distributions()}
+    installed = {str(package.name).lower() for package in importlib.metadata.distributions()}
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES if name in installed]
     return ", ".join([*reversed(model[:2]), f"{len(os.sched_getaffinity(0))} cores", *versions])
 
@@ -71,44 +71,43 @@ def machine() -> str:
 def measure(name: str, size: sizes.Workload, start: Any = participant.Participant) -> dict[str, Any]:
     """Return {participant: {"seconds", "median_seconds", "ratio", "ratio_spread", ...} or {"missing"}} for a workload.
 
-    A ratio is a peer's time divided by ours of the same turn: the median of all turns, and the smallest and largest.
+    The ratio is the median over all turns; the spread is the smallest and the largest.
     Raises RuntimeError if the models do not have the same number of parameters.
     """
-    running, results = [], {who: {} for who in PARTICIPANTS}
+    participants, turns, results = {}, {}, {label: {} for label in PARTICIPANTS}
     with contextlib.ExitStack() as stack:
-        for who, command in PARTICIPANTS.items():
-            print(f"{name}: build {who}", file=sys.stderr, flush=True)
+        for label, command in PARTICIPANTS.items():
+            print(f"{name}: build {label}", file=sys.stderr, flush=True)
             try:
-                running.append(stack.enter_context(contextlib.closing(start(who, command, size))))
+                participants[label] = stack.enter_context(contextlib.closing(start(label, command, size)))
             except participant.Unavailable as reason:
-                results[who] = {"missing": str(reason)}
-        counts = {one.name: one.facts["parameters"] for one in running}
+                results[label] = {"missing": str(reason)}
+        counts = {label: peer.facts["parameters"] for label, peer in participants.items()}
         if len(set(counts.values())) > 1:
             raise RuntimeError(f"the models have different numbers of parameters: {counts}")
-        answers = {one.name: [] for one in running}
         for _ in range(size.rounds):
-            for one in running:
-                answers[one.name].append(one.take(size.steps, lead=size.lead))
-    for one in running:
-        turns = answers[one.name]
-        seconds = [turn["seconds"] / size.steps for turn in turns]  # of a step; for generation, of all tokens
-        results[one.name] = one.facts | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
-        results[one.name] |= {"loss": turns[-1]["loss"], "peak_bytes": turns[-1]["peak_bytes"]}
-        ratios = [a / b for a, b in zip(seconds, results[OURS]["seconds"], strict=True)]
-        results[one.name] |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
+            for label, peer in participants.items():
+                turns.setdefault(label, []).append(peer.take(size.steps, lead=size.lead))
+    baseline = [turn["seconds"] / size.steps for turn in turns[OURS]]
+    for label, peer in participants.items():
+        seconds = [turn["seconds"] / size.steps for turn in turns[label]]  # of a step; for generation, of all tokens
+        ratios = [a / b for a, b in zip(seconds, baseline, strict=True)]
+        results[label] = peer.facts | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        results[label] |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
+        results[label] |= {"loss": turns[label][-1]["loss"], "peak_bytes": turns[label][-1]["peak_bytes"]}
     return results
 
 
 def table(name: str, size: sizes.Workload, results: dict[str, Any]) -> str:
-    """Return the results of one workload as lines."""
+    """Return the results of one workload as text."""
     lines = [f"{name}: {size.title}; {size.dtype}", f"{'':24}{'ms':>12}{'per second':>14}{'x ours':>9}   spread"]
-    for who, one in results.items():
-        if "missing" in one:
-            lines.append(f"  {who:22}missing: {one['missing']}")
+    for label, result in results.items():
+        if "missing" in result:
+            lines.append(f"  {label:22}missing: {result['missing']}")
             continue
-        rate, (low, high) = size.counted / one["median_seconds"], one["ratio_spread"]
-        times = f"{1e3 * one['median_seconds']:>12,.4g}{rate:>14,.0f}{one['ratio']:>9.2f}"
-        lines.append(f"  {who:22}{times}   {low:.2f}-{high:.2f}")
+        seconds, (low, high) = result["median_seconds"], result["ratio_spread"]
+        times = f"{1e3 * seconds:>12,.4g}{size.items_per_step / seconds:>14,.0f}{result['ratio']:>9.2f}"
+        lines.append(f"  {label:22}{times}   {low:.2f}-{high:.2f}")
     return "\n".join(lines)
 
 

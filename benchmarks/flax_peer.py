@@ -1,6 +1,6 @@
-"""The peer in Flax: GPT-2 of linen's own layers, trained with optax in one compiled program that donates the state.
+"""The Flax peer: GPT-2 built from linen's layers, trained with optax in one compiled program that donates the state.
 
-Images and generation are not compared. Linen, because nnx splits and merges modules around every call.
+It covers only training on text. Linen is faster than nnx, which splits and merges modules around every call.
 """
 
 import functools
@@ -17,7 +17,7 @@ NORMAL = nn.initializers.normal(0.02)  # GPT-2's embeddings
 
 
 class Block(nn.Module):
-    """Attention and MLP, each after a norm and added to its input."""
+    """Pre-norm attention and MLP with residual connections."""
 
     size: sizes.Workload
 
@@ -31,32 +31,30 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Token ids w_BN to next-token logits: learned positions, biases, tied output."""
+    """Map token ids w_BN to next-token logits: learned positions, biases, tied output."""
 
     size: sizes.Workload
 
     @nn.compact
     def __call__(self, w_BN: jax.Array) -> jax.Array:
-        s = self.size
-        embedding = nn.Embed(s.W, s.D, embedding_init=NORMAL)
-        x_BND = embedding(w_BN) + self.param("position", NORMAL, (s.N, s.D))
-        for _ in range(s.M):
-            x_BND = Block(s)(x_BND, nn.make_causal_mask(w_BN))
+        size = self.size
+        embedding = nn.Embed(size.W, size.D, embedding_init=NORMAL)
+        x_BND = embedding(w_BN) + self.param("position", NORMAL, (size.N, size.D))
+        for _ in range(size.M):
+            x_BND = Block(size)(x_BND, nn.make_causal_mask(w_BN))
         return embedding.attend(nn.LayerNorm(epsilon=1e-5)(x_BND))
 
 
 def build(size: sizes.Workload) -> participant.Built:
-    """Build steps of mean cross-entropy, clipping and AdamW, with decay on all but biases and gains."""
-    if size.kind != "words":
-        raise participant.Unavailable("Flax is compared in training on text")
-    model, batches = GPT2(size), itertools.cycle(sizes.words(size))
+    """Build training steps: mean cross-entropy, clipping and AdamW with decay on all but biases and gains."""
+    if size.kind != "text":
+        raise participant.Unavailable("the Flax peer covers only training on text")
+    model, batches, o = GPT2(size), itertools.cycle(sizes.text_batches(size)), sizes.OPTIMISER
 
-    def decays(params: Any) -> Any:
+    def decay_mask(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
 
-    o = sizes.OPTIMISER
-    numbers = {"b1": o["betas"][0], "b2": o["betas"][1], "eps": o["eps"], "weight_decay": o["weight_decay"]}
-    adamw = optax.adamw(o["learning_rate"], **numbers, mask=decays)
+    adamw = optax.adamw(o["learning_rate"], *o["betas"], o["eps"], weight_decay=o["weight_decay"], mask=decay_mask)
     adamw = optax.chain(optax.clip_by_global_norm(o["clip"]), adamw)
     params = jax.jit(model.init)(jax.random.key(0), next(batches)[0])["params"]
     parameters, state = sum(leaf.size for leaf in jax.tree.leaves(params)), (params, jax.jit(adamw.init)(params))

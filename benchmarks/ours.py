@@ -1,10 +1,9 @@
-"""Our side: the training step that a run of a config takes, and generation as experiments/tools/sample.py does it."""
+"""Our participant: the training step of a run, and the generation of experiments/tools/sample.py."""
 
 import importlib
 import itertools
 import os
 import pathlib
-import string
 import tempfile
 import time
 from typing import Any
@@ -19,13 +18,14 @@ from experiments.tools import generation as generating
 from tfm import head, shapes
 from tfm.attention import mask as masks
 
-LONG = 1_000_000  # steps of the learning-rate schedule, more than any measurement takes
-WINDOWS = 200  # windows of text; a tenth of it is held out
-IMAGES = 2048  # in each split
+STEPS = 1_000_000  # of the learning-rate schedule, more than any measurement takes
+WINDOWS = 200  # of text, a tenth of them held out
+FIRST = 0x10000  # code point of token 0, after the last surrogate
+IMAGES = 2048  # of each split
 
 
-def settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> config.Settings:
-    """Return the settings of configs/base.py with the model of the workload and these changes."""
+def make_settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> config.Settings:
+    """Return the default settings with the model of the workload and these changes."""
     get_config = importlib.import_module("configs.base").get_config
     model = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention")}
     defaults = config.Settings(get_config(experiment), get_config(experiment))
@@ -41,32 +41,29 @@ def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[st
         np.savez(folder / "data.npz", x_train=pixels[0], y_train=labels, x_test=pixels[1], y_test=labels)
         source = {"image.source": str(folder / "data.npz"), "image.patch": size.patch}
         return "vision", source | {"image.head": "class_token"}
-    alphabet = "\n" + string.printable
-    if size.W > len(alphabet):
-        alphabet = "".join(map(chr, range(0x10000, 0x10000 + size.W)))  # after the last surrogate
-    words = rng.integers(0, size.W, max(WINDOWS * size.N, 20 * size.W))
-    words[: size.W] = np.arange(size.W)  # each occurs
-    (folder / "data.txt").write_bytes("".join(np.array(list(alphabet[: size.W]))[words]).encode())
+    token_T = rng.integers(0, size.W, max(WINDOWS * size.N, 20 * size.W))
+    token_T[: size.W] = np.arange(size.W)  # each token occurs
+    (folder / "data.txt").write_text("".join(chr(FIRST + token) for token in token_T), encoding="utf-8")
     source = {"text.source": str(folder / "data.txt"), "text.tokenizer": "characters"}
     return "language", source | {"text.N": size.N, "text.head": "tied"}
 
 
 def make_plan(size: sizes.Workload) -> training_step.Plan:
     """Prepare a run of this workload as the launcher does."""
-    changes = {f"optim.{field}": value for field, value in sizes.OPTIMISER.items() if field != "eps"}  # eps is ours
-    changes |= {"train.steps": LONG, "train.batch_size": size.B, "mesh.data": min(size.devices, os.cpu_count() or 1)}
+    changes = {f"optim.{field}": value for field, value in sizes.OPTIMISER.items() if field != "eps"}  # eps is fixed
+    changes |= {"train.steps": STEPS, "train.batch_size": size.B, "mesh.data": min(size.devices, os.cpu_count() or 1)}
     with tempfile.TemporaryDirectory() as folder:
         experiment, source = write_data(pathlib.Path(folder), size)
-        of_run = settings(experiment, size, changes | source)
-        chips = compilation.split(of_run.to_dict()["mesh"], size.platform)
-        devices = run.make_mesh(of_run, size.platform, chips=chips)
-        return run.make_plan(of_run, by_name.load_experiment(experiment).prepare(of_run, devices).task, devices)
+        settings = make_settings(experiment, size, changes | source)
+        chips = compilation.split(settings.to_dict()["mesh"], size.platform)
+        devices = run.make_mesh(settings, size.platform, chips=chips)
+        return run.make_plan(settings, by_name.load_experiment(experiment).prepare(settings, devices).task, devices)
 
 
 def training(size: sizes.Workload) -> participant.Built:
-    """Build the training step, in the loop of every run, on batches that are ready."""
+    """Build the training steps of a run, on batches prepared in advance."""
     plan = make_plan(size)
-    batches = itertools.cycle([plan.task.train[i] for i in range(sizes.KEPT)])
+    batches = itertools.cycle([plan.task.train[i] for i in range(sizes.BATCHES)])
     alive = distributed.put(np.True_, mesh.replicated(plan.mesh))
     abstract = training_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
     start = time.perf_counter()
@@ -91,24 +88,24 @@ def training(size: sizes.Workload) -> participant.Built:
 
 def generation(size: sizes.Workload) -> participant.Built:
     """Build a model with random parameters that generates as the tool `sample` does."""
-    m = settings("language", size, {}).model
+    m = make_settings("language", size, {}).model
     model = models.build_language_model(m, head=head.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
-    how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    how |= {"stop": [], "mask": lambda *_: masks.causal, "mesh": mesh.make(data=1)}
-    generator = generating.Generator(model, params, **how)
+    options = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
+    options |= {"stop": [], "mask": lambda *_: masks.causal, "mesh": mesh.make(data=1)}
+    generator = generating.Generator(model, params, **options)
 
     def steps(n: int) -> float:
         for _ in range(n):
             rounds = generating.rounds(generator, [[0]] * size.B, jax.random.key(0), steps=size.new)
             count = sum(len(row) for texts in rounds for row in texts)
-            if count != size.counted:
-                raise RuntimeError(f"{count} tokens instead of {size.counted}")
+            if count != size.items_per_step:
+                raise RuntimeError(f"{count} tokens instead of {size.items_per_step}")
         return 0.0
 
-    steps(1)  # compiles for larger and larger caches
     return participant.Built(steps, shapes.total(params))
 
 
 def build(size: sizes.Workload) -> participant.Built:
+    """Build the model and its steps."""
     return (generation if size.kind == "generation" else training)(size)

@@ -1,4 +1,4 @@
-"""A participant is a process that builds a model once, takes steps when it is asked to, and sleeps otherwise."""
+"""A participant is a process that builds a model once, takes steps on request, and sleeps otherwise."""
 
 import importlib
 import multiprocessing
@@ -27,19 +27,19 @@ class Unavailable(Exception):
 
 
 class Built(NamedTuple):
-    """A built model: `steps(n)` takes n steps, waits for the last, and returns its loss (0: it has none)."""
+    """A built model: `steps(n)` takes n steps, waits for the last, and returns its loss (0 for generation)."""
 
     steps: Callable[[int], float]
     parameters: int
     facts: dict[str, Any] = {}
 
 
-def serve(connection: Connection, size: sizes.Workload, module: str, *way: str) -> None:
-    """Run the participant's side: build the model, then answer (lead, steps) with what these steps took."""
+def serve(connection: Connection, size: sizes.Workload, module: str, *options: str) -> None:
+    """Run the participant's side: build the model, then take steps for each request (lead, steps), and report them."""
     os.environ.update(ENVIRONMENT | {"JAX_PLATFORMS": PLATFORMS[size.platform]})
     try:
-        built = importlib.import_module(module).build(size, *way)
-        if size.warm_up and size.kind != "generation":  # generation warms up in `build`
+        built = importlib.import_module(module).build(size, *options)
+        if size.warm_up:
             built.steps(size.warm_up)
     except (ImportError, Unavailable) as error:
         return connection.send(Unavailable(str(error).strip().splitlines()[0]))
@@ -55,7 +55,7 @@ def serve(connection: Connection, size: sizes.Workload, module: str, *way: str) 
 
 
 class Participant:
-    """The harness's side: a process that is built and warmed up. Close it.
+    """The harness's side of a process with a model that is built and warmed up. Close it after use.
 
     command: the module that builds the model, and arguments of its `build`. Raises Unavailable if the process cannot
     take part (a library is missing), RuntimeError if it fails.
@@ -70,18 +70,18 @@ class Participant:
         self.facts = self._receive()
 
     def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:
-        """Take so many steps, after `lead` that do not count: {"seconds", "loss", "peak_bytes"}."""
+        """Take `lead` untimed and `steps` timed steps. Return {"seconds", "loss", "peak_bytes"}."""
         self._connection.send((lead, steps))
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         try:
-            answer = self._connection.recv()
+            message = self._connection.recv()
         except (EOFError, ConnectionError) as error:
-            raise RuntimeError(f"{self.name} has ended: its message stands above") from error
-        if isinstance(answer, Unavailable):
-            raise answer
-        return answer
+            raise RuntimeError(f"{self.name} has ended: see its message above") from error
+        if isinstance(message, Unavailable):
+            raise message
+        return message
 
     def close(self) -> None:
         self._process.kill()

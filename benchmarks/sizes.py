@@ -10,10 +10,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is computed, at what size, and how long a turn of a measurement is."""
+    """A computation, its sizes, and the length of a turn of its measurement."""
 
     title: str
-    kind: str  # words, images (both a training step), generation
+    kind: str  # text or images (a training step), generation
     M: int = 1  # layers
     H: int = 1  # heads
     D: int = 1  # features of a token
@@ -23,54 +23,54 @@ class Workload:
     Y: int = 28  # rows and columns of an image
     patch: int = 4  # rows and columns of a patch
     C: int = 10  # classes
-    new: int = 0  # tokens generated after a prompt of one
-    attention: str = "flash"  # our model.attention; a peer uses its fastest
+    new: int = 0  # tokens generated after a prompt of one token
+    attention: str = "flash"  # our model.attention; a peer uses its fastest attention
     dtype: str = "float32"  # of products
     platform: str = "cpu"  # or gpu
-    devices: int = 1  # our mesh.data, if there are as many cores
+    devices: int = 1  # our mesh.data; at most the number of cores
     steps: int = 1  # timed steps of a turn
-    warm_up: int = 3  # steps before the first turn, in which programs are compiled; tokens, for a peer's generation
-    lead: int = 0  # steps of a turn before the timed ones: the first after a sleep take up to three times as long
+    warm_up: int = 3  # steps before the first turn, which compile the programs
+    lead: int = 0  # untimed steps of a turn: the first steps after a sleep take up to three times as long
     rounds: int = 7  # turns of each participant
 
     @property
-    def counted(self) -> int:
-        """Return how many tokens or images a step processes."""
-        return self.B * {"generation": self.new, "images": 1, "words": self.N}[self.kind]
+    def items_per_step(self) -> int:
+        """Return the number of tokens or images that a step processes."""
+        return self.B * {"generation": self.new, "images": 1, "text": self.N}[self.kind]
 
     def changed(self, **fields: object) -> "Workload":
         return dataclasses.replace(self, **fields)
 
     def toy(self) -> "Workload":
-        """Return the workload at a size that takes no time."""
-        most = {"M": 2, "H": 2, "D": 16, "B": 2, "N": 32, "new": 13, "steps": 1, "warm_up": 1, "lead": 1, "rounds": 1}
-        return self.changed(**{name: min(getattr(self, name), n) for name, n in most.items()})
+        """Return the workload at a size for tests."""
+        limits = {"M": 2, "H": 2, "D": 16, "B": 2, "N": 32, "new": 13, "steps": 1, "warm_up": 1, "lead": 1, "rounds": 1}
+        return self.changed(**{name: min(getattr(self, name), n) for name, n in limits.items()})
 
 
-_TEXT = Workload("1,000 words, B 1", "generation", M=6, H=6, D=384, N=1024, new=1000, warm_up=24, rounds=5)
-_GPT2 = Workload("GPT-2 in bfloat16 on a GPU", "words", M=12, H=12, D=768, N=1024, B=16, W=50304)  # W: 128 x 393
+_TEXT = Workload("1,000 tokens, B 1", "generation", M=6, H=6, D=384, N=1024, new=1000, warm_up=1, rounds=5)
+_GPT2 = Workload("GPT-2 in bfloat16 on a GPU", "text", M=12, H=12, D=768, N=1024, B=16, W=50304)  # W: 128 x 393
 WORKLOADS = {
-    "step_a": Workload("4 layers x 128, N 64, B 12", "words", M=4, H=4, D=128, N=64, B=12, steps=30, lead=3),
-    "step_b": Workload("6 layers x 384, N 256, B 8", "words", M=6, H=6, D=384, N=256, B=8, steps=2, lead=2),
+    "step_a": Workload("4 layers x 128, N 64, B 12", "text", M=4, H=4, D=128, N=64, B=12, steps=30, lead=3),
+    "step_b": Workload("6 layers x 384, N 256, B 8", "text", M=6, H=6, D=384, N=256, B=8, steps=2, lead=2),
     "step_c": Workload("ViT 6 layers x 64, B 128", "images", M=6, H=4, D=64, B=128, devices=2, steps=6, lead=4),
-    "step_d": Workload("1 layer x 128, N 8,192", "words", H=4, D=128, N=8192, warm_up=1, steps=2, lead=2, rounds=5),
+    "step_d": Workload("1 layer x 128, N 8,192", "text", H=4, D=128, N=8192, warm_up=1, steps=2, lead=2, rounds=5),
     "generate": _TEXT,
-    "generate_32": _TEXT.changed(title="1,000 words, B 32", B=32, rounds=2),
+    "generate_32": _TEXT.changed(title="1,000 tokens, B 32", B=32, rounds=2),
     "gpu": _GPT2.changed(dtype="bfloat16", platform="gpu", steps=10, lead=2, rounds=5),
 }
 OPTIMISER = {"learning_rate": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
 TEMPERATURE = 0.8  # of generated tokens
-KEPT = 32  # different batches, used in turn
+BATCHES = 32  # different batches, used in turn
 
 
-def words(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches (w_BN, target_BN), int64 as PyTorch wants them: the target is the next token."""
-    text = np.random.default_rng(0).integers(0, size.W, (KEPT, size.B, size.N + 1))
-    return [(batch[:, :-1].copy(), batch[:, 1:].copy()) for batch in text]
+def text_batches(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return batches (w_BN, target_BN) of int64, as PyTorch needs them. The target is the next token."""
+    token_KBN = np.random.default_rng(0).integers(0, size.W, (BATCHES, size.B, size.N + 1))
+    return [(batch[:, :-1].copy(), batch[:, 1:].copy()) for batch in token_KBN]
 
 
-def images(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches (image_BYXZ, label_B), float32 with mean 0 and deviation 1, and int64."""
+def image_batches(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return batches (image_BYXZ, label_B): float32 with mean 0 and deviation 1, and int64."""
     rng = np.random.default_rng(0)
     shape = (size.B, size.Y, size.Y, 1)
-    return [(rng.standard_normal(shape, np.float32), rng.integers(0, size.C, size.B)) for _ in range(KEPT)]
+    return [(rng.standard_normal(shape, np.float32), rng.integers(0, size.C, size.B)) for _ in range(BATCHES)]

@@ -1,9 +1,9 @@
-"""Estimate the time of a training step on a TPU from the cycles that its compiler expects: for developers.
+"""Estimate the time of a training step on a TPU from the cycles that its compiler expects, for developers.
 
 python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1 [model.remat=full ...]
 
-This is no measurement, and it reads a text whose format no one promises (libtpu 0.0.50). The published step of a model
-of 164 M parameters took 1/1.5 (v5e) and 1/2.5 (v6e) of the estimate. Use the ratio between two programs.
+This is no measurement, and the text format that it reads can change (libtpu 0.0.50). For a published step of a model of
+164 M parameters, the estimate was 1.5 (v5e) and 2.5 (v6e) times too long. Use the ratio between two programs.
 """
 
 import collections
@@ -18,8 +18,8 @@ from experiments.pretrained import adapters
 
 # FLOP/s of bfloat16 products, clock in Hz (cloud.google.com/tpu/docs, v4 to v6e).
 CHIPS = {"v4": (275e12, 1.05e9), "v5e": (197e12, 1.5e9), "v5p": (459e12, 1.75e9), "v6e": (918e12, 1.75e9)}
-# The compiler expects no time for a Pallas kernel. Assumed: half of the peak, half of the blocks (causal mask), and 7
-# products in training for 2 of the forward pass.
+# The text has no cycles for a Pallas kernel. Assumptions: half of the peak, half of the blocks (causal mask),
+# and 7 products in training for 2 in the forward pass.
 KERNEL_PEAK, CAUSAL, TRAINING = 0.5, 0.5, 3.5
 NAME = r"%?([\w.\-]+)"
 INSTRUCTION = re.compile(rf"^\s*(ROOT )?{NAME} = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$")
@@ -28,7 +28,7 @@ CALLED = re.compile(rf"(condition|body|calls|to_apply)={NAME}")
 CYCLES = re.compile(r'"estimated_cycles":"(\d{1,18})"')  # 2**63 - 1 means unknown
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-# JAX puts transformations around a named scope, and function calls between scopes.
+# JAX writes transformations around a named scope, and function calls between scopes.
 TRANSFORMATION = re.compile(r"((jvp|transpose|vmap|linearize)\()*")
 CALL = re.compile(
     r"jit\(|pjit|branch_|.*->|(shard_map|while|body|cond|checkpoint|rematted_computation|closed_call|core_call|"
@@ -46,8 +46,8 @@ class Line(NamedTuple):
 
     @property
     def cycles(self) -> int:
-        found = CYCLES.search(self.rest)
-        return int(found[1]) if found else 0
+        match = CYCLES.search(self.rest)
+        return int(match[1]) if match else 0
 
 
 class Program(NamedTuple):
@@ -59,76 +59,70 @@ class Program(NamedTuple):
     lines: dict[str, Line]
 
 
-class Estimate(NamedTuple):
-    """Cycles of all but Pallas kernels and collectives, by named scope, most expensive first.
+def estimate(text: str) -> tuple[dict[str, int], int]:
+    """Return the cycles of a compiled program (`as_text()`) by named scope, most expensive first, and unknown loops.
 
-    unknown_loops: loops that count once, because the text does not contain their number of turns.
+    Pallas kernels and collectives have no cycles. Only the longest of several branches counts. Unknown loops count
+    once, because the text does not have their number of iterations.
     """
-
-    cycles: dict[str, int]
-    unknown_loops: int
-
-
-def estimate(text: str) -> Estimate:
-    """Estimate a compiled program (`as_text()`). Turns of loops are multiplied; of branches the longest counts."""
-    program, cycles, unknown = parse(text), collections.Counter(), 0
-    for line, n in executed(program, program.entry):
-        unknown += line.opcode == "while" and turns(line, program) is None
+    program, cycles, unknown_loops = parse(text), collections.Counter(), 0
+    for line, times in walk(program, program.entry):
+        unknown_loops += line.opcode == "while" and count_iterations(line, program) is None
         if line.cycles:
-            cycles[scope(line, program)] += n * line.cycles
-    return Estimate(dict(cycles.most_common()), unknown)
+            cycles[find_scope(line, program)] += times * line.cycles
+    return dict(cycles.most_common()), unknown_loops
 
 
 def parse(text: str) -> Program:
     """Read the text of a compiled program."""
     program, body, texts = Program("", {}, {}, {}), [], {}
     for line in text.splitlines():
-        if found := COMPUTATION.match(line):
-            body = texts.setdefault(found[2], [])
-            program = program._replace(entry=found[2] if found[1] else program.entry)
+        if match := COMPUTATION.match(line):
+            body = texts.setdefault(match[2], [])
+            program = program._replace(entry=match[2] if match[1] else program.entry)
         elif INSTRUCTION.match(line):
             body.append(line)
         elif line != "}" and body:  # attributes of a kernel continue on the next lines
             body[-1] += line
     for computation, lines in texts.items():
-        for found in map(INSTRUCTION.match, lines):
-            line = Line(found[2], found[3], found[4], dict(CALLED.findall(found[4])))
+        for match in map(INSTRUCTION.match, lines):
+            line = Line(match[2], match[3], match[4], dict(CALLED.findall(match[4])))
             program.bodies.setdefault(computation, []).append(line)
             program.lines[line.name] = line
-            if found[1]:
+            if match[1]:
                 program.roots[computation] = line
     return program
 
 
-def executed(program: Program, computation: str, times: int = 1) -> Iterator[tuple[Line, int]]:
-    """Yield each line of a computation and of those that it calls, but fusions, with how often it is executed."""
+def walk(program: Program, computation: str, times: int = 1) -> Iterator[tuple[Line, int]]:
+    """Yield each line that a computation executes, and how many times. Fusions are not entered."""
     for line in program.bodies.get(computation, []):
         yield line, times
         if line.opcode == "while":
-            n = turns(line, program)
-            yield from executed(program, line.called["body"], times * (1 if n is None else n))
+            n = count_iterations(line, program)
+            yield from walk(program, line.called["body"], times * (1 if n is None else n))
         elif line.opcode == "conditional":
             names = [name for name in re.findall(NAME, line.rest) if name in program.bodies]
-            branches = [list(executed(program, name, times)) for name in names]
-            yield from max(branches, key=lambda branch: sum(n * one.cycles for one, n in branch))
+            branches = [list(walk(program, name, times)) for name in names]
+            yield from max(branches, key=lambda branch: sum(n * step.cycles for step, n in branch))
         elif line.opcode in ("call", "async-start", "call-start"):
-            yield from executed(program, line.called.get("to_apply") or line.called["calls"], times)
+            yield from walk(program, line.called.get("to_apply") or line.called["calls"], times)
 
 
-def scope(line: Line, program: Program) -> str:
-    """Return the named scopes of a line, joined by "/"; for a fusion without any, those of its root."""
-    found = OP_NAME.search(line.rest)
-    if not found:
+def find_scope(line: Line, program: Program) -> str:
+    """Return the named scopes of a line, joined by "/". A fusion without a name has the scopes of its root."""
+    match = OP_NAME.search(line.rest)
+    if not match:
         root = program.roots.get(line.called["calls"]) if line.opcode == "fusion" else None
-        return scope(root, program) if root else "(none)"
-    parts = [TRANSFORMATION.sub("", part, count=1) for part in found[1].partition(";")[0].split("/")[:-1]]
+        return find_scope(root, program) if root else "(none)"
+    parts = [TRANSFORMATION.sub("", part, count=1) for part in match[1].partition(";")[0].split("/")[:-1]]
     return "/".join(name for part in parts if not CALL.match(part) and (name := part.rstrip(")"))) or "(none)"
 
 
-def turns(loop: Line, program: Program) -> int | None:
-    """Return how often a loop turns, if the text says it or its condition is i < constant: JAX counts from 0 by 1."""
-    if found := TRIPS.search(loop.rest):
-        return int(found[1])
+def count_iterations(loop: Line, program: Program) -> int | None:
+    """Return a loop's number of iterations: from the text, or from its condition i < constant (JAX counts from 0)."""
+    if match := TRIPS.search(loop.rest):
+        return int(match[1])
     test = program.roots[loop.called["condition"]]
     inputs = [program.lines.get(name) for name in re.findall(NAME, test.rest.partition(")")[0])]
     end = inputs[1] if test.opcode == "compare" and "direction=LT" in test.rest else None
@@ -145,15 +139,15 @@ def main(config: str, name: str, *changes: str) -> None:
     (program,) = topology.compile_programs([next(dry_run.programs(plan, state))])
     if program.compiled is None:
         sys.exit(f"not compiled: it {program.reason}")
-    one = estimate(program.compiled.as_text())
+    cycles, unknown_loops = estimate(program.compiled.as_text())
     all_flops, kernel_flops = (runs.forward_flops(plan, state, kernels=kernels) for kernels in (False, True))
     kernels = TRAINING * CAUSAL * kernel_flops / (KERNEL_PEAK * mesh.size * peak)
-    seconds, ideal = sum(one.cycles.values()) / clock + kernels, 3 * all_flops / (mesh.size * peak)
-    print(f"estimate {1e3 * seconds:.4g} ms, {1e3 * kernels:.3g} ms of it kernels; {ideal / seconds:.1%} of the peak")
-    facts = dry_run.record(program)
-    print(f"memory of a chip {facts['needed_bytes'] / 2**20:.1f} MiB; collectives {facts['collectives']}")
-    print(f"loops counted once: {one.unknown_loops}")
-    for scopes, n in list(one.cycles.items())[:20]:
+    seconds, ideal = sum(cycles.values()) / clock + kernels, 3 * all_flops / (mesh.size * peak)
+    print(f"estimate {1e3 * seconds:.4g} ms ({1e3 * kernels:.3g} ms for kernels); {ideal / seconds:.1%} of the peak")
+    record = dry_run.describe_program(program)
+    print(f"memory of a chip {record['needed_bytes'] / 2**20:.1f} MiB; collectives {record['collectives']}")
+    print(f"loops counted once: {unknown_loops}")
+    for scopes, n in list(cycles.items())[:20]:
         print(f"  {n / clock / seconds:6.1%}  {scopes}")
 
 

@@ -1,7 +1,7 @@
-"""Mixed precision: products and tokens in bfloat16, parameters, softmax, norms, logits and loss in float32.
+"""Mixed precision: products and tokens in bfloat16; parameters, softmax, norms, logits and loss in float32.
 
 python launch.py --config configs/bfloat16.py
-16 s on two cores: 97.9 % of 334 held-out digits.
+16 s on two cores: 97.9 % accuracy on 334 held-out digits.
 """
 
 from configs import base

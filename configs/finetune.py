@@ -1,10 +1,11 @@
-"""Fine-tuning: stories260K, a Llama of 260,000 parameters that tells children's stories, goes on with another text.
+"""Fine-tuning: stories260K, a Llama of 260,000 parameters trained on children's stories, continues with another text.
 
 python launch.py --config configs/finetune.py --config.init_from=DIR/stories260K.bin --config.text.source=TEXT
 
-DIR has this file and tok512.bin of https://github.com/karpathy/llama2.c, TEXT is a file or a folder. Any other model (a
-folder with config.json, model.safetensors and tokenizer.json, or a run's folder) goes on in the same way.
-49 s on two cores: 2.84 nats per token of Shakespeare's last tenth, 30.3 % right; from random weights 4.13 and 17.3 %.
+DIR has this file and tok512.bin of https://github.com/karpathy/llama2.c; TEXT is a file or a folder.
+Another model works in the same way: a run's folder, or one with config.json, model.safetensors and tokenizer.json.
+49 s on two cores: 2.84 nats per token of Shakespeare's last tenth, 30.3 % accuracy.
+From random weights: 4.13 nats and 17.3 %.
 """
 
 from configs import base

@@ -1,10 +1,10 @@
-"""Fine-tuning: a published BERT (or RoBERTa, DistilBERT) learns to tell the classes of texts.
+"""Fine-tuning: a published BERT, RoBERTa or DistilBERT learns to classify texts.
 
 python launch.py --config configs/finetune_classes.py --config.init_from=DIR --config.text.source=TEXTS
 
-DIR is a folder of the Hugging Face hub, TEXTS a .csv, .tsv or .jsonl with the columns text and label, a folder of such,
-or one with TEXTS/class/*.txt. With --config.optim.lora=8 --config.optim.learning_rate=5e-4 the weights stay, and
-adapters of rank 8 and the head are trained.
+DIR is a folder from the Hugging Face hub. TEXTS is a .csv, .tsv or .jsonl with the columns text and label, a folder of
+such files, or a folder TEXTS/class/*.txt.
+Add --config.optim.lora=8 --config.optim.learning_rate=5e-4 to train only adapters of rank 8 and the head.
 """
 
 from configs import base

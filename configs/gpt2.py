@@ -1,14 +1,14 @@
-"""GPT-2's 124 M parameters in bfloat16, from a text or from OpenAI's weights, on one TPU chip.
+"""GPT-2 with 124 M parameters in bfloat16 on one TPU chip, trained from a text or from OpenAI's weights.
 
 hf download openai-community/gpt2 tokenizer.json config.json model.safetensors --local-dir gpt2
 python launch.py --config configs/gpt2.py --config.text.source=TEXT
 python launch.py --config configs/gpt2.py --config.text.source=TEXT --config.init_from=gpt2
+TEXT is a file or a folder. The default is Python's own sources. Without init_from, only tokenizer.json is needed.
 
-TEXT is a file or a folder; without it, Python's own sources. From a text only tokenizer.json is needed.
-
-Compiler's estimate for one v5e chip (jax 0.12.0.1, libtpu 0.0.50.1; not measured; attention's kernels at 50 % of the
-peak): 575 ms for a step of 65,536 tokens, 50 % of the peak, 11.2 of 15.75 GiB. Made by
-`python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1`.
+Not measured on a chip. The compiler's estimate for one v5e chip is 575 ms for a step of 65,536 tokens.
+This is 50 % of the peak, with 11.2 of 15.75 GiB.
+Source: `python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1` with jax 0.12.0.1 and libtpu 0.0.50.1.
+The estimate assumes 50 % of the peak for the attention kernels.
 """
 
 from configs import base

@@ -1,7 +1,7 @@
-"""How large should a head be? H x K = D = 128 with K = 16, 32, 64 and 128 on characters of Shakespeare, five seeds.
+"""A study of the size of a head: H x K = D = 128 with K = 16, 32, 64 and 128 on characters of Shakespeare, five seeds.
 
 python launch.py --config configs/head_study.py --workdir runs/heads
-20 runs, 1,169 s on two busy cores. Loss against that of K = 64 (1.947 nats), 95 % intervals for all three together:
+20 runs, 1,169 s on two busy cores. Loss relative to K = 64 (1.947 nats), with joint 95 % intervals:
 K = 16 -0.019 (-0.032 to -0.007), 32 -0.025 (-0.048 to -0.002), 128 +0.043 (+0.006 to +0.079).
 """
 

@@ -1,8 +1,8 @@
-"""Where does the norm belong, and which one? Three blocks x 5 seeds on handwritten digits.
+"""A study of the kind and place of norms: three blocks x 5 seeds on handwritten digits.
 
 python launch.py --config configs/norm_study.py --workdir runs/norm
-154 s on two busy cores: no difference was found; post_norm lies between 0.053 better and 0.058 worse than pre_norm
-(95 %), rms between 0.032 better and 0.034 worse.
+154 s on two busy cores: no significant difference from pre_norm.
+95 % intervals: post_norm from 0.053 better to 0.058 worse, rms from 0.032 better to 0.034 worse.
 """
 
 from configs import base

@@ -1,13 +1,17 @@
-"""Does attention need two matrices? Seven arms x 10 seeds, for the next and for hidden characters of Shakespeare.
+"""Does attention need two matrices? Seven arms x 10 seeds on causal and masked characters of Shakespeare.
 
 python launch.py --config configs/qk_ablation.py --workdir runs/qk
-Or is it that `tied` has fewer parameters and FLOPs than `asymmetric`? tied_wide has as many parameters, in a matrix of
-2 K rows, and 7 % more FLOPs; tied_more_mlp has its FLOPs and, but for 64 biases, its parameters, with the second matrix
-spent on the MLP. Each arm has the best of four rates. 196 runs, two hours of two busy cores in two processes. Loss
-against asymmetric's, 95 % intervals for all twelve together: causal (1.815 nats) tied +0.149 (+0.121 to +0.177),
-tied_wide +0.166, tied_more_mlp +0.142, symmetric_init +0.046 (+0.030 to +0.062), none +0.469; masked (1.908) tied
-+0.507 (+0.087 to +0.927), tied_wide +0.883, tied_more_mlp +0.474, symmetric_init +0.086 (-0.057 to +0.228), none
-+0.941. What stands of it and what does not: docs/qk_results.md.
+196 runs, two hours on two busy cores in two processes. Each arm has the best of four learning rates.
+Loss relative to asymmetric, with joint 95 % intervals for all twelve:
+causal (1.815 nats): tied +0.149 (+0.121 to +0.177), tied_wide +0.166, tied_more_mlp +0.142,
+symmetric_init +0.046 (+0.030 to +0.062), none +0.469;
+masked (1.908 nats): tied +0.507 (+0.087 to +0.927), tied_wide +0.883, tied_more_mlp +0.474,
+symmetric_init +0.086 (-0.057 to +0.228), none +0.941.
+
+Two arms test whether `tied` is only worse because it has fewer parameters and FLOPs than `asymmetric`.
+tied_wide has as many parameters, in a matrix of 2 K rows, and 7 % more FLOPs.
+tied_more_mlp has the FLOPs of asymmetric, and its parameters plus 64 biases: the MLP has the second matrix's share.
+Conclusions: docs/qk_results.md.
 """
 
 from configs import base

@@ -1,8 +1,8 @@
-"""Does attention need two matrices? Seven made tasks of twelve tokens, one head in one layer, six scores, five seeds.
+"""Does attention need two matrices? Six scores on seven synthetic tasks of twelve tokens: one head, five seeds.
 
 python launch.py --config configs/qk_synthetic.py --workdir runs/qk_synthetic
-ring, previous, reachability and beats ask who stands before, points to, or beats whom; membership and nearest only who
-is alike. 250 s on two cores, 210 runs: the table of accuracies is in docs/qk_results.md.
+210 runs, 250 s on two cores. The accuracies are in docs/qk_results.md.
+The tasks ring, previous, reachability and beats depend on a direction; membership and nearest only on similarity.
 """
 
 from configs import base

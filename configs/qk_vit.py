@@ -1,8 +1,8 @@
 """Does a vision transformer need two matrices? Six scores x 5 seeds on handwritten digits (scikit-learn's, 8 x 8).
 
 python launch.py --config configs/qk_vit.py --workdir runs/qk_vit
-594 s on two busy cores, 30 runs: no difference from asymmetric (0.064 nats, 98.2 %) was found; tied lies between 0.059
-better and 0.027 worse (95 % for all five together).
+30 runs, 594 s on two busy cores: no significant difference from asymmetric (0.064 nats, 98.2 %).
+tied lies between 0.059 better and 0.027 worse (joint 95 % interval).
 """
 
 from configs import base

@@ -1,7 +1,7 @@
-"""Everything a run does, on real digits, in a few seconds: does this machine work?
+"""A test of this machine: everything that a run does, on real digits, in a few seconds.
 
 python launch.py --config configs/smoke.py
-8 s on two cores: 85.3 % of 334 held-out digits.
+8 s on two cores: 85.3 % accuracy on 334 held-out digits.
 """
 
 from configs import base

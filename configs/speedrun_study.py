@@ -1,7 +1,8 @@
-"""What each choice of `shakespeare_speedrun` buys: all but one of them, one after the other, x 3 seeds.
+"""A study of the choices in `shakespeare_speedrun`: each arm removes one choice; 3 seeds.
 
 python launch.py --config configs/speedrun_study.py --workdir runs/speedrun_study
-Loss on the whole validation part after the same 225 steps; the choices, but for that number, were made on other text.
+The loss is on the whole validation split after 225 steps in all arms. All choices except this number were made on
+other text.
 """
 
 from configs import base, shakespeare_speedrun

@@ -1,8 +1,8 @@
-"""Which word stands before mine, on a ring of twelve tokens? One head in one layer, without a mask.
+"""Name the predecessor of a token on a ring of twelve tokens: one head in one layer, without a mask.
 
 python launch.py --config configs/synthetic.py
-9-13 s on two cores, seeds 0-2: 100.0 % right (the most frequent word: 4.6 %); with --config.model.score=tied 68.1,
-68.2, 76.3 %.
+9-13 s on two cores, seeds 0-2: 100.0 % accuracy (the most frequent token: 4.6 %).
+With --config.model.score=tied: 68.1, 68.2, 76.3 %.
 """
 
 from configs import base

@@ -1,8 +1,9 @@
-"""Handwritten digits (scikit-learn's, 8 x 8 pixels) classified from their 16 patches: the smallest real vision run.
+"""The smallest real vision run: handwritten digits (scikit-learn's, 8 x 8 pixels), classified from their 16 patches.
 
 python launch.py --config configs/vit.py
-44-46 s on two cores, seeds 0-4: 98.8, 98.8, 98.5, 99.1, 99.1 % of 334 held-out digits; seed 0 on another
-processor 98.5 %, with JAX 0.7.2 97.9 %. All is a little optimistic, as the settings were chosen by looking at these.
+About two minutes on two cores. Accuracy on 334 held-out digits, seeds 0-4: 98.8, 98.8, 98.5, 99.1, 99.1 %.
+Seed 0 reached 98.5 % on another processor, and 97.9 % with JAX 0.7.2.
+The settings were chosen on these held-out digits, so all accuracies are slightly optimistic.
 """
 
 from configs import base

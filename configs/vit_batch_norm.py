@@ -1,7 +1,7 @@
-"""Digits once more: batch norm with running statistics (E17), positions concatenated (E21), MLPs of two hidden layers.
+"""Digits with batch norm and running statistics (E17), concatenated positions (E21), and MLPs of two hidden layers.
 
 python launch.py --config configs/vit_batch_norm.py
-15 s on two cores: 97.3 % of 334 held-out digits.
+15 s on two cores: 97.3 % accuracy on 334 held-out digits.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""CIFAR-10 (50,000 + 10,000 colour images of 32 x 32 pixels in ten classes) classified from 64 patches.
+"""CIFAR-10 (50,000 + 10,000 colour images of 32 x 32 pixels in ten classes), classified from 64 patches.
 
 python launch.py --config configs/vit_cifar.py
-The images are downloaded from the Hugging Face hub once (pip install -e ".[hub]"). Or --config.image.source is yours: a
-folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz with x_train, y_train, x_test, y_test.
-Settings were chosen on 5,000 images of the training part. Of the test part 74.6 % are right, seed 0, after 15 minutes
-on two CPU cores.
+15 minutes on two cores: 74.6 % accuracy on the test split, seed 0.
+The settings were chosen on 5,000 images of the training split.
+The images are downloaded from the Hugging Face hub once, which needs `pip install -e ".[hub]"`.
+For your images, set --config.image.source to a folder with train/CLASS/*.png and test/CLASS/*.png, or to an .npz with
+x_train, y_train, x_test, y_test.
 """
 
 from configs import base

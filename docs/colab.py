@@ -144,7 +144,7 @@ def apply(params, x_BND, x_BSD):
     return jnp.concatenate([-second, first], axis=-1), k_BHSK
 
 
-turned = score.Score(score.tied.init, apply)
+rotated = score.Score(score.tied.init, apply)
 
 # %% [markdown]
 # Three scores (arms), two tasks (conditions), five seeds that are rows of one program. `ring` asks for the word before,
@@ -159,7 +159,7 @@ def get_config():
     config = base.get_config("ablation", of="synthetic")
     config.study.arms = [
         ("one_matrix", {"model.score": "tied"}),
-        ("turned", {"model.score": "my_score:turned"}),
+        ("rotated", {"model.score": "my_score:rotated"}),
         ("two_matrices", {"model.score": "asymmetric"}),
     ]
     config.study.conditions = [(task, {"synthetic.task": task}) for task in ("ring", "nearest")]

@@ -1,4 +1,4 @@
-"""README.md and docs/: their commands are commands, their Python runs, and what they link to is there."""
+"""README.md and docs/: commands parse, Python runs, and links have targets."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
@@ -26,7 +25,9 @@ from experiments.engine import by_name, config, config_file
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/**/*.md")}
 README = PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
-OWN = {file for page in PAGES.values() for file in re.findall(r"^```python\n# ([\w/]+\.py)\n", page, re.MULTILINE)}
+PAGE_FILES = {
+    file for page in PAGES.values() for file in re.findall(r"^```python\n# ([\w/]+\.py)\n", page, re.MULTILINE)
+}
 SETTING = re.compile(r"--config\.([\w.]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -35,7 +36,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The words of every command, in blocks for a shell and in backquotes, without variables of the environment."""
+    """Yield the arguments of every command in shell blocks and in backquotes, without environment variables."""
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
     for line in "\n".join([*blocks(page, "bash"), *spans]).replace("\\\n", " ").splitlines():
         for part in re.split(r"&&|;", line.removesuffix(" ...")):
@@ -47,29 +48,28 @@ def commands(page: str) -> Iterator[list[str]]:
 ALL = sorted({tuple(words) for page in PAGES.values() for words in commands(page) if words != ["pip", "install"]})
 
 
-def launched(words: list[str]) -> None:
-    """The words behind launch.py: its flags, a config that is there, settings that it has (of one that a page shows,
-    or whose experiment is of one's own, .ci/guides.py sees them)."""
-    own = {flag.name for flag in flags.FLAGS.get_flags_for_module(launch)}
-    options, changes, file = iter(words), [], "configs/vit.py"
-    for word in options:
-        if setting := SETTING.fullmatch(word):
+def check_launch(arguments: list[str]) -> None:
+    """Check the arguments of launch.py: flags, a config file, its settings (.ci/guides.py runs the pages' configs)."""
+    names = {flag.name for flag in flags.FLAGS.get_flags_for_module(launch)}
+    options, changes, file = iter(arguments), [], "configs/vit.py"
+    for option in options:
+        if setting := SETTING.fullmatch(option):
             changes.append(setting.groups())
             continue
-        name, _, value = word.removeprefix("--").partition("=")
-        assert word.startswith("--") and name in own, f"launch.py has no flag {word}"
+        name, _, value = option.removeprefix("--").partition("=")
+        assert option.startswith("--") and name in names, f"launch.py has no flag {option}"
         if not value and name not in ("dry_run", "distributed"):
             value = next(options, "")
         file = value if name == "config" and value else file
-    if file in OWN:
+    if file in PAGE_FILES:
         return
     settings = config_file.load(str(ROOT / file), base=base.get_config)
     for key, value in changes:
         config.assign(settings, key, value)
 
 
-def checked(words: list[str]) -> None:
-    """Fails where the command cannot be meant: a flag, a file, an extra that is not there."""
+def check(words: list[str]) -> None:
+    """Fail if the command has an unknown flag, file or extra."""
     if words[0] == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         assert words[1] == "install" and set(re.findall(r"\w+", words[-1])) <= project["optional-dependencies"].keys()
@@ -83,18 +83,18 @@ def checked(words: list[str]) -> None:
         names = inspect.signature(importlib.import_module(words[2]).run).parameters
         assert {word.partition("=")[0].removeprefix("--") for word in words[3:]} <= names.keys()
     elif words[1] == "launch.py":
-        launched(words[2:])
-    elif words[1] not in OWN:
+        check_launch(words[2:])
+    elif words[1] not in PAGE_FILES:
         text = (ROOT / words[1]).read_text(encoding="utf-8")
         assert all(word in text for word in words[2:] if word.startswith("--"))
 
 
 @pytest.mark.parametrize("words", ALL, ids=shlex.join)
-def test_commands_are_commands(words: tuple[str, ...]) -> None:
-    checked(list(words))
+def test_commands_of_pages_are_valid(words: tuple[str, ...]) -> None:
+    check(list(words))
 
 
-def test_all_kinds_of_commands_are_seen() -> None:
+def test_commands_of_every_kind_are_found() -> None:
     modules = {words[2] for words in ALL if words[1:2] == ("-m",)}
     assert len(ALL) > 25 and {"benchmarks", "experiments.tools.sample", "experiments.tools.export"} <= modules
     assert {"pip", "pytest"} < {words[0] for words in ALL}
@@ -110,21 +110,21 @@ def test_all_kinds_of_commands_are_seen() -> None:
         "python -m benchmarks --only step_z",
     ],
 )
-def test_a_wrong_command_is_seen(command: str) -> None:
+def test_an_invalid_command_fails(command: str) -> None:
     with pytest.raises((Exception, SystemExit)):
-        checked(next(commands(f"`{command}`")))
+        check(next(commands(f"`{command}`")))
 
 
-def test_settings_configs_tests_and_links_that_are_named_exist() -> None:
-    every = set()
+def test_settings_configs_tests_and_links_exist() -> None:
+    settings = set()
     for experiment in "language vision text_classification translation masked_image synthetic convolution".split():
-        every |= config.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
-    every |= {key.rpartition(".")[0] for key in every}
+        settings |= config.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
+    settings |= {key.rpartition(".")[0] for key in settings}
     for name, page in PAGES.items():
         fields = re.findall(r"--config\.([a-z_]+(?:\.\w+)?)", page)
         fields += re.findall(r"`((?:model|train|text|image|pairs|mesh|optim)\.(?!txt|py|safetensors)\w+)`", page)
-        own = re.findall(r'"(\w+)": ConfigDict', page)  # sections of an experiment that the page shows
-        assert not {field for field in fields if field.partition(".")[0] not in own} - every, name
+        sections = re.findall(r'"(\w+)": ConfigDict', page)  # of an experiment that the page shows
+        assert not {field for field in fields if field.partition(".")[0] not in sections} - settings, name
         assert all((ROOT / file).is_file() for file in re.findall(r"configs/\w+\.py", page)), name
         assert all(list(ROOT.glob(f"tests/**/{file}")) for file in re.findall(r"test_\w+\.py", page)), name
         for target in re.findall(r"\]\(([^)#]+)", page):
@@ -133,47 +133,43 @@ def test_settings_configs_tests_and_links_that_are_named_exist() -> None:
     assert {f"docs/{name}.md" for name in re.findall(r"\(docs/(\w+)\.md\)", README)} == pages
 
 
-def test_names_of_other_projects_lead_to_the_settings_beside_them() -> None:
-    part = PAGES["docs/configs.md"].partition("## If you come from")[2].partition("\n## ")[0]
-    rows = [re.findall(r"`([\w.]+)`", line) for line in part.splitlines() if line.startswith("| `")]
+def test_names_of_other_projects_lead_to_our_settings() -> None:
+    section = PAGES["docs/configs.md"].partition("## If you come from")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`([\w.]+)`", line) for line in section.splitlines() if line.startswith("| `")]
     assert len(rows) == 16
-    for ours, *theirs in rows:
-        for name in theirs:
+    for ours, *foreign in rows:
+        for name in foreign:
             assert by_name.translate_foreign(name) == [ours] or name in (ours, ours.partition(".")[2]), name
 
 
-def test_the_library_as_readme_shows_it() -> None:
-    """A language model, its gradient, and the same in Flax (which test_as_flax.py trains)."""
-    score_of_ones_own, _, library, flax = blocks(README, "python")
+def test_the_library_and_the_score_in_readme() -> None:
+    score, _, library = blocks(README, "python")
     names: dict = {}
     exec(library, names)
     leaves = jax.tree.leaves(jax.device_get(names["gradient"]))
     assert len(leaves) > 8 and all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)
-    exec(flax, names)
-    np.testing.assert_allclose(names["logits"], names["module"](jnp.zeros((3, 16), int)), rtol=1e-5, atol=1e-5)
 
-    exec(score_of_ones_own, names)
+    exec(score, names)
     x_BND = jax.random.normal(jax.random.key(0), (2, 5, 6))
-    drawn = names["turned"].init(jax.random.key(1), H=2, K=4, D=6, bias=False)
-    logits_BHNS = np.einsum("bhnk,bhsk->bhns", *names["turned"].apply(drawn, x_BND, x_BND))
+    params = names["rotated"].init(jax.random.key(1), H=2, K=4, D=6, bias=False)
+    logits_BHNS = np.einsum("bhnk,bhsk->bhns", *names["rotated"].apply(params, x_BND, x_BND))
     np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
 
 
-def test_python_of_all_pages_imports_what_is_there_and_their_configs_are_such(tmp_path: pathlib.Path) -> None:
+def test_imports_and_configs_of_pages_exist(tmp_path: pathlib.Path) -> None:
     for block in (block for page in PAGES.values() for block in blocks(page, "python")):
         for module, names in re.findall(r"^from (\S+) import (.+)$", block, flags=re.MULTILINE):
             for name in re.sub(r" as \w+", "", names).split(", "):
-                there = hasattr(importlib.import_module(module), name)
-                assert there or importlib.util.find_spec(f"{module}.{name}")
+                assert hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}")
     for page, experiment in (("docs/configs.md", "vision"), ("docs/studies.md", "ablation")):
         file = tmp_path / f"{experiment}.py"
         file.write_text(blocks(PAGES[page], "python")[0], encoding="utf-8")
         assert config_file.load(str(file), base=base.get_config).experiment == experiment
 
 
-def test_the_page_of_the_mathematics_is_what_the_code_says() -> None:
+def test_the_page_of_the_mathematics_is_up_to_date() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "mathematics.py"))["text"]()
-    assert PAGES["docs/mathematics.md"] == page, "python docs/mathematics.py makes it anew"
+    assert PAGES["docs/mathematics.md"] == page, "run python docs/mathematics.py"
     table = re.findall(r"^\| (?:E\d+|  ) .*\| ([^|]+) \|$", page, flags=re.MULTILINE)
     files = {file for cell in table for file in re.findall(r"[\w/]+\.py", cell)}
     assert len(files) > 12
@@ -181,7 +177,7 @@ def test_the_page_of_the_mathematics_is_what_the_code_says() -> None:
     assert {f"E{n}" for n in range(1, 31)} <= set(re.findall(r"^\| (E\d+)", page, flags=re.MULTILINE))
 
 
-def test_import_tfm_shows_what_there_is() -> None:
+def test_import_tfm_shows_its_modules() -> None:
     import tfm
 
     assert {"attention", "block", "decode", "transformer"} <= set(dir(tfm)) and "flax" not in vars(tfm)

@@ -20,7 +20,7 @@ CELLS = json.loads((ROOT / "colab.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 FIRST = [(*source.partition("\n")[0].split(), source.partition("\n")[2]) for source in CODE]
 FILES = {words[1]: words[-1] for words in FIRST if words[0] == "%%writefile"}
-ARMS = ("one_matrix", "turned", "two_matrices")
+ARMS = ("one_matrix", "rotated", "two_matrices")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

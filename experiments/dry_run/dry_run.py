@@ -1,4 +1,4 @@
-"""Compile a run without starting it, and report what its programs need: bytes on each device, and collectives."""
+"""Compile a run without starting it, and report the bytes on each device and the collectives of its programs."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from experiments.dry_run import topology
 from experiments.engine import compilation, config, disk, errors, mesh as meshes, run as runs, train_step as steps
 
-BYTES = ("argument", "output", "alias", "temp", "generated_code")  # of XLA's memory analysis
+MEMORY = ("argument", "output", "alias", "temp", "generated_code")  # parts of XLA's memory analysis
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ((?:{'|'.join(KINDS)})(?:-start)?)\((?:.*(chain_id=\S+?)[,}}])?")
 Target = topology.Topology | None
@@ -23,9 +23,9 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 def dry_run(
     settings: config.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
-    """Print the parameter table, compile step and evaluation of a run for its mesh, and report what they need.
+    """Print the parameter table of a run, compile its step and evaluation for its mesh, and report their memory.
 
-    target, file: as of `compile_and_report`. Raises RunError if the compiler refuses a program.
+    target and file are arguments of `compile_and_report`. Raises RunError if the compiler refuses a program.
     """
     plan, state = runs.prepare(settings, work, mesh, described=True)
     with steps.device_errors():
@@ -34,7 +34,7 @@ def dry_run(
 
 
 def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]:
-    """Yield the training step for each size of a batch, and the evaluation."""
+    """Yield the training step for each batch size, and the evaluation."""
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
         batch = meshes.abstract_batch(plan.mesh, plan.task.train[first])
         arguments = state, batch, steps.abstract_alive(plan.mesh)
@@ -48,70 +48,76 @@ def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]
 def compile_and_report(
     requests: Iterable[topology.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
-    """Compile programs, print what they need, and write it to `file` as JSON. Raises RunError for a refused program.
+    """Compile programs, print their memory and collectives, and write them to `file` as JSON.
 
-    target: the chips that the arguments lie on; None: this machine's devices. parts: abstract trees among the
-    arguments, whose bytes on each device are printed.
+    target: the chips of the arguments' shardings; None: this machine's devices. parts: abstract trees among the
+    arguments, to print their bytes on each device. Raises RunError if the compiler refuses a program.
     """
-    records = [record(program) for program in topology.compile_programs(requests)]
-    print("\n".join(_lines(records, parts, target)), flush=True)
-    refused = "; ".join(f"{one['name']} {one['reason']}" for one in records if not one["compiled"])
+    records = [describe_program(program) for program in topology.compile_programs(requests)]
+    print("\n".join(report_lines(records, parts, target)), flush=True)
+    failures = "; ".join(f"{record['name']} {record['reason']}" for record in records if not record["compiled"])
     if target and file:
-        _write(file, records, refused, target, parts)
-    if refused:
-        raise errors.RunError(f"not compiled for {target.name if target else 'these devices'}: {refused}")
+        write_report(file, records, failures, target, parts)
+    if failures:
+        raise errors.RunError(f"not compiled for {target.name if target else 'these devices'}: {failures}")
 
 
-def record(program: topology.Program) -> dict[str, Any]:
-    """Return the facts about a program: bytes on each device, and its collectives."""
-    facts = {"name": program.request.name, "compiled": program.compiled is not None, "reason": program.reason}
+def describe_program(program: topology.Program) -> dict[str, Any]:
+    """Return a record of the program: its bytes on each device, and its collectives."""
+    record = {"name": program.request.name, "compiled": program.compiled is not None, "reason": program.reason}
     if program.compiled is None:
-        return facts
-    analysis = program.compiled.memory_analysis()
-    sizes = {name: getattr(analysis, f"{name}_size_in_bytes") for name in BYTES}
-    facts["needed_bytes"] = sum(sizes.values()) - 2 * sizes["alias"]  # results in place of arguments count once
-    facts |= {f"{name}_bytes": size for name, size in sizes.items()}
-    return facts | {"collectives": collectives(program.compiled.as_text())}
+        return record
+    memory = program.compiled.memory_analysis()
+    sizes = {
+        "argument": memory.argument_size_in_bytes,
+        "output": memory.output_size_in_bytes,
+        "alias": memory.alias_size_in_bytes,
+        "temp": memory.temp_size_in_bytes,
+        "generated_code": memory.generated_code_size_in_bytes,
+    }
+    record["needed_bytes"] = sum(sizes.values()) - 2 * sizes["alias"]  # a result in place of an argument counts once
+    record |= {f"{name}_bytes": size for name, size in sizes.items()}
+    return record | {"collectives": count_collectives(program.compiled.as_text())}
 
 
-def collectives(text: str) -> dict[str, dict[str, int]]:
-    """Return {kind: {"times", "bytes"}} of the collectives in a compiled program: bytes of the results on one device.
+def count_collectives(text: str) -> dict[str, dict[str, int]]:
+    """Return {kind: {"times", "bytes"}} of the collectives in a compiled program, with their results' bytes per device.
 
-    The body of a loop counts once. Fusions that do parts of one collective have the same chain_id, and count once.
+    The body of a loop counts once. Fusions with the same chain_id are parts of one collective, and count once.
     """
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     unique = {match[3] or match.start(): match for match in COLLECTIVE.finditer(text)}
     for match in unique.values():
-        one = found.setdefault(match[2].removesuffix("-start"), {"times": 0, "bytes": 0})
-        one["times"] += 1
-        one["bytes"] += result_bytes(match[1], match[2])
-    return found
+        count = counts.setdefault(match[2].removesuffix("-start"), {"times": 0, "bytes": 0})
+        count["times"] += 1
+        count["bytes"] += result_bytes(match[1], match[2])
+    return counts
 
 
 def result_bytes(shape: str, opcode: str) -> int:
-    """Return the bytes of a shape in XLA's notation, such as "(f32[2,3], bf16[4])", without the inputs in it."""
+    """Return the bytes of the outputs in a shape in XLA's notation, such as "(f32[2,3], bf16[4])"."""
     sizes = []
     for dtype, dimensions in ARRAY.findall(shape):
-        bits = int((re.findall(r"\d+", dtype) or [8])[0])  # "pred" has no number: a byte
+        bits = int((re.findall(r"\d+", dtype) or [8])[0])  # "pred" has no number and takes a byte
         sizes.append(max(1, bits // 8) * math.prod(int(n) for n in dimensions.split(",") if n))
     if opcode == "collective-permute-start":  # (input, output, contexts)
         return sizes[1]
     return sum(sizes[len(sizes) // 2 :] if opcode == "all-gather-start" else sizes)  # (inputs, outputs)
 
 
-def _write(file: str, records: list[dict], refused: str, target: topology.Topology, parts: dict) -> None:
-    """Write all facts as JSON."""
-    facts = {"topology": target.name, "chips": len(target.devices), "hbm_bytes": int(target.memory)}
-    facts |= {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
-    facts |= {"compiled": not refused, "reason": refused, "programs": records}
-    facts |= {"versions": meshes.versions() | {"libtpu": compilation.libtpu()}}
+def write_report(file: str, records: list[dict], failures: str, target: topology.Topology, parts: dict) -> None:
+    """Write the records as JSON."""
+    report = {"topology": target.name, "chips": len(target.devices), "hbm_bytes": int(target.memory)}
+    report |= {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
+    report |= {"compiled": not failures, "reason": failures, "programs": records}
+    report |= {"versions": meshes.versions() | {"libtpu": compilation.libtpu()}}
     try:
-        disk.write_json(pathlib.Path(file), facts)
+        disk.write_json(pathlib.Path(file), report)
     except OSError as error:
         raise errors.RunError(f"--json={file} cannot be written: {error.strerror}") from error
 
 
-def _lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterator[str]:
+def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterator[str]:
     """Yield the lines of the report."""
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"
@@ -122,13 +128,13 @@ def _lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterat
         size = compilation.device_bytes(tree)
         share = compilation.tree_bytes(tree) / size if size else 1
         yield f"    {name:<11} {disk.size(size):>10}" + (f"  (1/{share:.2f} of the whole)" if share > 1 else "")
-    for one in records:
-        if not one["compiled"]:
-            yield f"  {one['name']}: not compiled, it {one['reason']}"
+    limit = f" of {disk.size(target.memory)}" if target else ""
+    for record in records:
+        if not record["compiled"]:
+            yield f"  {record['name']}: not compiled, it {record['reason']}"
             continue
-        limit = f" of {disk.size(target.memory)}" if target else ""
-        sizes = ", ".join(f"{kind.replace('_', ' ')} {disk.size(one[f'{kind}_bytes'])}" for kind in BYTES)
-        yield f"  {one['name']}: {disk.size(one['needed_bytes'])}{limit} on each device ({sizes})"
-        if one["collectives"]:
-            each = (f"{kind} {n['times']} x, {disk.size(n['bytes'])}" for kind, n in one["collectives"].items())
-            yield f"    collectives (the body of a loop counts once): {', '.join(each)}"
+        sizes = ", ".join(f"{part.replace('_', ' ')} {disk.size(record[f'{part}_bytes'])}" for part in MEMORY)
+        yield f"  {record['name']}: {disk.size(record['needed_bytes'])}{limit} on each device ({sizes})"
+        counts = (f"{kind} {n['times']} x, {disk.size(n['bytes'])}" for kind, n in record["collectives"].items())
+        if text := ", ".join(counts):
+            yield f"    collectives (the body of a loop counts once): {text}"

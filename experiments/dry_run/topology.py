@@ -1,7 +1,7 @@
-"""Compile for TPU chips that this machine does not have: libtpu contains the whole compiler of a TPU.
+"""Compile for TPU chips that this machine does not have: libtpu contains the compiler.
 
-Nothing can be placed on such chips or run. The usable memory is the number in the compiler's own message about a
-program that is too large (libtpu 0.0.23 and 0.0.50).
+Arrays cannot be placed on such chips, and programs cannot run. The usable memory is from the compiler's message about
+a program that is too large (libtpu 0.0.23 and 0.0.50).
 """
 
 import os
@@ -15,10 +15,10 @@ from jax.experimental import topologies
 
 from experiments.engine import compilation, errors
 
-THREADS = 2  # programs compiled at once: one takes one core
+THREADS = 2  # programs compiled at once; each takes one core
 INSTALL = 'pip install -e ".[aot]"'
 MEMORY_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24}  # usable, of one device
-# Without these variables libtpu looks for chips of this machine and for other users of them, and prints warnings.
+# Without these variables libtpu searches for chips and their users on this machine, and prints warnings.
 ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_SKIP_MDS_QUERY": "1"}
 ENVIRONMENT |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
 ONE_CHIP, EIGHT_CHIPS = {"chips_per_host_bounds": (1, 1, 1)}, {"chips_per_host_bounds": (2, 4, 1)}  # of one host
@@ -44,7 +44,7 @@ TOO_LARGE = (  # messages of libtpu 0.0.23 (two) and 0.0.50: how much a program 
 
 
 class Topology(NamedTuple):
-    """The chips to compile for: `devices` of JAX, and the bytes that a program may use on one of them."""
+    """The chips to compile for: their JAX devices, and the bytes that a program may use on each."""
 
     name: str
     devices: Sequence[Any]
@@ -68,24 +68,25 @@ class Program(NamedTuple):
 
 
 def describe(name: str) -> Topology:
-    """Return the chips of a topology. From here on JAX uses the CPU and keeps no compiled programs.
+    """Return the chips of a topology. After this call JAX uses the CPU and caches no compiled programs.
 
-    Raises UserError for an unknown name, and if libtpu is missing or belongs to another JAX.
+    Raises UserError if the name is unknown, or if libtpu is missing or belongs to another version of JAX.
     """
     if name not in NAMES:
         raise errors.UserError(f'unknown --topology "{name}". Choose one of: {", ".join(NAMES)}')
     if compilation.libtpu() is None:
-        raise errors.UserError(f"--topology needs libtpu, the compiler for TPUs, which is not installed: {INSTALL}")
+        raise errors.UserError(f"--topology needs the compiler libtpu, which is not installed: {INSTALL}")
     jax.config.update("jax_platforms", "cpu")
     compilation.keep_nothing()
     libtpu_name, options = NAMES[name]
     missing = {variable: value for variable, value in ENVIRONMENT.items() if variable not in os.environ}
-    os.environ.update(missing)  # libtpu reads them while it is loaded
+    os.environ.update(missing)  # libtpu reads them when it loads
     try:
         devices = topologies.get_topology_desc(libtpu_name, "tpu", **options).devices
     except RuntimeError as error:
-        why = f"{foreign}: {INSTALL}" if (foreign := compilation.foreign()) else str(error).strip().splitlines()[0]
-        raise errors.UserError(f"libtpu cannot describe --topology={name}: {why}") from error
+        foreign = compilation.foreign()
+        reason = f"{foreign}: {INSTALL}" if foreign else str(error).strip().splitlines()[0]
+        raise errors.UserError(f"libtpu cannot describe --topology={name}: {reason}") from error
     finally:
         for variable in missing:
             del os.environ[variable]
@@ -93,7 +94,7 @@ def describe(name: str) -> Topology:
 
 
 def compile_programs(requests: Iterable[Request]) -> list[Program]:
-    """Compile the programs, two at a time."""
+    """Compile the programs, THREADS at a time."""
 
     def compile_one(request: Request, lowered: jax.stages.Lowered) -> Program:
         try:
@@ -102,12 +103,12 @@ def compile_programs(requests: Iterable[Request]) -> list[Program]:
             return Program(request, None, refusal(str(error)))
 
     with futures.ThreadPoolExecutor(THREADS) as pool:
-        jobs = [pool.submit(compile_one, one, one.function.lower(*one.arguments)) for one in requests]
+        jobs = [pool.submit(compile_one, item, item.function.lower(*item.arguments)) for item in requests]
         return [job.result() for job in jobs]
 
 
 def refusal(message: str) -> str:
-    """Return the compiler's reason against a program in one line: the memory that it needs, or the first line."""
+    """Return the compiler's reason for refusing a program in one line: its memory, or the first line of the message."""
     for pattern in TOO_LARGE:
         if match := re.search(pattern, message):
             numbers = zip(match.groups()[::2], match.groups()[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""What the tools share: opening a model, flags made of a function's arguments, the output file, and exit codes."""
+"""Shared parts of the tools: open a model, parse flags from a function's arguments, write the output, exit codes."""
 
 import inspect
 import io
@@ -20,16 +20,16 @@ DEFINE = {
     tuple: flags.DEFINE_multi_string,
 }
 Path = str | os.PathLike
-HELP = {  # of the arguments that most tools have
+HELP = {  # for the arguments that most tools have
     "checkpoint": "The model: a run's folder, or a published model's folder or file.",
-    "trust": "Your own code that the run's config names, as my_file:my_score. It is executed.",
-    "device": "any, cpu, gpu or tpu: the device that must be there.",
+    "trust": "Your code that the run's config names, such as my_file:my_score. It will be executed.",
+    "device": "The required device: any, cpu, gpu or tpu.",
     "workdir": "A folder for the output. Without it nothing is written.",
 }
 
 
 def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> open_model.Trained:
-    """Start the device (None: no device) and open the model. Raises UserError for a model of none of these kinds."""
+    """Start the device (None: no device) and open the model. Raises UserError if it has another kind than these."""
     config_file.forget_user_modules(pathlib.Path())
     if device is not None:
         compilation.keep()
@@ -41,7 +41,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
 
 
 def output(folder: Path, name: str) -> pathlib.Path | None:
-    """Return the path of a new file in the folder, None without a folder. Raises UserError if it exists already."""
+    """Return the path of a new file in the folder, or None without a folder. Raises UserError if the file exists."""
     return disk.new_file(pathlib.Path(folder), name) if str(folder) else None
 
 
@@ -73,18 +73,23 @@ def arguments(tool: Callable, help: dict[str, str], argv: list[str]) -> dict[str
         print(f"{inspect.getmodule(tool).__doc__}\n{values.get_help()}")
         sys.exit(0)
     try:
-        surplus = values(argv)[1:]
+        for argument in values(argv)[1:]:
+            raise flags.Error(f'unexpected argument "{argument}". Write --NAME=VALUE, such as --checkpoint=PATH.')
     except flags.Error as error:
         raise errors.UserError(str(error)) from error
-    if surplus:
-        raise errors.UserError(f'unexpected argument "{surplus[0]}": write --NAME=VALUE, as --checkpoint=PATH')
     return values.flag_values_dict()
 
 
+def require(example: str, value: Path) -> None:
+    """Raise UserError if the value of the flag in this example is empty."""
+    if not str(value):
+        raise errors.UserError(f"{example.partition('=')[0]} is missing. Add it to the command, such as {example}.")
+
+
 def exit_code(action: Callable[[], Any]) -> int:
-    """Return 0 after the action; 2 for a UserError; 1 for a RunError, or if the output is not read; 130 for Ctrl-C."""
+    """Run the action. Return 0, 2 for a UserError, 1 for a RunError or a closed output, or 130 for Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 shows what it cannot show as \u597d
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 prints other characters as \u597d
             stream.reconfigure(errors="backslashreplace")
     try:
         with by_name.user_errors("your own code", all_is_users=False):
@@ -99,7 +104,7 @@ def exit_code(action: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # as in `... | head -1`; Python flushes the output once more at its end
+    except BrokenPipeError:  # for example in `... | head -1`; Python flushes the output again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

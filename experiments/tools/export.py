@@ -1,12 +1,12 @@
-"""A model trained here as a published one (gpt2, bert, vit, ...): files that transformers opens.
+"""Write a trained model in the format of a published family (gpt2, bert, vit, ...), which transformers opens.
 
 python -m experiments.tools.export --checkpoint=DIR --family=gpt2 --workdir=OUT
 export.run("DIR", family="gpt2", workdir="OUT")
 
-DIR is a run's folder, or that of a published model. OUT gets model.safetensors, config.json and the tokenizer's files
-(those of bytes or characters only this project reads). A field of the run's config that the family does not have is
-refused by its name; rotary positions are written in Llama's order of the features. The adapters of a run that has
-some (optim.lora) are merged, and also written alone, into OUT/adapters, for the peft library.
+DIR is the folder of a run or of a published model. OUT gets model.safetensors, config.json and the tokenizer's files
+(only this project reads a tokenizer of bytes or characters). A setting of the run that the family does not have is an
+error. Rotary positions are written in Llama's order of features. Adapters (optim.lora) are merged into the weights,
+and also written separately to OUT/adapters, for the peft library.
 """
 
 import pathlib
@@ -15,22 +15,21 @@ import sys
 from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
-from experiments.engine import by_name, disk, errors, log
+from experiments.engine import by_name, disk, log
 from experiments.pretrained import adapters, hub, llama, open_model
 from experiments.tools import command
 from tfm import shapes
 
 HELP = {"family": f"The published family: {', '.join(hub.FAMILIES)}.", "workdir": "A new folder for the files."}
-TOKEN_IDS = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}  # that a kind needs
+TOKEN_IDS = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}  # required by the kind
 
 
 def run(
     checkpoint: command.Path, *, family: str = "", trust: tuple[str, ...] = (), workdir: command.Path = ""
 ) -> list[pathlib.Path]:
-    """Write the model into the folder, which must be new. Return the files."""
+    """Write the model into a new folder. Return the files."""
     spec = hub.FAMILIES[by_name.choose("family", family, {name: name for name in hub.FAMILIES})]
-    if not str(workdir):
-        raise errors.UserError("the folder to write is missing: --workdir=FOLDER")
+    command.require("--workdir=FOLDER", workdir)
     model, folder = command.load(checkpoint, trust, "any"), pathlib.Path(workdir)
     open_model.check_kind(model, *spec.outputs, needs_head=False)
     open_model.check_finite(model.path, shapes.flat(model.params))
@@ -51,12 +50,12 @@ def run(
     if (model.path / adapters.FILE).is_file() and params is model.params:
         names += write_adapters(model, hub.rules(family, params, fields, extras), folder)
     files = [folder / name for name in names]
-    log.say(f"{model.path} is written as {family}: {', '.join(map(str, files))}", "\n")
+    log.say(f"{model.path}, written as {family}: {', '.join(map(str, files))}", "\n")
     return files
 
 
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
-    """Return the ids that begin, end and pad a text: of a published model's files, else of its tokenizer."""
+    """Return the ids that begin, end and pad a text: from a published model's files, else from its tokenizer."""
     ids = model.extras.get("ids", {})
     if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.tokenizers(model):
         return ids
@@ -78,26 +77,28 @@ def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]
             shutil.copyfile(source / name, folder / name)
     config = open_model.read_saved(folder / tokenizer_config.CONFIG)
     if "model" in open_model.read_saved(folder / "tokenizer.json") and "tokenizer_class" not in config:
-        config["tokenizer_class"] = tokenizer_config.read(source)["tokenizer_class"]  # else the model's type decides
+        # Without this field transformers chooses the class by the model's type.
+        config["tokenizer_class"] = tokenizer_config.read(source)["tokenizer_class"]
         disk.write_json(folder / tokenizer_config.CONFIG, config)
         names = [*dict.fromkeys([*names, tokenizer_config.CONFIG])]
     return names
 
 
 def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
-    """Write the run's adapters for the peft library, if the family can have them. Return the names of the files."""
+    """Write the run's adapters for the peft library, if the family supports them. Return the names of the files."""
     settings = open_model.read_saved(model.path / "config.json")["config"]
     target = disk.folder(folder, "adapters")
-    if wrong := adapters.write_peft(model.path, target, settings=settings, rules=rules):
-        print(f"its adapters alone are not written: {wrong}")
+    if reason := adapters.write_peft(model.path, target, settings=settings, rules=rules):
+        print(f"the adapters are not written separately: {reason}")
         return []
     return [f"adapters/{file.name}" for file in sorted(target.iterdir())]
 
 
 def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
-    """Return how transformers makes an image file like those of the model.
+    """Return the config with which transformers prepares an image file like the images of the model.
 
-    Its black is 0, ours `low`: (low + x (high - low) / 255 - mean) / std = (x rescale_factor - image_mean) / image_std.
+    Black is 0 there and `low` here:
+    (low + x (high - low) / 255 - mean) / std = (x rescale_factor - image_mean) / image_std.
     """
     low, high = like["values"]
     return like["processor"] | {

@@ -1,9 +1,9 @@
-"""Masked tokens filled in by a trained model: a masked run made here, or a published BERT.
+"""Fill in masked tokens with a trained model: a masked run, or a published BERT.
 
 python -m experiments.tools.fill --checkpoint=DIR --prompt='The [MASK] sat on the mat.'
 fill.run("DIR", prompt="The [MASK] sat on the mat.")
 
-Prints and returns the text with the most likely tokens in it, and for each [MASK] the five most likely ones with their
+Prints and returns the text with the most likely tokens, and for each [MASK] the five most likely tokens with their
 probabilities.
 """
 
@@ -18,7 +18,7 @@ from experiments.pretrained import open_model
 from experiments.tools import command
 
 MASK = "[MASK]"
-SHOWN = 5  # most likely tokens for each mask
+TOP = 5  # most likely tokens for each mask
 HELP = {"prompt": "The text, with a [MASK] for each token to fill in."}
 
 
@@ -30,46 +30,43 @@ def run(
     device: str = "any",
     workdir: command.Path = "",
 ) -> str:
-    """Return the prompt with each [MASK] filled in, and the most likely tokens of each."""
+    """Return the text with its masks filled in, and a line for each mask."""
     model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
     tokenizer, N = open_model.load_tokenizer(model), model.facts["N"]
     id_N = encode(tokenizer, prompt)
     if len(id_N) > N:
-        raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the context of the model holds {N}")
+        raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the model reads {N}. Shorten the prompt.")
     p_NW = np.asarray(jax.nn.softmax(model(id_N[None])[0]))
     p_NW = p_NW[id_N == tokenizer.mask, : tokenizer.size]  # a model may have more rows than tokens
     return command.report(table(tokenizer, id_N, p_NW), file)
 
 
 def encode(tokenizer: tokenizers.Tokenizer, text: str) -> np.ndarray:
-    """Return the token ids of the text, the mask's for each [MASK]. Raises UserError for a text without [MASK]."""
-    parts = text.split(MASK)
-    if len(parts) == 1:
-        raise errors.UserError(f"the prompt needs a {MASK} for each token to fill in: --prompt='The {MASK} sat'")
+    """Return the token ids of the text, with the mask token for each [MASK]. Raises UserError without a [MASK]."""
     if tokenizer.mask is None:
         raise errors.UserError("the tokenizer of this model has no mask token")
-    name = tokenizer.name(tokenizer.mask)
+    parts, name = text.split(MASK), tokenizer.name(tokenizer.mask)
     if tokenizer.mask in tokenizer.encode(name):
         id_N = tokenizer.encode(text.replace(MASK, name))
-    else:  # a tokenizer of this project, to which [MASK] is six letters
+    else:  # a tokenizer of this project, which reads [MASK] as six letters
         pieces = [tokenizer.encode(parts[0], specials=False)]
         for part in parts[1:]:
             pieces += [[tokenizer.mask], tokenizer.encode(part, specials=False)]
         id_N = np.concatenate(pieces).astype(np.int32)
-    if np.sum(id_N == tokenizer.mask) != len(parts) - 1:
-        raise errors.UserError(f"the prompt has {name} in addition to {MASK}: write {MASK} for each")
+    if len(parts) == 1 or np.sum(id_N == tokenizer.mask) != len(parts) - 1:
+        raise errors.UserError(f"mark each token to fill in by {MASK} and no other name: --prompt='The {MASK} sat'")
     return id_N
 
 
 def table(tokenizer: tokenizers.Tokenizer, id_N: np.ndarray, p_NW: np.ndarray) -> str:
-    """Return the text with its masks filled in, and a line with the most likely tokens of each. p: of the masks."""
+    """Return the text with its masks filled in, and a line with the most likely tokens of each mask."""
     filled_N = id_N.copy()
     filled_N[id_N == tokenizer.mask] = p_NW.argmax(-1)
     lines = [tokenizer.decode(filled_N.tolist())]
     for number, p_W in enumerate(p_NW, 1):
-        likely = np.argsort(-p_W, kind="stable")[:SHOWN].tolist()
-        shown = ", ".join(f"{tokenizer.decode([w]) or tokenizer.name(w)!r} {p_W[w]:.3f}" for w in likely)
-        lines.append(f"  {MASK} {number}: {shown}")
+        likely = np.argsort(-p_W, kind="stable")[:TOP].tolist()
+        tokens = ", ".join(f"{tokenizer.decode([w]) or tokenizer.name(w)!r} {p_W[w]:.3f}" for w in likely)
+        lines.append(f"  {MASK} {number}: {tokens}")
     return "\n".join(lines)
 
 

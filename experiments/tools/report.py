@@ -1,12 +1,12 @@
-"""The report of a study's folder again, without training; or of the folders of several machines together.
+"""Write the report of a study again without training, or the report of several machines' folders together.
 
 python -m experiments.tools.report --workdir=DIR
 python -m experiments.tools.report --workdir=NEW --merge=DIR --merge=DIR
 python -m experiments.tools.report --workdir=DIR --correction=condition
 report.run("DIR"), report.run("NEW", merge=("DIR", "DIR"))
 
-The merged folders hold parts of one study, at the same commit and on the same data: each machine may train some of its
-arms, conditions and seeds. A run that is in two folders must be the same in both.
+The merged folders must be parts of one study, with the same commit and data. Each machine may train a subset of the
+arms, conditions and seeds. A run in two folders must be equal in both.
 """
 
 import pathlib
@@ -18,13 +18,13 @@ from experiments.tools import command
 
 HELP = {
     "workdir": "The study's folder; with --merge a new one.",
-    "merge": "A folder of the study; several times.",
-    "correction": "Intervals that hold for all comparisons of the study together, or of each condition.",
+    "merge": "A folder with a part of the study. Repeat the flag for each folder.",
+    "correction": "Correct the intervals for all comparisons of the study, or of each condition: study or condition.",
 }
 
 
 def run(workdir: command.Path, *, merge: tuple[str, ...] = (), correction: str = "study") -> str:
-    """Write the report, and print and return its verdict."""
+    """Write the report. Print and return its verdict."""
     folder = pathlib.Path(workdir)
     by_name.choose("correction", correction, {"study": None, "condition": None})
     with disk.writing(folder):

@@ -1,11 +1,11 @@
-"""Text from a trained model: a run made here, or a published GPT-2, Llama or llama2.c model.
+"""Continue a text with a trained model: a run, or a published GPT-2, Llama or llama2.c model.
 
 python -m experiments.tools.sample --checkpoint=DIR --prompt='Once upon a time'
 sample.run("DIR", prompt="Once upon a time")
 
---prompt=One --prompt=Two continues several texts at once. --prompt=-, or no prompt on a terminal, continues each line
-that is typed. The text is printed while it is drawn, each token from the cached keys and values of those before it
-(E23). Beyond the context of the model the window moves: each token is drawn after the last ones that the context holds.
+--prompt=One --prompt=Two continues several texts at once. --prompt=-, or no prompt on a terminal, continues each input
+line. The text is printed while it is drawn, with cached keys and values (E23). In texts longer than the model's context
+the window moves: each token depends on the last tokens that fit into the context.
 """
 
 import itertools
@@ -26,20 +26,20 @@ from experiments.tools import command, generation
 from tfm.attention import mask as masks
 from tfm.decode import sampling
 
-MOST = 256  # new tokens, if their number is open
+DEFAULT_TOKENS = 256  # for max_new_tokens = 0
 HELP = {
-    "prompt": "The text to continue; several are drawn together. -: each line of the input.",
-    "max_new_tokens": "Tokens after each prompt; 0: 256, and after a prefix no more than the context holds.",
-    "samples": "Texts after each prompt; the second is the first of seed + 1, and so on.",
-    "temperature": "0: always the most likely token.",
+    "prompt": "The text to continue; repeat the flag for several texts. -: each line of the input.",
+    "max_new_tokens": "Tokens after each prompt; 0: 256, or less if a prefix leaves less of the context.",
+    "samples": "Texts for each prompt; the second equals the first of seed + 1, and so on.",
+    "temperature": "Divides the logits; 0: always the most likely token.",
     "top_k": "Draw from the k most likely tokens; 0: from all.",
-    "top_p": "Draw from the most likely tokens that together reach this probability.",
+    "top_p": "Draw from the most likely tokens whose total probability reaches this number.",
     "min_p": "Draw from tokens at least this many times as probable as the most likely one; 0: from all.",
-    "repetition_penalty": "Above 1, tokens that the text already has are less likely: 1.2.",
-    "stop": "The text ends before this string, and where the model ends it.",
+    "repetition_penalty": "Above 1 (for example 1.2), tokens of the text so far become less likely.",
+    "stop": "End the text before this string, or where the model ends it.",
     "seed": "Seed of the random numbers.",
-    "topology": "Draw nothing, but compile for a TPU that need not be there: v5e-1.",
-    "json": "With --topology: a file for the compiler's report.",
+    "topology": "Only compile, for a TPU that this machine may not have: v5e-1.",
+    "json": "A file for the compiler's report (with --topology).",
 }
 
 
@@ -62,28 +62,28 @@ def run(
     device: str = "any",
     workdir: command.Path = "",
 ) -> str | list[str] | None:
-    """Return the prompt with its continuation; for several prompts, samples or lines a list of texts."""
-    chance = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    chance["repetition_penalty"] = repetition_penalty
-    check(chance, samples=samples, seed=seed, max_new_tokens=max_new_tokens)
+    """Return the prompt with its continuation; a list of texts for several prompts, samples or lines."""
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    options["repetition_penalty"] = repetition_penalty
+    check(options, samples=samples, seed=seed, max_new_tokens=max_new_tokens)
     model = command.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     file = command.output(workdir, "sample.txt")
     tokenizer = open_model.load_tokenizer(model)
     target = topologies.describe(topology) if topology else None
     mesh = meshes.make(data=1, devices=target and target.devices)
-    session = Session(model, tokenizer, make_generator(model, tokenizer, mesh, chance), max_new_tokens, samples, stop)
+    session = Session(model, tokenizer, make_generator(model, tokenizer, mesh, options), max_new_tokens, samples, stop)
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if target:
         ids, steps = encode(session, prompts or [""])
         return dry_run.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
-    typed = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
-    texts = list(answers(session, seed)) if typed else draw(session, prompts or [""], seed)
+    interactive = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
+    texts = list(answer_lines(session, seed)) if interactive else draw(session, prompts or [""], seed)
     command.save("\n\n".join(texts), file)
-    return texts[0] if isinstance(prompt, str) and samples == 1 and not typed else texts
+    return texts[0] if isinstance(prompt, str) and samples == 1 and not interactive else texts
 
 
 class Session(NamedTuple):
-    """A model and how texts are drawn from it."""
+    """A model, and the options for drawing texts from it."""
 
     model: open_model.Trained
     tokenizer: tokenizers.Tokenizer
@@ -93,49 +93,49 @@ class Session(NamedTuple):
     stop: str
 
 
-def check(chance: dict[str, float], **counts: int) -> None:
-    """Raise UserError for numbers out of range."""
+def check(options: dict[str, float], **counts: int) -> None:
+    """Raise UserError for options out of range."""
     config.at_least(0, counts)
     config.check_seed(counts["seed"])
     try:
-        sampling.check_options(**chance)
+        sampling.check_options(**options)
     except ValueError as error:
         raise errors.UserError(str(error)) from error
 
 
 def make_generator(
-    model: open_model.Trained, tokenizer: tokenizers.Tokenizer, mesh: Mesh, chance: dict[str, float]
+    model: open_model.Trained, tokenizer: tokenizers.Tokenizer, mesh: Mesh, options: dict[str, float]
 ) -> generation.Generator:
-    """Return the generator of the model: its mask, its context and the tokens that end its texts."""
+    """Return a generator with the model's mask, context and end tokens."""
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
         if model.kind == "prefix" and length_B is not None:
             return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
         return models.add_window(model.fields, masks.causal)
 
-    N, ends = model.facts["N"], open_model.list_end_ids(model, tokenizer)
+    N, stop = model.facts["N"], open_model.list_end_ids(model, tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N
-    how = {"mask": mask, "mesh": mesh, "context": context, "stop": ends}
-    return generation.Generator(model.network(), model.params, **how, **chance)
+    network, params = model.network(), model.params
+    return generation.Generator(network, params, mask=mask, mesh=mesh, stop=stop, context=context, **options)
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
-    """Return the prompts' ids, and how many tokens may follow. Raises UserError for an empty or too long prompt."""
+    """Return the ids of the prompts, and the number of new tokens. Raises UserError for an empty or too long prompt."""
     model, tokenizer, steps = session.model, session.tokenizer, session.max_new_tokens
     ids = [tokenizer.encode(text).tolist() or [tokenizer.bos] for text in prompts]
     if [None] in ids:
-        raise errors.UserError("this model needs a prompt of at least one token: --prompt='...'")
-    if model.kind == "prefix":  # it is read both ways, so that the window cannot move
+        raise errors.UserError("this model needs a prompt of at least one token. Add --prompt='...'.")
+    if model.kind == "prefix":  # attention in both directions, so the window cannot move
         N, longest = model.facts["N"], max(map(len, ids))
         if N - longest < max(steps, 1):
-            wrong = f"a prefix of {longest} tokens and max_new_tokens = {steps} do not fit"
-            raise errors.UserError(f"{wrong} into the model's context of {N}")
-        steps = steps or min(MOST, N - longest)
-    return ids, steps or MOST
+            sizes = f"a prefix of {longest} tokens and max_new_tokens = {steps}"
+            raise errors.UserError(f"{sizes} exceed the model's context of {N}. Shorten the prompt or the text.")
+        steps = steps or min(DEFAULT_TOKENS, N - longest)
+    return ids, steps or DEFAULT_TOKENS
 
 
 def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
-    """Print and return the texts. Sample i of each prompt is drawn with seed + i. A single text is printed in parts."""
+    """Print and return the texts. Sample i of each prompt uses seed + i. A single text is printed while it is drawn."""
     (ids, steps), samples = encode(session, prompts), session.samples
     keys = [jax.random.fold_in(jax.random.key(seed + i), b) for b in range(len(ids)) for i in range(samples)]
     prompts, ids = ([row for row in rows for _ in range(samples)] for rows in (prompts, ids))
@@ -157,8 +157,8 @@ def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
     return texts
 
 
-def answers(session: Session, seed: int) -> Iterator[str]:
-    """Yield the texts after each line of the input. An error is printed, since the next line may be a good one."""
+def answer_lines(session: Session, seed: int) -> Iterator[str]:
+    """Yield the texts after each line of the input. Print an error, since the next line may be valid."""
     for number in itertools.count():
         try:
             line = input("> " if sys.stdin.isatty() else "")
@@ -170,17 +170,17 @@ def answers(session: Session, seed: int) -> Iterator[str]:
 
 
 def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
-    """Yield the text before `stop`, in pieces. What may be the beginning of `stop` waits for the next piece."""
-    held = ""
+    """Yield the text before `stop`, in pieces. A possible beginning of `stop` waits for the next piece."""
+    buffer = ""
     for piece in pieces:
-        held += piece
-        if stop and stop in held:
-            yield held[: held.index(stop)]
+        buffer += piece
+        if stop and stop in buffer:
+            yield buffer[: buffer.index(stop)]
             return
-        back = next((n for n in range(min(len(stop) - 1, len(held)), 0, -1) if held.endswith(stop[:n])), 0)
-        yield held[: len(held) - back]
-        held = held[len(held) - back :]
-    yield held
+        n = next((n for n in range(min(len(stop) - 1, len(buffer)), 0, -1) if buffer.endswith(stop[:n])), 0)
+        yield buffer[: len(buffer) - n]
+        buffer = buffer[len(buffer) - n :]
+    yield buffer
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How symmetric and how directional a trained model's attention is: of a run made here, or of a published model.
+"""Measure the symmetry and the directionality of a trained model's attention: a run, or a published model.
 
 python -m experiments.tools.symmetry --checkpoint=DIR
 symmetry.run("DIR")
 
-For every layer: s, from -1 (skew) over 0 (random) to 1 (symmetric), of each head's U_q^T U_k (mean and median over
-heads) and of their sum, and the directionality d of the sum, less than 0 where the key's side dominates; then the
-median over layers (Saponati et al. 2025).
+Prints four numbers for each layer, and their medians over layers (Saponati et al. 2025). The symmetry s of U_q^T U_k
+is -1 for a skew-symmetric, about 0 for a random and 1 for a symmetric matrix. The table has its mean and median over
+heads, and s of the sum over heads. The directionality d of the sum is negative if the key's side dominates.
 """
 
 import sys
@@ -35,24 +35,23 @@ def run(
 
 
 def table(layers: dict[str, symmetry.Layer]) -> str:
-    """Return a line for each layer of each part of the model, and one with the medians over its layers."""
+    """Return a line for each layer of each part of the model, and a line with the medians over its layers."""
     lines = []
-    for part, of in layers.items():
-        heads = [[without_nan(statistic, s_H) for s_H in of.symmetry_H] for statistic in (np.mean, np.median)]
-        columns = np.stack([*heads, of.symmetry, of.directionality], axis=1)
+    for part, layer in layers.items():
+        heads = [[without_nan(statistic, s_H) for s_H in layer.symmetry_H] for statistic in (np.mean, np.median)]
+        columns = np.stack([*heads, layer.symmetry, layer.directionality], axis=1)
         medians = [without_nan(np.median, column) for column in columns.T]
-        lines += [(f"{part}{layer}", row) for layer, row in [*enumerate(columns, 1), ("median", medians)]]
-    width = max(len(layer) for layer, _ in lines)
-    rows = [
-        (layer, [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]) for layer, row in lines
-    ]
-    return "\n".join("  ".join([layer.ljust(width), *cells]) for layer, cells in [("layer", TITLES), *rows])
+        lines += [(f"{part}{name}", row) for name, row in [*enumerate(columns, 1), ("median", medians)]]
+    width, rows = max(len(name) for name, _ in lines), [("layer", TITLES)]
+    for name, row in lines:
+        rows.append((name, [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]))
+    return "\n".join("  ".join([name.ljust(width), *cells]) for name, cells in rows)
 
 
 def without_nan(statistic: Callable, numbers: np.ndarray) -> float:
-    """Return the statistic of the numbers that are not NaN; NaN if all are."""
-    known = numbers[~np.isnan(numbers)]
-    return float(statistic(known)) if known.size else float("nan")
+    """Return the statistic of the numbers that are not NaN, or NaN if all are."""
+    valid = numbers[~np.isnan(numbers)]
+    return float(statistic(valid)) if valid.size else float("nan")
 
 
 if __name__ == "__main__":

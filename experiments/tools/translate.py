@@ -1,10 +1,10 @@
-"""Sentences translated by a trained model, a run of the experiment translation, with the scores of a test set.
+"""Translate sentences with a run of the experiment `translation`, and score the translations.
 
 python -m experiments.tools.translate --checkpoint=DIR --file=test.en --reference=test.es --workdir=OUT
 translate.run("DIR", file="test.en", reference=("test.es",), workdir="OUT")
 
-Each line of a file is a sentence; each reference has a translation of all of them. With a reference the tool prints
-chrF and BLEU of the whole file, greedily and with a beam of 4, each after the signature of sacrebleu; otherwise it
+Each line of a file is a sentence, and each reference has a translation of every line. With a reference, the tool prints
+chrF and BLEU of the file for greedy decoding and for a beam of 4, with the signatures of sacrebleu. Without one, it
 prints the translations. OUT gets the translations of the beam, line by line, as translations.txt.
 """
 
@@ -20,8 +20,11 @@ from experiments.pretrained import open_model
 from experiments.tools import command
 
 BATCH = 64  # sentences that are translated together
-LEAST = 0.2  # a text is taken for a language if this share of its words are common ones of the language
-HELP = {"file": "The sentences, one a line.", "reference": "Their translations; several files may be given."}
+MIN_SHARE = 0.2  # of a text's words that are common in a language, for a text in this language
+HELP = {
+    "file": "The sentences, one per line.",
+    "reference": "Their translations; repeat the flag for more files.",
+}
 
 
 def run(
@@ -33,19 +36,18 @@ def run(
     device: str = "any",
     workdir: command.Path = "",
 ) -> list[str]:
-    """Return the translations of the lines; '' for an empty line and for one that is too long for the model."""
-    if not str(file):
-        raise errors.UserError("the file to translate is missing: --file=test.en")
+    """Return the translations of the lines; '' for an empty line and for a line that is too long for the model."""
+    command.require("--file=test.en", file)
     if reference:
-        translation_score.metrics()  # raises UserError for a missing library before the work begins
+        translation_score.metrics()  # raises UserError for a missing library before decoding begins
     model, out = command.load(checkpoint, trust, device, "translation"), command.output(workdir, "translations.txt")
     paths = [file, *([reference] if isinstance(reference, str) else reference)]
     sources, *references = pairs.align_lines([files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
-        raise errors.UserError(f"{file} holds no sentence")
+        raise errors.UserError(f"{file} is empty. It needs a sentence on each line.")
     tokenizer, N, B = pairs.Subwords(open_model.load_tokenizer(model).library), model.facts["N"], len(sources)
-    if looks_translated(model, sources):
-        message = f"warning: {file} looks like what this model translates into, not from (pairs.reverse)"
+    if is_target_language(model, sources):
+        message = f"warning: {file} looks like the model's target language, not its source language (pairs.reverse)"
         print(message, file=sys.stderr, flush=True)
     translate = translation.translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
     translations = translate(model.params, sources)
@@ -61,13 +63,13 @@ def run(
     return translations["beam"]
 
 
-def looks_translated(model: open_model.Trained, sources: list[str]) -> bool:
-    """Return whether the sentences look more like the model's target language than like its source language."""
+def is_target_language(model: open_model.Trained, sources: list[str]) -> bool:
+    """Return whether the sentences look more like the model's target language than its source language."""
     common = open_model.read_saved(model.path / "data.json")
     if not set(translation.SIDES) <= common.keys():
         return False
     source, target = (pairs.share_of_words(sources, common[side]) for side in translation.SIDES)
-    return target > max(2 * source, LEAST)
+    return target > max(2 * source, MIN_SHARE)
 
 
 if __name__ == "__main__":

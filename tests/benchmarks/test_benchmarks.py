@@ -1,4 +1,4 @@
-"""The benchmarks' harness and participants at tiny sizes; what they measure is not tested."""
+"""The benchmarks' harness and participants at tiny sizes, without their speed."""
 
 import json
 
@@ -11,7 +11,7 @@ from benchmarks import __main__ as benchmarks, flax_peer, growth, ours, particip
 from tfm import shapes
 
 TINY = {
-    "words": sizes.WORKLOADS["step_a"].changed(M=1, H=2, D=6, N=5, B=3, W=65),
+    "text": sizes.WORKLOADS["step_a"].changed(M=1, H=2, D=6, N=5, B=3, W=65),
     "images": sizes.WORKLOADS["step_c"].changed(M=1, H=2, D=6, B=10, Y=10, patch=5),
     "generation": sizes.WORKLOADS["generate"].changed(M=1, H=2, D=6, N=17, B=3, new=13),
 }
@@ -43,7 +43,7 @@ def turns(monkeypatch):
     return Sleeper.turns
 
 
-def test_participants_take_turns_and_ratios_are_those_of_each_turn(turns):
+def test_participants_take_turns_and_each_turn_has_a_ratio(turns):
     results = benchmarks.measure("step_a", SIZE, Sleeper)
     assert turns[:9] == [("ours", 2, 30), ("transformers", 2, 30), ("flax", 2, 30)] * 3
     assert set(turns[9:]) == {"ours closed", "transformers closed", "flax closed"}
@@ -61,7 +61,7 @@ def test_models_of_different_sizes_are_not_compared(turns):
         benchmarks.measure("step_a", SIZE, lambda name, *more: Sleeper(name, *more, 8 if name == "flax" else 7))
 
 
-def test_a_process_answers_when_it_is_asked():
+def test_a_process_takes_steps_on_request():
     one = participant.Participant("one", ("stand_in", "works"), SIZE)
     assert (one.facts["parameters"], one.facts["title"]) == (7, SIZE.title)
     answer = one.take(3, lead=100)
@@ -84,39 +84,39 @@ def test_ours_and_the_peers_have_the_same_number_of_parameters(name):
     parameters = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
     assert parameters == sum(p.numel() for p in model.parameters())
     if name == "step_a":
-        example = sizes.words(size.changed(B=1))[0][0]
+        example = sizes.text_batches(size.changed(B=1))[0][0]
         flax = jax.eval_shape(flax_peer.GPT2(size).init, jax.random.key(0), example)["params"]
         assert parameters == sum(leaf.size for leaf in jax.tree.leaves(flax))
         assert task.train[0]["w_BN"].shape == (size.B, size.N)
 
 
-@pytest.mark.parametrize(("peer", "kind"), [(ours, "words"), (ours, "images"), (flax_peer, "words")])
+@pytest.mark.parametrize(("peer", "kind"), [(ours, "text"), (ours, "images"), (flax_peer, "text")])
 def test_steps_train(peer, kind, monkeypatch):
-    """Random targets of a few batches can be learned; a step that does nothing learns nothing."""
-    monkeypatch.setattr(sizes, "KEPT", 2)
+    """Random targets of two batches can be learned only if the steps train."""
+    monkeypatch.setattr(sizes, "BATCHES", 2)
     monkeypatch.setitem(sizes.OPTIMISER, "learning_rate", 0.03)
     built = peer.build(TINY[kind])
     first = built.steps(1)
     assert built.parameters > 100 and np.isfinite(first) and built.steps(60) < first - 0.3
 
 
-def test_generation_draws_as_many_tokens_as_the_workload_says(monkeypatch):
+def test_generation_draws_the_tokens_of_the_workload(monkeypatch):
     built = ours.build(TINY["generation"])
     assert built.steps(2) == 0.0
-    monkeypatch.setattr(sizes.Workload, "counted", 41)
+    monkeypatch.setattr(sizes.Workload, "items_per_step", 41)
     with raises(RuntimeError, 39, 41):
         built.steps(1)
 
 
 @pytest.mark.parametrize("W", [65, 301])
 def test_the_text_has_every_token(W, tmp_path):
-    ours.write_data(tmp_path, TINY["words"].changed(W=W))
+    ours.write_data(tmp_path, TINY["text"].changed(W=W))
     assert len(set((tmp_path / "data.txt").read_text(encoding="utf-8"))) == W
-    w_BN, target_BN = sizes.words(TINY["words"].changed(W=W))[0]
+    w_BN, target_BN = sizes.text_batches(TINY["text"].changed(W=W))[0]
     np.testing.assert_array_equal(w_BN[:, 1:], target_BN[:, :-1])
 
 
-def test_the_command_writes_what_it_measured(monkeypatch, tmp_path, capsys):
+def test_the_command_writes_its_measurements(monkeypatch, tmp_path, capsys):
     row = {"M": 3, "N": 64, "attention": "flash", "trace_seconds": 0.5, "compile_seconds": 2.0}
     row |= {"temporary_bytes": 2**21, "seconds": None, "peak_bytes": None}
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0")
@@ -126,4 +126,4 @@ def test_the_command_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     written, shown = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
     assert written["step_a"] == {"ours": {"missing": "step_a 2"}} and "cores" in written["machine"]
     assert shown.splitlines()[-1].split()[3:] == ["0.5", "2", "2097152", "None", "None"]
-    assert len(growth.grown(toy=False)) == 20
+    assert len(growth.workloads(toy=False)) == 20

@@ -19,7 +19,7 @@ def test_collectives_of_a_program_with_their_bytes():
     text = (
         jax.jit(meshes.sharded(local, mesh, in_specs=P("data"))).lower(np.ones((8, 5), np.float32)).compile().as_text()
     )
-    assert dry_run.collectives(text) == {
+    assert dry_run.count_collectives(text) == {
         "all-gather": {"times": 1, "bytes": 8 * 5 * 4},
         "all-reduce": {"times": 1, "bytes": 5 * 4},
     }
@@ -40,7 +40,7 @@ def test_the_result_of_a_collective_has_these_bytes(shape, opcode, size):
 def test_parts_of_one_collective_count_once():
     part = '  %g.N = bf16[8,5]{1,0} all-gather(%p.N), channel_id=9, frontend_attributes={chain_id="3"}\n'
     text = part.replace("N", "1") + part.replace("N", "2") + "  %r = f32[5] all-reduce(%x), channel_id=9\n" * 2
-    assert dry_run.collectives(text) == {
+    assert dry_run.count_collectives(text) == {
         "all-gather": {"times": 1, "bytes": 80},
         "all-reduce": {"times": 2, "bytes": 40},
     }

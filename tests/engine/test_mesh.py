@@ -102,7 +102,7 @@ def test_fsdp_holds_and_gathers_one_block_at_a_time(task_of):
     for tree in (state.params, state.opt_state):
         assert 1 / parts <= compilation.device_bytes(tree) / compilation.tree_bytes(tree) < 1.05 / parts
     text, weights = program.as_text(), compilation.tree_bytes(state.params)
-    traffic = dry_run.collectives(text)
+    traffic = dry_run.count_collectives(text)
     assert {"all-gather", "reduce-scatter"} <= traffic.keys()
     block = compilation.tree_bytes(state.params["blocks"]) / 2
     assert all(traffic[kind]["bytes"] / traffic[kind]["times"] < block for kind in ("all-gather", "all-reduce"))

@@ -68,7 +68,7 @@ def gradient(task_of, kind, sizes, accumulation):
     params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), tiny.drawn(task), state.params)
     grads, metrics, _ = program(params, meshes.place_batch(mesh, task.train[0]), jax.random.key(1))
     jax.tree.map(lambda x, like: x.sharding.is_equivalent_to(like.sharding, x.ndim) or pytest.fail(), grads, params)
-    return *jax.device_get((metrics, grads)), dry_run.collectives(program.as_text())
+    return *jax.device_get((metrics, grads)), dry_run.count_collectives(program.as_text())
 
 
 def agree(found, expected):

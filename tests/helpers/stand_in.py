@@ -1,15 +1,15 @@
-"""A participant of a test: it sleeps for its steps, or is not there, or fails, as its way says."""
+"""A test participant that sleeps for its steps, has no library, or fails to build, by its mode."""
 
 import time
 
 from benchmarks import participant
 
 
-def build(size, way):
+def build(size, mode):
     print("what a library prints is no answer")
-    if way == "missing":
+    if mode == "missing":
         raise ImportError("there is no such library\nat all")
-    if way == "fails":
+    if mode == "fails":
         raise RuntimeError("the model cannot be built")
 
     def steps(n):

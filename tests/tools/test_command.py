@@ -1,4 +1,4 @@
-"""What all tools share: flags are the arguments of a function, and an error is one sentence and an exit code."""
+"""Tools: flags are a function's arguments, and an error is one message and an exit code."""
 
 import contextlib
 import io
@@ -14,28 +14,28 @@ from experiments.pretrained import families
 from experiments.tools import classify, command, evaluate, export, fill, report, sample, symmetry, translate
 
 TOOLS = (sample, fill, classify, evaluate, export, report, symmetry, translate)
-HELP = {"size": "How large.", "share": "A share.", "names": "Several."}
+HELP = {"size": "A size.", "share": "A share.", "names": "Several names."}
 
 
 def tool(checkpoint: str, *, size: int = 3, share: float = 0.5, names: tuple[str, ...] = ()) -> None:
     print(checkpoint, size, share, names, sep="|")
 
 
-def outcome(action, *argv) -> tiny.Outcome:
+def run(action, *argv) -> tiny.Outcome:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = command.main(action, HELP, ["tool", *argv])
     return tiny.Outcome(code, out.getvalue(), err.getvalue())
 
 
-def test_flags_are_the_arguments_and_have_their_defaults():
-    assert outcome(tool) == (0, "|3|0.5|[]\n", "")
+def test_flags_are_the_arguments_with_their_defaults():
+    assert run(tool) == (0, "|3|0.5|[]\n", "")
     argv = ("--checkpoint=a", "--size=7", "--share", "0.25", "--names=b", "--names=c")
-    assert outcome(tool, *argv) == (0, "a|7|0.25|['b', 'c']\n", "")
+    assert run(tool, *argv) == (0, "a|7|0.25|['b', 'c']\n", "")
 
 
 @pytest.mark.parametrize(("argument", "words"), [("--sise=7", "sise size"), ("--size=many", "size many"), ("7", '"7"')])
-def test_a_wrong_argument_is_refused_in_one_sentence(argument, words):
-    code, out, err = outcome(tool, argument)
+def test_an_invalid_argument_is_an_error(argument, words):
+    code, out, err = run(tool, argument)
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
     assert all(word in err for word in words.split())
 
@@ -49,15 +49,15 @@ def test_a_wrong_argument_is_refused_in_one_sentence(argument, words):
         (errors.Interrupted("stopped here", 143), 143, "stopped here\n"),
     ],
 )
-def test_the_exit_code_says_what_went_wrong(error, code, err):
+def test_each_kind_of_error_has_an_exit_code(error, code, err):
     def fails() -> None:
         raise error
 
-    assert outcome(fails) == (code, "", err)
+    assert run(fails) == (code, "", err)
 
 
-def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch):
-    """Python flushes the output once more at its end: it must go nowhere then."""
+def test_a_closed_output_ends_the_command_without_a_traceback(monkeypatch):
+    """The output is redirected, because Python flushes it again at exit."""
 
     class Unread(io.StringIO):
         def flush(self) -> None:
@@ -79,10 +79,10 @@ def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch):
 def test_a_tool_explains_all_its_arguments(tool, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(tool.run, tool.HELP, ["tool", "--help"])
-    shown = capsys.readouterr().out
-    assert end.value.code == 0 and tool.__doc__.splitlines()[0] in shown and "--workdir: " in shown
+    text = capsys.readouterr().out
+    assert end.value.code == 0 and tool.__doc__.splitlines()[0] in text and "--workdir: " in text
 
 
-def test_what_published_files_do_not_say_is_as_in_the_config():
+def test_fields_missing_in_published_files_have_the_config_s_defaults():
     fields = base.get_config("language").model.to_dict()
     assert families.FREE == {name: fields[name] for name in families.FREE}

@@ -1,4 +1,4 @@
-"""A run with a BPE of its own text: its measures of a file; sampled and exported."""
+"""A run with a BPE: evaluated on a file, sampled and exported."""
 
 import contextlib
 import io
@@ -24,34 +24,34 @@ N = 7
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-    """The folder of a model of 300 tokens at most, next to a test.txt."""
+    """Return the folder of a run with at most 300 tokens, next to a test.txt."""
     folder = tmp_path_factory.mktemp("bpe")
     (folder / "text.txt").write_bytes(KING)
     (folder / "test.txt").write_bytes(b"Two kings\twho read fight\n" * 3 + "kingé".encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return published.run(folder / "run", "language", **words(folder / "text.txt"))
+        return published.run(folder / "run", "language", **text_settings(folder / "text.txt"))
 
 
-def words(file: pathlib.Path) -> dict:
+def text_settings(file: pathlib.Path) -> dict:
     return {"text.source": str(file), "text.tokenizer": "bpe:300", "text.N": N, "model.M": 1}
 
 
-def counted_slowly(model: open_model.Trained, token_T: np.ndarray, stride: int) -> float:
-    """Return the nats of all tokens but the first."""
+def sum_nats(model: open_model.Trained, token_T: np.ndarray, stride: int) -> float:
+    """Return the nats of all tokens except the first, window by window."""
     nats, end = 0.0, 1
     for start in range(0, len(token_T), stride):
         window = token_T[start : start + N + 1]
         if end < start + len(window):
-            seen_N = np.pad(window[:-1], (0, N + 1 - len(window)))
-            log_p_NW = log_softmax(np.float64(model(seen_N[None])[0]), axis=-1)
+            context_N = np.pad(window[:-1], (0, N + 1 - len(window)))
+            log_p_NW = log_softmax(np.float64(model(context_N[None])[0]), axis=-1)
             log_p_N = log_p_NW[np.arange(len(window) - 1), window[1:]]
             nats, end = nats - log_p_N[end - start - 1 :].sum(), start + len(window)
     assert end == len(token_T) > 3 * N
     return nats
 
 
-def test_every_token_is_counted_once_after_those_of_its_window(run, tmp_path):
+def test_every_token_counts_once(run, tmp_path):
     file, model = run.with_name("test.txt"), open_model.open(run)
     tokenizer = open_model.load_tokenizer(model)
     token_T = tokenizer.encode(file.read_text())
@@ -59,23 +59,21 @@ def test_every_token_is_counted_once_after_those_of_its_window(run, tmp_path):
     outcome = tiny.command(evaluate, checkpoint=run, file=file, workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and f"{81 - first} bytes, 16 words): {n} tokens" in outcome.out
     assert (tmp_path / "out" / "evaluation.txt").read_text() == outcome.out
-    assert f"{counted_slowly(model, token_T, N) / n:.4f}" in outcome.out
+    assert f"{sum_nats(model, token_T, N) / n:.4f}" in outcome.out
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"said": file.read_text()}))
+    rows.write_text(json.dumps({"body": file.read_text()}))
     with contextlib.redirect_stdout(io.StringIO()):
-        found = evaluate.run(run, file=rows, field="said", stride=3)
-    nats = counted_slowly(model, token_T, 3)
-    right = {"nats_per_token": nats / n, "bits_per_byte": nats / np.log(2) / (81 - first)}
-    right |= {"word_perplexity": np.exp(nats / 16), "token_perplexity": np.exp(nats / n)}
-    assert {name: found[name] for name in right} == pytest.approx(right, rel=1e-4)
-    often = int(np.bincount(token_T[1:]).argmax())  # as what begins every text, it is no target
-    assert sum(int(n) for *_, n in evaluate.counts(model, token_T, N=N, stride=0, ignored=often)) == np.sum(
-        token_T[1:] != often
-    )
+        measures = evaluate.run(run, file=rows, field="body", stride=3)
+    nats = sum_nats(model, token_T, 3)
+    expected = {"nats_per_token": nats / n, "bits_per_byte": nats / np.log(2) / (81 - first)}
+    expected |= {"word_perplexity": np.exp(nats / 16), "token_perplexity": np.exp(nats / n)}
+    assert {name: measures[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    frequent = int(np.bincount(token_T[1:]).argmax())
+    sums = evaluate.sum_batches(model, token_T, N=N, stride=0, ignored_id=frequent)
+    assert sum(int(n) for *_, n in sums) == np.sum(token_T[1:] != frequent)
 
 
-def test_its_tokenizer_goes_with_it_where_others_open_it(run, tmp_path):
-    """Its text ends where a document does."""
+def test_an_export_has_the_tokenizer(run, tmp_path):
     outcome = tiny.command(export, checkpoint=run, family="gpt2", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
@@ -84,10 +82,10 @@ def test_its_tokenizer_goes_with_it_where_others_open_it(run, tmp_path):
         assert text == sample.run(run, prompt="A king", max_new_tokens=7, temperature=0.0)
 
 
-def test_another_run_of_its_config_has_its_tokenizer_and_measures_what_others_can_compare(run, tmp_path, monkeypatch):
+def test_another_run_of_the_config_reuses_the_tokenizer_and_reports_comparable_measures(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
     monkeypatch.setattr(bpe, "train", None)
-    changes = tiny.TRAIN | tiny.MODEL | words(run.with_name("text.txt"))
+    changes = tiny.TRAIN | tiny.MODEL | text_settings(run.with_name("text.txt"))
     work = tiny.work_of(tiny.settings("language", **changes))
     assert work.files["tokenizer.json"] == (run / "tokenizer.json").read_bytes()
     rows = [{"step": 1, "eval/loss": 2.0}]
@@ -95,22 +93,22 @@ def test_another_run_of_its_config_has_its_tokenizer_and_measures_what_others_ca
     part, tokenizer = text.load(str(run.with_name("text.txt"))).evaluation, pretrained_tokenizer.read(run)
     token_T = tokenizer.join(part)
     nats, size = 2.0 * (len(token_T) - 1), perplexity.size(part, first=tokenizer.decode(token_T[:1]))
-    right = {"bits_per_byte": nats / np.log(2) / size.bytes, "word_perplexity": np.exp(nats / size.words)}
-    assert measures == pytest.approx({f"eval/{name}": number for name, number in right.items()})
+    expected = {"bits_per_byte": nats / np.log(2) / size.bytes, "word_perplexity": np.exp(nats / size.words)}
+    assert measures == pytest.approx({f"eval/{name}": number for name, number in expected.items()})
 
 
-def test_a_run_does_not_go_on_with_another_tokenizer(run, tmp_path, monkeypatch):
+def test_a_run_does_not_resume_with_another_tokenizer(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "tokenizer.json").write_text("{}")
     saved = json.loads((copy / "config.json").read_text()) | {"versions": {}, "devices": "", "commit": ""}
     (copy / "config.json").write_text(json.dumps(saved))
-    changes = tiny.TRAIN | tiny.MODEL | words(run.with_name("text.txt"))
+    changes = tiny.TRAIN | tiny.MODEL | text_settings(run.with_name("text.txt"))
     outcome = tiny.run("--config", tiny.config_file(tmp_path, "language", **changes), "--workdir", str(copy))
     assert outcome.code == 2 and "tokenizer.json" in outcome.err
 
 
-def test_what_cannot_be_evaluated_is_refused_in_a_sentence(run, tmp_path):
+def test_a_text_that_cannot_be_evaluated_is_an_error(run, tmp_path):
     (tmp_path / "short.txt").write_text("A")
     (tmp_path / "image.txt").write_bytes(b"\x89PNG")
     for file, stride, *parts in (

@@ -1,4 +1,4 @@
-"""Trained models in use: masked tokens, and classes of images and of tokens."""
+"""The tools fill and classify: masked tokens, and classes of images and of tokens."""
 
 import json
 import shutil
@@ -25,41 +25,41 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory):
-    """The folders of runs, by what they do."""
+def runs(tmp_path_factory):
+    """Return the folders of runs by their kinds."""
     folder = tmp_path_factory.mktemp("runs")
     return {name: published.run(folder / name, kind, **changes) for name, (kind, changes) in RUNS.items()}
 
 
-def test_a_run_keeps_what_its_use_needs(run_of):
-    assert pretrained_tokenizer.read(run_of["masked"]).mask == 256
-    described = json.loads((run_of["image"] / "data.json").read_text())
-    assert described["image"] == [8, 8, 1] and described["values"] == [0, 16]
-    assert described["classes"] == [str(digit) for digit in range(10)]
+def test_a_run_saves_its_tokenizer_and_the_format_of_its_images(runs):
+    assert pretrained_tokenizer.read(runs["masked"]).mask == 256
+    data = json.loads((runs["image"] / "data.json").read_text())
+    assert data["image"] == [8, 8, 1] and data["values"] == [0, 16]
+    assert data["classes"] == [str(digit) for digit in range(10)]
     digits = images.load("digits")
-    np.testing.assert_allclose(described["mean"], digits.train_image_BYXZ.mean(), rtol=1e-5)
+    np.testing.assert_allclose(data["mean"], digits.train_image_BYXZ.mean(), rtol=1e-5)
 
 
-def test_a_model_of_another_kind_is_refused(run_of):
+def test_a_model_of_another_kind_is_an_error(runs):
     for tool, kind in ((sample, "masked"), (sample, "image"), (fill, "causal"), (classify, "causal")):
-        with raises(errors.UserError, run_of[kind]):
-            tool.run(run_of[kind], prompt="[MASK]")
+        with raises(errors.UserError, runs[kind]):
+            tool.run(runs[kind], prompt="[MASK]")
 
 
 # Masked tokens.
 
 
-def test_masked_tokens_are_filled_in_with_their_probabilities(run_of, tmp_path):
-    run = run_of["masked"]
+def test_masked_tokens_are_filled_in_with_probabilities(runs, tmp_path):
+    run = runs["masked"]
     outcome = tiny.command(fill, workdir=tmp_path / "out", checkpoint=run, prompt="A k[MASK]ng [MASK]")
     assert (outcome.code, outcome.err) == (0, "")
     p_NW = softmax(np.asarray(open_model.open(run)(np.array([[*b"A k", 256, *b"ng ", 256]]))[0]), axis=-1)[:, :257]
     text, first, second = outcome.out.splitlines()
-    words = pretrained_tokenizer.read(run)
-    assert text == words.decode([*b"A k", p_NW[3].argmax(), *b"ng ", p_NW[7].argmax()])
+    tokens = pretrained_tokenizer.read(run)
+    assert text == tokens.decode([*b"A k", p_NW[3].argmax(), *b"ng ", p_NW[7].argmax()])
     for line, n, p_W in ((first, 1, p_NW[3]), (second, 2, p_NW[7])):
-        shown = ", ".join(f"{words.decode([w]) or words.name(w)!r} {p_W[w]:.3f}" for w in np.argsort(-p_W)[:5])
-        assert line == f"  [MASK] {n}: {shown}"
+        likely = ", ".join(f"{tokens.decode([w]) or tokens.name(w)!r} {p_W[w]:.3f}" for w in np.argsort(-p_W)[:5])
+        assert line == f"  [MASK] {n}: {likely}"
     assert (tmp_path / "out" / "filled.txt").read_text(encoding="utf-8") == outcome.out
     for prompt, *parts in (("A king", "[MASK]"), ("[MASK]" + "A" * N, N + 1, N)):
         with raises(errors.UserError, *parts):
@@ -69,27 +69,27 @@ def test_masked_tokens_are_filled_in_with_their_probabilities(run_of, tmp_path):
 
 @pytest.fixture
 def bert(tmp_path):
-    """The folder of a published BERT with a tokenizer, and the tokenizer."""
+    """Return the folder of a published BERT with a tokenizer, and the tokenizer."""
     library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocab = {word: i for i, word in enumerate([*specials, *(f"word{i}" for i in range(published.W - 5))])}
-    made = library.Tokenizer(library.models.WordLevel(vocab, unk_token="[UNK]"))
-    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    made.add_special_tokens(specials)
-    made.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    bert = library.Tokenizer(library.models.WordLevel(vocab, unk_token="[UNK]"))
+    bert.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    bert.add_special_tokens(specials)
+    bert.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     published.save(tmp_path, "bert")
-    made.save(str(tmp_path / "tokenizer.json"))  # no WordPiece, which its class would have
+    bert.save(str(tmp_path / "tokenizer.json"))  # not a WordPiece, which BERT's class would load
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    return tmp_path, made
+    return tmp_path, bert
 
 
 def test_a_published_bert_fills_tokens_in(bert):
-    folder, made = bert
+    folder, words = bert
     outcome = tiny.command(fill, checkpoint=folder, prompt="word3   [MASK] word0")
     assert (outcome.code, outcome.err) == (0, "")
     text, line = outcome.out.splitlines()
     p_W = softmax(np.asarray(open_model.open(folder)(np.array([[2, 8, 4, 5, 3]]))[0, 2]))
-    token = made.decode([int(p_W.argmax())], skip_special_tokens=True)
+    token = words.decode([int(p_W.argmax())], skip_special_tokens=True)
     assert text.split() == ["word3", *token.split(), "word0"] and f"{token!r}" in line and f"{p_W.max():.3f}" in line
     bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
     published.save(folder / "bare", "bert", bare)
@@ -102,20 +102,20 @@ def test_a_published_bert_classifies_each_token(bert):
     G_CD, b_C = np.random.default_rng(0).standard_normal((3, published.D)), np.array([0.5, 0.0, -0.5])
     head = {"classifier.weight": G_CD.astype(np.float32), "classifier.bias": b_C.astype(np.float32)}
     body = {name: x for name, x in published.tensors("bert").items() if "pooler" not in name and "cls." not in name}
-    names, said = ("noun", "verb", "other"), {"id2label": {"0": "noun", "1": "verb", "2": "other"}}
-    published.save(folder, "bert", body | head, **said, problem_type="multi_label_classification")
-    p_NC = 1 / (1 + np.exp(-np.asarray(open_model.open(folder)(np.array([[2, 8, 5, 3]]))[0])))  # each by itself
+    names, labels = ("noun", "verb", "other"), {"id2label": {"0": "noun", "1": "verb", "2": "other"}}
+    published.save(folder, "bert", body | head, **labels, problem_type="multi_label_classification")
+    p_NC = 1 / (1 + np.exp(-np.asarray(open_model.open(folder)(np.array([[2, 8, 5, 3]]))[0])))  # of each class
     rows = [line.split() for line in tiny.command(classify, checkpoint=folder, prompt="word3 word0").out.splitlines()]
     tokens = ["[CLS]", "word3", "word0", "[SEP]"]
     assert rows == [[f"{p.max():.3f}", names[p.argmax()], token] for token, p in zip(tokens, p_NC, strict=True)]
-    published.save(folder, "bert", body | head, **said, problem_type="regression")
+    published.save(folder, "bert", body | head, **labels, problem_type="regression")
     numbers = np.asarray(open_model.open(folder)(np.array([[2, 8, 3]]))[0]).T.tolist()
     out = tiny.command(classify, checkpoint=folder, prompt="word3").out
     assert out.splitlines() == [f"  {x}  {name}" for name, x in zip(names, numbers, strict=True)]
 
 
 @pytest.mark.parametrize("problem", [None, "regression", "single_label_classification", "multi_label_classification"])
-def test_one_output_is_a_number_unless_its_config_says_otherwise(tmp_path, problem):
+def test_one_output_is_a_regression_unless_the_config_names_another_problem(tmp_path, problem):
     images = published.tensors("vit")
     images |= {"classifier.weight": images["classifier.weight"][:1], "classifier.bias": images["classifier.bias"][:1]}
     published.save(tmp_path, "vit", images, id2label={"0": "age"}, **({"problem_type": problem} if problem else {}))
@@ -123,11 +123,11 @@ def test_one_output_is_a_number_unless_its_config_says_otherwise(tmp_path, probl
     model = open_model.open(tmp_path)
     number = float(model.logits(image_file.read(tmp_path / "a.png", model.like)[0])[0, 0])
     (line,) = tiny.command(classify, checkpoint=tmp_path, file=tmp_path / "a.png").out.splitlines()[1:]
-    shown = {"single_label_classification": "1.000", "multi_label_classification": f"{1 / (1 + np.exp(-number)):.3f}"}
-    assert line == f"  {shown.get(problem, number)}  age" and abs(number) > 0.01
+    texts = {"single_label_classification": "1.000", "multi_label_classification": f"{1 / (1 + np.exp(-number)):.3f}"}
+    assert line == f"  {texts.get(problem, number)}  age" and abs(number) > 0.01
 
 
-def test_a_head_with_other_classes_than_its_config_names_opens_by_its_weights(tmp_path, capsys):
+def test_the_weights_of_a_head_decide_the_number_of_classes(tmp_path, capsys):
     published.save(tmp_path, "vit", id2label={"1": "dog", "2": "owl"})
     assert open_model.open(tmp_path).extras["class_names"] == ["LABEL_0", "dog", "owl"]
     assert "3 classes" in capsys.readouterr().out
@@ -135,13 +135,13 @@ def test_a_head_with_other_classes_than_its_config_names_opens_by_its_weights(tm
     assert open_model.open(tmp_path).extras["class_names"] == ["cat", "dog", "owl"] and not capsys.readouterr().out
 
 
-def test_a_byte_model_fills_in_the_bytes_of_one_character_and_specials_have_their_names():
-    umlaut = tokenizer.Plain("bytes", "", ("[MASK]",))
-    text, *lines = fill.table(umlaut, fill.encode(umlaut, "k[MASK][MASK]nig"), np.eye(257)[[*"\xf6".encode()]]).split(
-        "\n"
-    )
+def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
+    byte_tokens = tokenizer.Plain("bytes", "", ("[MASK]",))
+    text, *lines = fill.table(
+        byte_tokens, fill.encode(byte_tokens, "k[MASK][MASK]nig"), np.eye(257)[[*"\xf6".encode()]]
+    ).split("\n")
     assert text == "k\xf6nig" and len(lines) == 2
-    assert fill.table(umlaut, np.array([256]), np.eye(257)[[256]]).endswith(
+    assert fill.table(byte_tokens, np.array([256]), np.eye(257)[[256]]).endswith(
         "'[MASK]' 1.000, '\\x00' 0.000, '\\x01' 0.000, '\\x02' 0.000, '\\x03' 0.000"
     )
 
@@ -149,38 +149,38 @@ def test_a_byte_model_fills_in_the_bytes_of_one_character_and_specials_have_thei
 # Classes of images.
 
 
-def saved(folder, pixels, name="a.png"):
+def save(folder, pixels, name="a.png"):
     Image.fromarray(pixels).save(folder / name)
     return folder / name
 
 
-def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
-    run, digits = run_of["image"], images.load("digits")
+def test_an_image_file_is_classified_like_its_pixels(runs, tmp_path):
+    run, digits = runs["image"], images.load("digits")
     image_YX = digits.evaluation_image_BYXZ[0, ..., 0]
-    file = saved(tmp_path, (image_YX.astype(int) * 255 // 16).astype(np.uint8))
+    file = save(tmp_path, (image_YX.astype(int) * 255 // 16).astype(np.uint8))
     outcome = tiny.command(classify, workdir=tmp_path / "out", checkpoint=run, file=file)
     assert (outcome.code, outcome.err) == (0, "")
     p_C = softmax(np.asarray(open_model.open(run)(image_YX)[0]))
-    line, *told = outcome.out.splitlines()
+    line, *lines = outcome.out.splitlines()
     assert line == f"{file}: 8 x 8 pixels, grey, resized to 8 x 8, grey, black 0 and white 16 as the model's own images"
-    assert [text.split()[1] for text in told] == [str(c) for c in np.argsort(-p_C)[:5]]
-    np.testing.assert_allclose([float(text.split()[0]) for text in told], np.sort(p_C)[:-6:-1], atol=6e-3)
+    assert [text.split()[1] for text in lines] == [str(c) for c in np.argsort(-p_C)[:5]]
+    np.testing.assert_allclose([float(text.split()[0]) for text in lines], np.sort(p_C)[:-6:-1], atol=6e-3)
     assert (tmp_path / "out" / "classes.txt").read_text(encoding="utf-8") == outcome.out
 
 
-def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
+def test_an_invalid_image_file_is_an_error(runs, tmp_path):
     (tmp_path / "text.png").write_text("no image")
-    saved(tmp_path, np.zeros((3, 3), np.uint16), "deep.png")
+    save(tmp_path, np.zeros((3, 3), np.uint16), "deep.png")
     for name, *parts in (("text.png", "image"), ("deep.png", "8 bits"), ("absent.png", "")):
         with raises(errors.UserError, tmp_path / name, *parts):
-            classify.run(run_of["image"], file=tmp_path / name)
+            classify.run(runs["image"], file=tmp_path / name)
     with raises(errors.UserError, "--file"):
-        classify.run(run_of["image"])
-    file = saved(tmp_path, np.zeros((3, 3), np.uint8), "\x1b[2J.png")
-    assert "\x1b" not in tiny.command(classify, checkpoint=run_of["image"], file=file).out
+        classify.run(runs["image"])
+    file = save(tmp_path, np.zeros((3, 3), np.uint8), "\x1b[2J.png")
+    assert "\x1b" not in tiny.command(classify, checkpoint=runs["image"], file=file).out
     with raises(errors.UserError, "image.head", "--trust=payload:s"):
-        classify.run(published.changed(run_of["image"], tmp_path / "code", image__head="payload:s"), file=file)
-    copy = shutil.copytree(run_of["image"], tmp_path / "copy")
+        classify.run(published.changed(runs["image"], tmp_path / "code", image__head="payload:s"), file=file)
+    copy = shutil.copytree(runs["image"], tmp_path / "copy")
     (copy / "data.json").unlink()
     with raises(errors.UserError, "data.json"):
         classify.run(copy, file=file)
@@ -193,28 +193,28 @@ def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
     like = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
     assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]
-    file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
+    file = save(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
     outcome = tiny.command(classify, checkpoint=tmp_path, file=file)
     assert (outcome.code, outcome.err) == (0, "")
     assert {line.split()[1] for line in outcome.out.splitlines()[1:]} == {"cat", "dog", "owl"}
 
 
-def test_an_export_says_how_an_image_is_made_whatever_its_black_was(run_of, tmp_path):
-    run = shutil.copytree(run_of["image"], tmp_path / "run")
-    says = json.loads((run / "data.json").read_text()) | {"values": [-1.5, 3.0]}
-    (run / "data.json").write_text(json.dumps(says))
+def test_an_export_describes_the_range_of_pixels(runs, tmp_path):
+    run = shutil.copytree(runs["image"], tmp_path / "run")
+    data = json.loads((run / "data.json").read_text()) | {"values": [-1.5, 3.0]}
+    (run / "data.json").write_text(json.dumps(data))
     outcome = tiny.command(export, workdir=tmp_path / "out", checkpoint=run, family="vit")
     assert (outcome.code, outcome.err) == (0, "") and "preprocessor_config.json" in outcome.out
-    file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (11, 9), np.uint8))
-    of_both = [open_model.open(str(folder)) for folder in (run, tmp_path / "out")]
-    mine, theirs = (image_file.load_format(made.path, made.extras, Z=1, C=10) for made in of_both)
-    assert mine["classes"] == theirs["classes"]
-    np.testing.assert_allclose(image_file.read(file, theirs)[0], image_file.read(file, mine)[0], atol=1e-5)
+    file = save(tmp_path, np.random.default_rng(0).integers(0, 255, (11, 9), np.uint8))
+    models = [open_model.open(str(folder)) for folder in (run, tmp_path / "out")]
+    ours, export_format = (image_file.load_format(model.path, model.extras, Z=1, C=10) for model in models)
+    assert ours["classes"] == export_format["classes"]
+    np.testing.assert_allclose(image_file.read(file, export_format)[0], image_file.read(file, ours)[0], atol=1e-5)
 
 
-def test_what_nobody_says_of_making_images_is_assumed_aloud_and_not_written(tmp_path):
+def test_an_assumed_format_of_images_is_printed_and_not_exported(tmp_path):
     published.save(tmp_path / "vit", "vit")
-    file = saved(tmp_path, np.zeros((15, 10, 2), np.uint8))
+    file = save(tmp_path, np.zeros((15, 10, 2), np.uint8))
     outcome = tiny.command(classify, checkpoint=tmp_path / "vit", file=file)
     assert outcome.code == 0 and "(assumed: there is no preprocessor_config.json)" in outcome.out.splitlines()[0]
     outcome = tiny.command(export, workdir=tmp_path / "out", checkpoint=tmp_path / "vit", family="vit")

@@ -1,4 +1,4 @@
-"""Text from trained models, from the command: what is drawn, where it ends, and what is refused."""
+"""The tool sample: the text it draws, its end, and errors."""
 
 import contextlib
 import functools
@@ -28,8 +28,8 @@ SMALL = {"text__N": N, "model__M": 1, "model__bias": "none", "model__norm": "rms
 STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
 
 
-def large(folder) -> pathlib.Path:
-    """Give the run large parameters, with which a text depends on all tokens that the model sees."""
+def enlarge(folder) -> pathlib.Path:
+    """Save large parameters in the run, so that a text depends on the whole context."""
     rng = np.random.default_rng(2)
     params = open_model.open(folder).params
     published.keep(folder, 3, jax.tree.map(lambda x: 2 * rng.standard_normal(x.shape, np.float32), params))
@@ -38,28 +38,28 @@ def large(folder) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-    """The folder of a model of bytes."""
-    return large(published.run(tmp_path_factory.mktemp("causal"), "language", **SMALL))
+    """Return the folder of a model of bytes."""
+    return enlarge(published.run(tmp_path_factory.mktemp("causal"), "language", **SMALL))
 
 
-def continued_slowly(path, w_N, *, mask=masks.causal, longest=N, context=N) -> list[int]:
-    """Append the most likely tokens, each by the whole forward pass over the last tokens, padded to one length."""
-    made, w_N = open_model.open(path), list(w_N)
-    apply = jax.jit(made.network().apply, static_argnames="mask")
+def continue_slowly(path, w_N, *, mask=masks.causal, longest=N, context=N) -> list[int]:
+    """Append the most likely tokens, each by a full forward pass over the last tokens, padded to one length."""
+    model, w_N = open_model.open(path), list(w_N)
+    apply = jax.jit(model.network().apply, static_argnames="mask")
     while len(w_N) < longest:
         last = w_N[-context:]
         padded = np.array([last + [0] * (context - len(last))])
-        w_N.append(int(apply(made.params, padded, mask=mask)[0][0, len(last) - 1].argmax()))
+        w_N.append(int(apply(model.params, padded, mask=mask)[0][0, len(last) - 1].argmax()))
     return w_N
 
 
-def test_text_is_that_of_the_full_forward_pass_and_is_printed_while_it_is_drawn(run, tmp_path, monkeypatch):
-    """A prefix model reads its prompt both ways."""
+def test_text_equals_the_full_forward_pass_and_is_printed_while_it_is_drawn(run, tmp_path, monkeypatch):
+    """A prefix model reads its prompt in both directions."""
     folder, printed = published.changed(run, tmp_path / "prefix", text__objective="prefix"), []
     monkeypatch.setattr(log, "say", printed.append)
     monkeypatch.chdir(tmp_path)
     sample.run(folder, prompt="kings", temperature=0.0, max_new_tokens=N - 5)
-    slowly = continued_slowly(folder, b"kings", mask=masks.either(masks.causal, masks.prefix(5)))
+    slowly = continue_slowly(folder, b"kings", mask=masks.either(masks.causal, masks.prefix(5)))
     tokenizer = pretrained_tokenizer.read(folder)
     assert "".join(printed) == "kings" + "".join(tokenizer.stream(slowly[5:], after=slowly[:5])) + "\n"
     assert printed[0] == "kings" and len(printed) > 4
@@ -68,22 +68,22 @@ def test_text_is_that_of_the_full_forward_pass_and_is_printed_while_it_is_drawn(
         sample.run(folder, prompt="kings", max_new_tokens=N - 4)
 
 
-def test_several_prompts_samples_and_lines_are_each_as_alone_also_in_a_cache_that_grows(run, tmp_path, monkeypatch):
-    """The text depends on the seed alone, and sample i is the first of seed + i."""
+def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(run, tmp_path, monkeypatch):
+    """A text depends only on the seed, and sample i is the first of seed + i."""
     draw = functools.partial(sample.run, run, max_new_tokens=18, temperature=9.0)
     monkeypatch.setattr("sys.stdin", io.StringIO("A king\nA king"))
     with contextlib.redirect_stdout(io.StringIO()) as out:
         texts = draw(prompt=["A king", "w"], seed=4, workdir=tmp_path / "out")
-        whole = "\n\n".join(texts) + "\n"
-        assert out.getvalue() == whole.translate(log.CONTROL)
-        assert (tmp_path / "out" / "sample.txt").read_bytes().decode() == whole
+        text = "\n\n".join(texts) + "\n"
+        assert out.getvalue() == text.translate(log.CONTROL)
+        assert (tmp_path / "out" / "sample.txt").read_bytes().decode() == text
         lines = draw(prompt="-", samples=2, seed=3)
     assert lines[1] == texts[0] and len({*lines}) == 4
     with raises(errors.UserError, tmp_path / "out" / "sample.txt"):
         draw(prompt="A", workdir=tmp_path / "out")
     model, ids, capacities = open_model.open(run), [[*b"A king"], [*b"w"]], []
-    how = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
-    growing = generation.Generator(model.network(), model.params, context=N, grows=1, **how)
+    options = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
+    growing = generation.Generator(model.network(), model.params, context=N, grows=1, **options)
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     key_B = jax.numpy.stack([jax.random.fold_in(jax.random.key(4), b) for b in range(2)])
     parts = zip(*generation.rounds(growing, ids, key_B, steps=18), strict=True)
@@ -93,48 +93,50 @@ def test_several_prompts_samples_and_lines_are_each_as_alone_also_in_a_cache_tha
 
 
 def test_beyond_the_context_the_window_moves(run, monkeypatch):
-    """In the middle of the text and from the prompt on, in lines that are typed, of which the first is refused."""
+    """Inside the text and inside the prompt, on input lines; the first line is an error."""
     prompts = [b"A king who reads is", b"A king who reads is worth two kings who fight"]  # of 19 and 45 tokens
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["", *map(bytes.decode, prompts)])))
     outcome = tiny.command(sample, checkpoint=run, prompt="-", max_new_tokens=25, temperature=0.0)
-    right = [continued_slowly(run, text, longest=len(text) + 25) for text in prompts]
+    expected = [continue_slowly(run, text, longest=len(text) + 25) for text in prompts]
     error, texts = outcome.out.split("\n", 1)
     assert error.startswith("error: ") and "--prompt" in error
-    assert texts == "".join(pretrained_tokenizer.read(run).decode(text).translate(log.CONTROL) + "\n" for text in right)
+    assert texts == "".join(
+        pretrained_tokenizer.read(run).decode(text).translate(log.CONTROL) + "\n" for text in expected
+    )
 
 
-def test_a_cache_goes_on_beyond_the_context_if_tokens_see_a_window_at_relative_positions(tmp_path, monkeypatch):
+def test_relative_positions_with_a_window_have_no_limit_of_context(tmp_path, monkeypatch):
     monkeypatch.setattr(generate, "window", None)
     settings = {"model__window": 4, "model__position": "none", "model__relative_position": "rotary"}
-    folder = large(published.run(tmp_path / "run", "language", **SMALL, **settings))
+    folder = enlarge(published.run(tmp_path / "run", "language", **SMALL, **settings))
     near = masks.both(masks.causal, masks.window(4))
-    right = continued_slowly(folder, b"kings", mask=near, longest=3 * N, context=3 * N)
+    expected = continue_slowly(folder, b"kings", mask=near, longest=3 * N, context=3 * N)
     with contextlib.redirect_stdout(io.StringIO()):
         text = sample.run(folder, prompt="kings", max_new_tokens=3 * N - 5, temperature=0.0)
-    assert text == pretrained_tokenizer.read(folder).decode(right)
-    learned = tiny.settings("language", **settings | {"model__position": "learned"})  # a table, which has an end
+    assert text == pretrained_tokenizer.read(folder).decode(expected)
+    learned = tiny.settings("language", **settings | {"model__position": "learned"})  # a table of N positions
     assert not checks.has_unlimited_context(learned.model, N=N)
 
 
-def test_the_text_ends_before_the_stop_however_it_comes():
+def test_the_text_ends_before_the_stop_string_in_any_pieces():
     text, stop = "one two, twtwo and more", "two"
     for width in range(1, 9):
         pieces = [text[i : i + width] for i in range(0, len(text), width)]
         assert "".join(sample.until(iter(pieces), stop)) == "one "
         assert "".join(sample.until(iter(pieces), "")) == text == "".join(sample.until(iter(pieces), "none"))
-        assert "".join(sample.until(iter(pieces), "more!")) == text  # what was held back comes at the end
+        assert "".join(sample.until(iter(pieces), "more!")) == text  # the buffer comes at the end
     assert next(iter(sample.until(iter(["ab", "c"]), "bcd"))) == "a"
     assert next(iter(sample.until(iter(["ab", "c"]), ""))) == "ab"
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason="TFM_DATA names no folder with stories260K")
-def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
+@pytest.mark.skipif(not STORIES.is_dir(), reason="$TFM_DATA has no folder stories260K")
+def test_stories260k_and_its_export_continue_the_story(tmp_path):
     story = (STORIES / "greedy.txt").read_text(encoding="utf-8")
     path, stop = STORIES / "stories260K.bin", story[-12:-2]
     before = f"{story[: story.index(stop)]}\n"
     assert len(before) > len(story) - 14
-    how = {"temperature": 0.0, "max_new_tokens": 200, "stop": stop}
-    assert tiny.command(sample, checkpoint=path, **how) == (0, before, "")
+    options = {"temperature": 0.0, "max_new_tokens": 200, "stop": stop}
+    assert tiny.command(sample, checkpoint=path, **options) == (0, before, "")
     outcome = tiny.command(export, checkpoint=path, family="llama", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
     tokenizer, copy = (open_model.load_tokenizer(open_model.open(place)) for place in (path, tmp_path / "out"))
@@ -159,27 +161,27 @@ def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
         ({"checkpoint": "."}, "config.json"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused_in_a_sentence(run, tmp_path, monkeypatch, settings, words):
+def test_invalid_flags_are_errors(run, tmp_path, monkeypatch, settings, words):
     monkeypatch.chdir(tmp_path)
     refusal = tiny.refusal(sample, **{"checkpoint": run, "prompt": "A"} | settings)
     assert all(word in refusal for word in words.split())
 
 
-def test_a_run_that_is_no_language_model_any_more_is_refused(run, tmp_path):
-    def refused(copy, *parts, trust=()):
+def test_a_damaged_run_is_an_error(run, tmp_path):
+    def check_error(copy, *parts, trust=()):
         with raises(errors.UserError, *parts):
             sample.run(copy, prompt="A", trust=trust)
 
     copy = shutil.copytree(run, tmp_path / "a")
     (copy / "tokenizer.json").unlink()
-    refused(copy, "tokenizer.json")
+    check_error(copy, "tokenizer.json")
     (copy / "tokenizer.json").write_text(json.dumps({"kind": "bytes", "characters": "", "specials": ["[MASK]"]}))
-    refused(copy, 257, 256)
-    refused(published.changed(run, tmp_path / "b", model__F=31), "blocks/mlp/W1_FD", "(1, 32, 8)", "(1, 31, 8)")
+    check_error(copy, 257, 256)
+    check_error(published.changed(run, tmp_path / "b", model__F=31), "blocks/mlp/W1_FD", "(1, 32, 8)", "(1, 31, 8)")
     shutil.rmtree(tmp_path / "b" / "checkpoints")
-    refused(tmp_path / "b", "checkpoint")
+    check_error(tmp_path / "b", "checkpoint")
     copy = published.changed(run, tmp_path / "c", model__score="no_such_file:s")
-    refused(copy, "model.score", "--trust=no_such_file:s")
-    refused(copy, "no_such_file:s", "import", trust=("no_such_file:s",))
+    check_error(copy, "model.score", "--trust=no_such_file:s")
+    check_error(copy, "no_such_file:s", "import", trust=("no_such_file:s",))
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    refused(tmp_path / "pytorch_model.bin", "pytorch_model.bin")
+    check_error(tmp_path / "pytorch_model.bin", "pytorch_model.bin")

@@ -1,4 +1,4 @@
-"""The tool that measures the symmetry and directionality of a model's layers."""
+"""The tool symmetry: symmetry and directionality of a model's layers."""
 
 import jax
 import numpy as np
@@ -15,32 +15,32 @@ from experiments.tools import symmetry as command
 from tfm import symmetry
 
 
-def by_hand(score: dict, m: int) -> list[float]:
-    """Return s (mean over heads, median, of the sum) and d of layer m, by the reference."""
+def measure_by_reference(score: dict, m: int) -> list[float]:
+    """Return s (mean over heads, median, s of the sum) and d of layer m by the reference."""
     Uq_HKD, Uk_GKD = score["Uq_HKD"][m], score["Uk_HKD" if "Uk_HKD" in score else "Uk_GKD"][m]
     Uk_HKD = np.repeat(Uk_GKD, len(Uq_HKD) // len(Uk_GKD), 0)
     Uq_HDK, Uk_HDK = (np.swapaxes(np.asarray(U_HKD, np.float64), 1, 2) for U_HKD in (Uq_HKD, Uk_HKD))
-    of_heads = [reference.symmetry(reference.form([q], [k])) for q, k in zip(Uq_HDK, Uk_HDK, strict=True)]
+    s_H = [reference.symmetry(reference.form([q], [k])) for q, k in zip(Uq_HDK, Uk_HDK, strict=True)]
     M_DD = reference.form(Uq_HDK, Uk_HDK)
-    return [np.mean(of_heads), np.median(of_heads), reference.symmetry(M_DD), reference.directionality(M_DD)]
+    return [np.mean(s_H), np.median(s_H), reference.symmetry(M_DD), reference.directionality(M_DD)]
 
 
-def agrees(checkpoint, out: str) -> None:
-    """Check the numbers of each line against the reference, and that the last line is their median."""
+def check_table(checkpoint, out: str) -> None:
+    """Check the numbers of each line against the reference, and the last line against their median."""
     head, *lines = out.splitlines()
     assert head.split("  ")[0] == "layer" and len(set(map(len, [head, *lines]))) == 1
     table = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in lines}
     score = open_model.open(checkpoint).params["blocks"]["score"]
-    expected = np.array([by_hand(score, m) for m in range(len(score["Uq_HKD"]))])
+    expected = np.array([measure_by_reference(score, m) for m in range(len(score["Uq_HKD"]))])
     assert list(table) == [*(str(m + 1) for m in range(len(expected))), "median"]
     np.testing.assert_allclose([*table.values()], [*expected, np.median(expected, axis=0)], atol=6e-4)
 
 
-def test_the_table_of_a_run_is_that_of_the_reference(tmp_path, monkeypatch):
+def test_the_table_of_a_run_equals_the_reference(tmp_path, monkeypatch):
     run = published.run(tmp_path / "run", "vision", image__patch=4)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    agrees(run, tiny.command(command, checkpoint=run).out)
+    check_table(run, tiny.command(command, checkpoint=run).out)
     assert not any((tmp_path / "empty").iterdir())  # nothing is written
     outcome = tiny.command(command, workdir=tmp_path / "out", checkpoint=run)
     assert (outcome.code, outcome.err) == (0, "") and (tmp_path / "out" / "symmetry.txt").read_text() == outcome.out
@@ -49,12 +49,12 @@ def test_the_table_of_a_run_is_that_of_the_reference(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_the_table_of_a_published_model_is_that_of_the_reference(family, tmp_path):
+def test_the_table_of_a_published_model_equals_the_reference(family, tmp_path):
     folder = published.save(tmp_path, family)
-    agrees(folder, tiny.command(command, checkpoint=folder).out)
+    check_table(folder, tiny.command(command, checkpoint=folder).out)
 
 
-def test_layers_without_a_form_are_left_out_of_the_medians():
+def test_medians_exclude_layers_without_a_form():
     s_MH = np.array([[np.nan, 0.25, 0.75], [np.nan] * 3])
     layer = symmetry.Layer(s_MH, np.array([0.5, np.nan]), np.array([-0.5, 0.0]))
     rows = [line.split() for line in command.table({"encoder/": layer}).splitlines()]
@@ -65,15 +65,15 @@ def test_layers_without_a_form_are_left_out_of_the_medians():
     ]
 
 
-def test_both_sides_of_an_encoder_decoder_are_measured_and_scores_without_a_form_are_not():
+def test_both_sides_of_an_encoder_decoder_have_measures():
     def build_probe(**changes):
         m = tiny.settings("language", **{f"model__{name}": value for name, value in changes.items()}).model
         return probe.symmetry_metrics(m), m
 
-    look, m = build_probe(K=5, score="tied")
+    measure, m = build_probe(K=5, score="tied")
     tree = jax.eval_shape(models.build_encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
     names = ("symmetry", "symmetry_sum", "directionality")
     sides = {f"{name}/{side}/{i}" for name in names for side in ("encoder", "decoder") for i in "12"}
-    found = jax.eval_shape(look, tree)
-    assert set(found) == sides and all(x.shape == () for x in found.values())
+    measures = jax.eval_shape(measure, tree)
+    assert set(measures) == sides and all(x.shape == () for x in measures.values())
     assert build_probe(score="constant")[0] is None
