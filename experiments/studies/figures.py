@@ -53,11 +53,11 @@ def draw(
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.of(study)
     for condition in conditions:
-        whole = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
-        mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
-        for kind in KINDS if mine else ():
-            if made := draw_kind(kind, condition, mine, style):
-                drawing, caption = made
+        with_values = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
+        condition_runs = [run for run in runs if (run.condition, run.arm, run.seed) in with_values]
+        for kind in KINDS if condition_runs else ():
+            if drawn := draw_kind(kind, condition, condition_runs, style):
+                drawing, caption = drawn
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
     return written
@@ -77,12 +77,12 @@ def draw_kind(
     kind: str, condition: statistics.Condition, runs: Iterable[finished.Run], style: Styles
 ) -> tuple[figure.Figure, str] | None:
     """Return a figure of KINDS and its caption, which names the arms without numbers; None if no arm has any."""
-    of_arm = {arm: [run for run in runs if run.arm == arm] for arm in style}
-    made = KINDS[kind](condition, {arm: mine for arm, mine in of_arm.items() if mine}, style)
-    if made is None:
+    runs_by_arm = {arm: [run for run in runs if run.arm == arm] for arm in style}
+    result = KINDS[kind](condition, {arm: arm_runs for arm, arm_runs in runs_by_arm.items() if arm_runs}, style)
+    if result is None:
         return None
-    drawing, caption, shown = made
-    left_out = [arm for arm in style if arm not in {*shown, condition.reference}]
+    drawing, caption, drawn_arms = result
+    left_out = [arm for arm in style if arm not in {*drawn_arms, condition.reference}]
     return drawing, caption + (f" Without numbers, and not drawn: {sentences.quote(*left_out)}." if left_out else "")
 
 
@@ -91,12 +91,12 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
     drawing = figure.Figure(figsize=size, layout="constrained")
     grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
-    shown = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
+    shown_styles = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
         draw_bands(place, panel.curves, style)
         dress(place, panel.title, panel.x, falls=panel.falls)
-    styles.legend(drawing, shown)
-    return drawing, grid, shown
+    styles.legend(drawing, shown_styles)
+    return drawing, grid, shown_styles
 
 
 def draw_bands(panel: axes.Axes, curves: Mapping[str, Curve], style: Styles) -> None:
@@ -123,8 +123,8 @@ def dress(panel: axes.Axes, title: str, x: str, *, falls: bool) -> None:
 
 def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict[str, Curve]:
     """Return arm -> the curves of its runs, for the arms that have values."""
-    stacked = {arm: finished.stack([curve(run) for run in mine]) for arm, mine in runs.items()}
-    return {arm: of for arm, of in stacked.items() if of[1].size}
+    stacked = {arm: finished.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
+    return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 
 
 def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -137,23 +137,23 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
         return np.array([plots.smooth(value_I, width) for value_I in value_RI])
 
     def difference(run: finished.Run) -> dict[int, float]:
-        its = base.get(run.seed, {})
-        return {step: x - its[step] for step, x in run.curve(metric).items() if step in its}
+        base_curve = base.get(run.seed, {})
+        return {step: x - base_curve[step] for step, x in run.curve(metric).items() if step in base_curve}
 
     losses = {arm: (x_I, smooth(y_RI)) for arm, (x_I, y_RI) in stack(runs, lambda run: run.curve("train/loss")).items()}
-    others = {arm: [run for run in mine if run.seed in base] for arm, mine in runs.items()}
-    paired = stack({arm: mine for arm, mine in others.items() if arm != condition.reference}, difference)
+    paired_runs = {arm: [run for run in arm_runs if run.seed in base] for arm, arm_runs in runs.items()}
+    paired = stack({arm: arm_runs for arm, arm_runs in paired_runs.items() if arm != condition.reference}, difference)
     panels = [
         Panel("training loss", "step", losses, falls=True),
         Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
         Panel(f"{metric}, minus the reference's", "step", paired),
     ]
-    drawing, grid, shown = draw_panels([panels], style, width=4.4, height=3.8)
+    drawing, grid, arms = draw_panels([panels], style, width=4.4, height=3.8)
     if condition.threshold:
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
     grid[0, 2].axhline(0, color="black", lw=2.4, zorder=2)
-    late = [x for step_I, x_RI in paired.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
-    low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), grid[0, 2].get_ylim()
+    late_differences = [x for step_I, x_RI in paired.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
+    low, high, (bottom, top) = min([0.0, *late_differences]), max([0.0, *late_differences]), grid[0, 2].get_ylim()
     if top - bottom > 5 * (high - low) > 0:  # early differences would hide those of the second half of training
         grid[0, 2].set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
@@ -161,29 +161,29 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
         f"training loss (smoothed), {metric} on held-out data, and its difference to {condition.reference} of the same "
         f"seed. {BANDS} Early differences are cut off where they would hide later ones.{threshold}"
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
 def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the metric on held-out data against the FLOPs and the seconds of training."""
     panels = []
     for name, unit in finished.COSTS.items():
-        known = {arm: [run for run in mine if run.summary.get(name)] for arm, mine in runs.items()}
-        curves = stack(known, lambda run: run.curve(condition.metric))
+        runs_with_cost = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
+        curves = stack(runs_with_cost, lambda run: run.curve(condition.metric))
         scaled = {
-            arm: (step_I * np.mean([run.summary[name] for run in known[arm]]), value_RI)
+            arm: (step_I * np.mean([run.summary[name] for run in runs_with_cost[arm]]), value_RI)
             for arm, (step_I, value_RI) in curves.items()
         }
         title = f"{condition.metric} against {unit}"
         panels += [Panel(title, f"{unit} of training", scaled, condition.better == "less")] if scaled else []
     if not panels:
         return None
-    drawing, _, shown = draw_panels([panels], style, width=5, height=3.5)
+    drawing, _, arms = draw_panels([panels], style, width=5, height=3.5)
     caption = (
         f"{condition.metric} on held-out data against what training has taken by then. Seconds are a run's share of "
         f"its program's time without compiling, spread evenly over the steps. {BANDS}"
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
 def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -216,24 +216,26 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
 
 def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the symmetry and directionality of scores over training: a row for each measure, a column for each layer."""
-    depth = {name: max(len(run.layers(name)) for mine in runs.values() for run in mine) for name in finished.SYMMETRY}
+    depth = {
+        name: max(len(run.layers(name)) for arm_runs in runs.values() for run in arm_runs) for name in finished.SYMMETRY
+    }
     names, layers = [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
     if not names:
         return None
-    logged = {arm: [run for run in mine if any(map(run.layers, names))] for arm, mine in runs.items()}
+    logged = {arm: [run for run in arm_runs if any(map(run.layers, names))] for arm, arm_runs in runs.items()}
 
     def panel(name: str, layer: int) -> Panel:
         title = f"{name.replace('_', ', ')}, layer {layer}"
         return Panel(title, "step", stack(logged, lambda run: run.curve(f"{name}/{layer}")))
 
     rows = [[panel(name, m + 1) for m in layers] for name in names]
-    drawing, _, shown = draw_panels(rows, style, width=2.6, height=2.2)
+    drawing, _, arms = draw_panels(rows, style, width=2.6, height=2.2)
     caption = (
         "how symmetric and how directional the scores of each layer are over training. symmetry (mean of heads; sum: "
         "of their sum) is 1 for a symmetric form, -1 for a skew one, about 0 for a random one. directionality is 0 for "
         f"a symmetric form, negative where the key side dominates, and at step 0 anywhere in -1 to 1. {BANDS}"
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
 def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -248,17 +250,19 @@ def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles)
         panels += [Panel(label, "layer", curves)] if curves else []
     if not panels:
         return None
-    drawing, _, shown = draw_panels([panels], style, width=3.4, height=3)
+    drawing, _, arms = draw_panels([panels], style, width=3.4, height=3)
     caption = (
         f"attention on held-out examples at the end of training, per layer, averaged over heads. {BANDS} Attention "
         "that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
 def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the attention of one held-out example in every arm, of its first run that has kept it."""
-    first = {arm: kept[0] for arm, mine in runs.items() if (kept := [run for run in mine if run.maps])}
+    first = {
+        arm: with_maps[0] for arm, arm_runs in runs.items() if (with_maps := [run for run in arm_runs if run.maps])
+    }
     if not first:
         return None
     examples = {arm: attention.read(run.maps) for arm, run in first.items()}

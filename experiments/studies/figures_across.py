@@ -13,8 +13,8 @@ Numbers = overall.Overall | scaling.Family
 
 def draw(folder: pathlib.Path, study: studies.Study, across: Iterable[tuple[str, Numbers]]) -> list[figures.Figure]:
     """Write a figure for each kind with its numbers."""
-    made = [(kind, draw_numbers(numbers, styles.of(study))) for kind, numbers in across]
-    return [figures.write(folder, *(drawing[0], kind, "", drawing[1])) for kind, drawing in made if drawing]
+    drawings = [(kind, draw_numbers(numbers, styles.of(study))) for kind, numbers in across]
+    return [figures.write(folder, *(drawing[0], kind, "", drawing[1])) for kind, drawing in drawings if drawing]
 
 
 def draw_numbers(numbers: Numbers, style: figures.Styles) -> tuple[figure.Figure, str] | None:

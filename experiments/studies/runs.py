@@ -105,25 +105,25 @@ def sketches(params: Any) -> list[Sketch]:
     The sums of c x are c times those of x. They show whether the arms of a seed begin with the same weights, up to a
     scale: pairs by seed rely on it.
     """
-    found: list[Sketch] = []
+    run_sketches: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):
         rows = jax.device_get(leaf_R)
-        found = found or [{} for _ in rows]
+        run_sketches = run_sketches or [{} for _ in rows]
         name = f"{'/'.join(shapes.names(path))} {'x'.join(map(str, rows.shape[1:]))}"
         factor_I = np.sin(1.0 + np.arange(rows[0].size))  # else a permutation would leave the sums
-        for sketch, row in zip(found, rows, strict=True):
+        for sketch, row in zip(run_sketches, rows, strict=True):
             x_I = factor_I * np.asarray(row, np.float64).reshape(-1)
             sums = [x_I[i::SUMS].sum() for i in range(SUMS)]
             if np.isfinite(sums).all():
                 sketch[name] = [float(f"{x:.6g}") for x in sums]
-    return found
+    return run_sketches
 
 
-def apart(mine: Mapping[str, Any], its: Mapping[str, Any]) -> list[str]:
-    """Return the weights of the same name and shape of which neither is a multiple of the other, be it by 0."""
+def unpaired_weights(sketch: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+    """Return the weights of the same name and shape that are not multiples of each other (0 included)."""
     names = []
-    for name in filter(its.__contains__, mine):
-        a, b = np.array(mine[name], float), np.array(its[name], float)
+    for name in filter(reference.__contains__, sketch):
+        a, b = np.array(sketch[name], float), np.array(reference[name], float)
         scale = np.linalg.norm(a) * np.linalg.norm(b)
         if scale and not abs(abs(a @ b) / scale - 1) <= NEAR**2 / 2:  # the cosine of such an angle
             names.append(name.rpartition(" ")[0])

@@ -33,7 +33,7 @@ def of(study: studies.Study) -> dict[str, Style]:
     """Return arm -> style."""
     styles = {}
     for i, arm in enumerate(study.arms):
-        colour, line, marker = (each[i % len(each)] for each in (COLOURS, LINES, MARKERS))
+        colour, line, marker = (values[i % len(values)] for values in (COLOURS, LINES, MARKERS))
         styles[arm.name] = Style(colour, line, marker, 1.5, label(arm.name))
     reference = f"{label(study.reference)} (reference)"
     return styles | {study.reference: Style("black", "-", "o", 2.4, reference)}

@@ -110,7 +110,7 @@ def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch)
     assert (drawing.axes[0].get_xscale(), both.axes[0].get_xscale()) == ("linear", "symlog")
     assert more.endswith("logarithmic.") and not caption.endswith("logarithmic.")
     assert "4 seeds" in block.table.notes[2]
-    files = results.write(tmp_path, study, what={})
+    files = results.write(tmp_path, study, session={})
     text = [file.read_text() for file in files[:4]]
     numbers = json.loads(text[0])
     assert numbers["overall"]["arms"][0]["improvement"] == pytest.approx(arm.improvement) and numbers["scaling"] == []

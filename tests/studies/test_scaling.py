@@ -136,7 +136,7 @@ def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
     assert tables.of_laws(family).rows[1][-2:] == ["reference", "-"]
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
-    text = [file.read_text() for file in results.write(tmp_path, study, what={})[:4]]
+    text = [file.read_text() for file in results.write(tmp_path, study, session={})[:4]]
     [of_json] = json.loads(text[0])["scaling"]
     assert of_json["laws"][0]["compute"] == pytest.approx(arm.compute) and of_json["reference"] == "base"
     numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", "Loss against compute"]

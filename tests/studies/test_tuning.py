@@ -105,8 +105,8 @@ def test_choices_are_merged(tuned, tmp_path):
         config["config"]["study"]["arms"] = [arm for arm in SMALL["study__arms"] if arm[0] != other]
         (part / "config.json").write_text(json.dumps(config))
     merge.merge(parts, tmp_path / "new")
-    merged = tuning.read(tmp_path / "new", study.read(results.saved(tmp_path / "new")))
-    whole = tuning.read(folder, study.read(results.saved(folder)))
+    merged = tuning.read(tmp_path / "new", study.read(results.load_settings(tmp_path / "new")))
+    whole = tuning.read(folder, study.read(results.load_settings(folder)))
     assert sorted(merged, key=lambda one: one.arm) == sorted(whole, key=lambda one: one.arm) and len(whole) == 3
 
 
