@@ -1,4 +1,4 @@
-"""Arms x seeds, trained together and compared: one study, one report. What differs is in the `study` section."""
+"""Train and compare arms x seeds: one study, one report. The section `study` of the config says what differs."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ REPORTED = 60.0  # seconds of a program after which the report is written before
 
 
 def config() -> dict[str, dict]:
-    """What is compared: arms x seeds, in each of some conditions. All other settings are common to all runs."""
+    """Return the settings of a study: arms x seeds, in each condition. All other settings are common to all runs."""
     return {
         "study": {
             "experiment": ("", "whose runs these are: language, vision, synthetic, translation, masked_image"),

@@ -1,6 +1,6 @@
-"""All figures of a report, each with a caption: the metric over training, against its cost, and its paired differences,
-symmetry and attention of each layer."""
+"""Figures of a report with their captions: curves, costs, paired differences, symmetry and attention of each layer."""
 
+import operator
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ SMOOTHED = 40  # windows of the mean of training losses, which are of a single b
 MOST = 6  # layers shown, evenly spread
 THIN = 0.5  # width of a seed's line
 BANDS = "Lines are means over seeds, thin lines the seeds, bands from smallest to largest."
-ALSO = (".svg", ".pdf")  # beside each PNG
+ALSO = (".svg", ".pdf")  # in addition to each PNG
 
 
 class Figure(NamedTuple):
@@ -53,11 +53,11 @@ def draw(
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.of(study)
     for condition in conditions:
-        with_values = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
-        condition_runs = [run for run in runs if (run.condition, run.arm, run.seed) in with_values]
-        for kind in KINDS if condition_runs else ():
-            if drawn := draw_kind(kind, condition, condition_runs, style):
-                drawing, caption = drawn
+        complete = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
+        complete_runs = [run for run in runs if (run.condition, run.arm, run.seed) in complete]
+        for kind in KINDS if complete_runs else ():
+            if figure_and_caption := draw_kind(kind, condition, complete_runs, style):
+                drawing, caption = figure_and_caption
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
     return written
@@ -91,12 +91,12 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
     drawing = figure.Figure(figsize=size, layout="constrained")
     grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
-    shown_styles = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
+    legend = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
         draw_bands(place, panel.curves, style)
         dress(place, panel.title, panel.x, falls=panel.falls)
-    styles.legend(drawing, shown_styles)
-    return drawing, grid, shown_styles
+    styles.legend(drawing, legend)
+    return drawing, grid, legend
 
 
 def draw_bands(panel: axes.Axes, curves: Mapping[str, Curve], style: Styles) -> None:
@@ -130,21 +130,11 @@ def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict
 def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw over training: the loss, the metric on held-out data, and its paired difference to the reference."""
     metric, less = condition.metric, condition.better == "less"
-    base = {run.seed: run.curve(metric) for run in runs.get(condition.reference, [])}
-
-    def smooth(value_RI: np.ndarray) -> np.ndarray:
-        width = 2 * (value_RI.shape[1] // SMOOTHED // 2) + 1  # few values are left as they are
-        return np.array([plots.smooth(value_I, width) for value_I in value_RI])
-
-    def difference(run: finished.Run) -> dict[int, float]:
-        base_curve = base.get(run.seed, {})
-        return {step: x - base_curve[step] for step, x in run.curve(metric).items() if step in base_curve}
-
-    losses = {arm: (x_I, smooth(y_RI)) for arm, (x_I, y_RI) in stack(runs, lambda run: run.curve("train/loss")).items()}
-    paired_runs = {arm: [run for run in arm_runs if run.seed in base] for arm, arm_runs in runs.items()}
-    paired = stack({arm: arm_runs for arm, arm_runs in paired_runs.items() if arm != condition.reference}, difference)
+    losses = stack(runs, lambda run: run.curve("train/loss"))
+    smoothed = {arm: (step_I, smooth_rows(loss_RI)) for arm, (step_I, loss_RI) in losses.items()}
+    paired = paired_curves(condition, runs)
     panels = [
-        Panel("training loss", "step", losses, falls=True),
+        Panel("training loss", "step", smoothed, falls=True),
         Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
         Panel(f"{metric}, minus the reference's", "step", paired),
     ]
@@ -152,16 +142,39 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     if condition.threshold:
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
     grid[0, 2].axhline(0, color="black", lw=2.4, zorder=2)
-    late_differences = [x for step_I, x_RI in paired.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
-    low, high, (bottom, top) = min([0.0, *late_differences]), max([0.0, *late_differences]), grid[0, 2].get_ylim()
-    if top - bottom > 5 * (high - low) > 0:  # early differences would hide those of the second half of training
-        grid[0, 2].set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
+    limit_to_second_half(grid[0, 2], paired)
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
     caption = (
         f"training loss (smoothed), {metric} on held-out data, and its difference to {condition.reference} of the same "
         f"seed. {BANDS} Early differences are cut off where they would hide later ones.{threshold}"
     )
     return drawing, caption, arms
+
+
+def smooth_rows(loss_RI: np.ndarray) -> np.ndarray:
+    """Average each row over windows. A row with few values stays as it is."""
+    width = 2 * (loss_RI.shape[1] // SMOOTHED // 2) + 1
+    return np.array([plots.smooth(loss_I, width) for loss_I in loss_RI])
+
+
+def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curve]:
+    """Return arm -> the difference of its metric to the reference's of the same seed, at the steps that both have."""
+    base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
+
+    def difference(run: finished.Run) -> dict[int, float]:
+        base_curve = base[run.seed]
+        return {step: x - base_curve[step] for step, x in run.curve(condition.metric).items() if step in base_curve}
+
+    others = {arm: arm_runs for arm, arm_runs in runs.items() if arm != condition.reference}
+    return stack({arm: [run for run in arm_runs if run.seed in base] for arm, arm_runs in others.items()}, difference)
+
+
+def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
+    """Cut off the y axis if early values would hide those of the second half of training."""
+    late = [x for step_I, x_RI in curves.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
+    low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), panel.get_ylim()
+    if top - bottom > 5 * (high - low) > 0:
+        panel.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
 
 
 def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -242,11 +255,7 @@ def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles)
     """Draw measures of attention at the end of training over the layers, a panel for each measure."""
     panels = []
     for name, label in finished.ATTENTION.items():
-
-        def by_layer(run: finished.Run, name: str = name) -> dict[int, float]:
-            return {m: x for m, x in enumerate(run.layers(name), 1) if x is not None}
-
-        curves = stack(runs, by_layer)
+        curves = stack(runs, operator.methodcaller("by_layer", name))
         panels += [Panel(label, "layer", curves)] if curves else []
     if not panels:
         return None

@@ -50,7 +50,7 @@ class Session(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The facts about a program that can be trained. It holds no data: a study may have many programs."""
+    """A program that passed the checks, with its sizes. It holds no data: a study may have many programs."""
 
     program: studies.Program
     lines: Sequence[str]  # of the experiment, about its data
@@ -121,14 +121,14 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
 
 
 def prepare_work(program: studies.Program, settings: config.Settings, devices: Mesh) -> single.Work:
-    """Prepare a run's experiment. Raises UserError if settings are tuned and its data have no third part for it."""
+    """Prepare a run's experiment. Raises UserError if settings are tuned and the experiment has no tuning split."""
     work = adapters.prepared(settings, by_name.load_experiment(settings.experiment), devices)
     if not program.tuning:
         return work
     if work.task.tuning is None:
         raise errors.UserError(
-            f'study.tune: the experiment "{settings.experiment}" has no third part of its data to choose by: '
-            "let its task have `tuning`, as task.parts makes it"
+            f'study.tune: the experiment "{settings.experiment}" has no third split of its data for tuning: '
+            "build its task with splits.make_splits"
         )
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 

@@ -22,7 +22,7 @@ ATTENTION = {  # name in summary.json -> label
     "asymmetry": "asymmetry |A - Aᵀ|/|A|",
 }
 COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
-SUMS = 4  # of each weight: two that were drawn apart agree by chance once in 10^10
+SUMS = 4  # of each weight: two independent draws agree by chance once in 10^10
 NEAR = 1e-4  # what programs round otherwise, and summary.json leaves out, is a hundred times less
 
 Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' -> sums, which have its scale
@@ -75,6 +75,10 @@ class Run(NamedTuple):
         keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
         curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
+
+    def by_layer(self, name: str) -> dict[int, float]:
+        """Return layer, from 1 -> the values of `layers` that are finite."""
+        return {m: x for m, x in enumerate(self.layers(name), 1) if x is not None}
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:

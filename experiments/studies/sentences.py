@@ -90,8 +90,8 @@ def describe_family(condition: statistics.Condition) -> str:
 def describe_condition(condition: statistics.Condition) -> str:
     """Write one paragraph on a condition: verdicts, intervals, excluded runs and missing runs."""
     phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
-    for one in condition.compared:
-        phrases[one.difference.kind].append(f"{quote(one.name)} {describe_arm(condition, one.difference)}")
+    for arm in condition.compared:
+        phrases[arm.difference.kind].append(f"{quote(arm.name)} {describe_arm(condition, arm.difference)}")
     sentences = [f"Against {quote(condition.reference)}, in {condition.metric} ({condition.better} is better)."]
     opened = {_insert_margins(OPENING[kind], [condition]): texts for kind, texts in phrases.items() if texts}
     sentences += [f"{opening} {'; '.join(texts)}." for opening, texts in opened.items()]

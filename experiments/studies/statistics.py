@@ -180,8 +180,8 @@ def _correct(family: Sequence[Condition]) -> None:
     """Set `p_corrected`: Holm's correction over the comparisons of the family, times the planned analyses."""
     differences = [arm.difference for condition in family for arm in condition.compared if arm.difference.p is not None]
     corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
-    for one, p in zip(differences, corrected, strict=True):
-        one.p_corrected = min(1.0, family[0].looks * p)
+    for difference, p in zip(differences, corrected, strict=True):
+        difference.p_corrected = min(1.0, family[0].looks * p)
 
 
 def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:

@@ -1,7 +1,7 @@
-"""Tuning: each arm chooses the best of a grid of settings, on a part of the training part, with other seeds.
+"""Tuning: each arm chooses the best of a grid of settings, on a split of the training data, with other seeds.
 
-A study before the study trains each arm with each of its values. Its runs lie in the folder `tuning`, as a condition's
-<arm>@<values>/seed_<n>.
+Tuning runs train each arm with each of its values, before the study. Their folders are
+tuning/<condition>/<arm>@<values>/seed_<n>.
 """
 
 import hashlib
@@ -53,16 +53,16 @@ class Tuned(NamedTuple):
     def __str__(self) -> str:
         edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
         where = "" if self.condition == studies.ONLY else f"{self.condition}: "
-        return f"  {where}{self.arm} chose {in_words(self.best.values)} (best of {len(self.points)}{edge})"
+        return f"  {where}{self.arm} chose {format_values(self.best.values)} (best of {len(self.points)}{edge})"
 
 
 def trials(study: studies.Study) -> studies.Study:
-    """Return the study before the study: an arm for each combination of an arm's values; no arm if nothing is tuned."""
-    arms = [
-        studies.Named(_name(arm.name, values), {k: x for k, x in arm.changes.items() if k != studies.TUNE} | values)
-        for arm in (study.arms if study.grid else ())
-        for values in combinations(study, arm.name)
-    ]
+    """Return the study of the tuning runs: an arm for each combination of an arm's values; no arm without a grid."""
+    arms = []
+    for arm in study.arms if study.grid else ():
+        changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
+        for values in combinations(study, arm.name):
+            arms.append(studies.Named(_name(arm.name, values), changes | values))
     return study._replace(arms=arms, seeds=study.tune_seeds, grid={})
 
 
@@ -123,7 +123,7 @@ def _numeric(values: Sequence[Any]) -> bool:
     return all(type(x) in (int, float) for x in values)
 
 
-def in_words(values: dict[str, Any]) -> str:
+def format_values(values: dict[str, Any]) -> str:
     """Return 'optim.learning_rate = 0.003, optim.ema = 0'."""
     return sentences.join_values(f"{key} = {value}" for key, value in values.items()) or "nothing"
 
@@ -139,18 +139,19 @@ def table(tuned: Sequence[Tuned]) -> tables.Table | None:
             [
                 choice.condition,
                 choice.arm,
-                in_words(choice.best.values),
+                format_values(choice.best.values),
                 sentences.format_number(choice.best.mean),
                 tried,
             ]
         )
     notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
-    if beyond := [
+    edges = [
         f"{choice.condition}, {choice.arm} ({sentences.join_values(choice.edges)})" for choice in tuned if choice.edges
-    ]:
+    ]
+    if edges:
         notes.append(
             "Best at the smallest or largest value tried, so that better values may lie beyond: "
-            f"{sentences.join_values(beyond)}."
+            f"{sentences.join_values(edges)}."
         )
     return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
 

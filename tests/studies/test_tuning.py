@@ -167,7 +167,7 @@ WRONG = [
     ({"study__tune_seeds": []}, ["study.tune_seeds", "[]"]),
     ({"study__arms": tiny_study.ARMS}, ["arm fast", "optim.learning_rate", "study.tune"]),
     ({"study__tune": [["optim.rate", [1, 2]]]}, ["optim.rate"]),
-    ({}, ["study.tune", '"dots"', "third part"]),
+    ({}, ["study.tune", '"dots"', "splits.make_splits"]),
 ]
 
 
