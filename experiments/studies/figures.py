@@ -51,7 +51,7 @@ def draw(
 ) -> list[Figure]:
     """Write the figures of each condition into folder/figures."""
     disk.tidy(disk.folder(folder, "figures"))
-    written, style = [], styles.of(study)
+    written, style = [], styles.choose_styles(study)
     for condition in conditions:
         complete = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
         complete_runs = [run for run in runs if (run.condition, run.arm, run.seed) in complete]
@@ -95,7 +95,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
         draw_bands(place, panel.curves, style)
         dress(place, panel.title, panel.x, falls=panel.falls)
-    styles.legend(drawing, legend)
+    styles.draw_legend(drawing, legend)
     return drawing, grid, legend
 
 
@@ -127,7 +127,7 @@ def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict
     return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 
 
-def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw over training: the loss, the metric on held-out data, and its paired difference to the reference."""
     metric, less = condition.metric, condition.better == "less"
     losses = stack(runs, lambda run: run.curve("train/loss"))
@@ -177,7 +177,7 @@ def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
         panel.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
 
 
-def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the metric on held-out data against the FLOPs and the seconds of training."""
     panels = []
     for name, unit in finished.COSTS.items():
@@ -199,7 +199,7 @@ def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     return drawing, caption, arms
 
 
-def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw a row for each arm: each seed's difference to the reference, their mean, and the simultaneous interval."""
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
@@ -217,7 +217,7 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     panel.set_yticks(range(len(arms)), [f"{style[arm.name].label} (n = {arm.difference.n})" for arm in arms])
     panel.set_ylim(len(arms) - 0.4, -0.6)
     panel.grid(axis="x", alpha=0.3)
-    reference, side = styles.label(condition.reference), "right" if condition.better == "more" else "left"
+    reference, side = styles.shorten(condition.reference), "right" if condition.better == "more" else "left"
     panel.set_xlabel(f"{condition.metric}, arm minus {reference} ({side} of the line: better than the reference)")
     bars = "bars 95 % intervals" + f" for {sentences.describe_family(condition)}" * (condition.together > 1)
     caption = (
@@ -227,7 +227,7 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     return drawing, caption, [arm.name for arm in arms]
 
 
-def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the symmetry and directionality of scores over training: a row for each measure, a column for each layer."""
     depth = {
         name: max(len(run.layers(name)) for arm_runs in runs.values() for run in arm_runs) for name in finished.SYMMETRY
@@ -251,7 +251,7 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
     return drawing, caption, arms
 
 
-def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw measures of attention at the end of training over the layers, a panel for each measure."""
     panels = []
     for name, label in finished.ATTENTION.items():
@@ -267,7 +267,7 @@ def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles)
     return drawing, caption, arms
 
 
-def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the attention of one held-out example in every arm, of its first run that has kept it."""
     first = {
         arm: with_maps[0] for arm, arm_runs in runs.items() if (with_maps := [run for run in arm_runs if run.maps])
@@ -284,10 +284,10 @@ def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
 
 
 KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
-    "course": course,
-    "cost": cost,
-    "differences": differences,
-    "symmetry": symmetry,
-    "attention": attention_layers,
-    "maps": maps,
+    "course": draw_course,
+    "cost": draw_costs,
+    "differences": draw_differences,
+    "symmetry": draw_symmetry,
+    "attention": draw_attention,
+    "maps": draw_maps,
 }

@@ -55,15 +55,15 @@ def _merge_settings(
     every: Mapping[pathlib.Path, config.Settings], studies: Mapping[pathlib.Path, study.Study]
 ) -> dict[str, Any]:
     """Return the settings of all folders together."""
-    same = Same()
+    agreement = Agreement()
     for folder, settings in every.items():
         for key, value in config.flat(settings.to_dict()).items():
             if key not in OWN and not key.startswith("mesh."):
-                same.add(key, value, folder)
-        same.add("the reference", studies[folder].reference, folder)
+                agreement.check(key, value, folder)
+        agreement.check("the reference", studies[folder].reference, folder)
         for kind, entries in (("arms", studies[folder].arms), ("conditions", studies[folder].conditions)):
             for entry in entries:
-                same.add(f'"{entry.name}" of study.{kind}', entry, folder)
+                agreement.check(f'"{entry.name}" of study.{kind}', entry, folder)
     first, *_ = every
     merged, reference = copy.deepcopy(every[first].to_dict()), studies[first].arms[-1]
     arms = {arm.name: list(arm) for entry in studies.values() for arm in entry.arms if arm.name != reference.name}
@@ -73,13 +73,13 @@ def _merge_settings(
     return merged
 
 
-class Same:
+class Agreement:
     """Facts that must be the same in all folders."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, tuple[pathlib.Path, Any]] = {}
 
-    def add(self, fact: str, value: Any, folder: pathlib.Path, key: Hashable = None) -> None:
+    def check(self, fact: str, value: Any, folder: pathlib.Path, key: Hashable = None) -> None:
         """Raise UserError if the fact, or its key, has another value in another folder."""
         before, first_value = self._first.setdefault(key or fact, (folder, value))
         if first_value != value:
@@ -88,17 +88,17 @@ class Same:
 
 def _find_runs(finished: Mapping[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
     """Return for each finished run a folder that has it. Raises UserError if runs do not agree."""
-    same, places = Same(), {}
+    agreement, places = Agreement(), {}
     for folder, folder_runs in finished.items():
         for run in folder_runs:
             name = f"{run.condition}/{run.arm}/seed_{run.seed}"
-            same.add("the code (the commit)", run.summary.get("commit") or "", folder)
+            agreement.check("the code (the commit)", run.summary.get("commit") or "", folder)
             for file, code in [*run.summary.get("sources", {}).items()][1:]:  # the first is the config, with the arms
-                same.add(f"the code: {file}", code, folder)
-            same.add(f"the data of {name}", run.summary.get("data_sha256"), folder, key=(run.condition, run.arm))
+                agreement.check(f"the code: {file}", code, folder)
+            agreement.check(f"the data of {name}", run.summary.get("data_sha256"), folder, key=(run.condition, run.arm))
             evaluated = [key for key in run.summary if key.startswith("eval/")]
             result = {key: run.summary.get(key) for key in (*MEASURED, *evaluated)}
-            same.add(f"the result of {name}, which both have", result, folder)
+            agreement.check(f"the result of {name}, which both have", result, folder)
             places.setdefault(name, folder)
     return places
 

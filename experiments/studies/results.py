@@ -82,11 +82,13 @@ def analyse_across(conditions: list[statistics.Condition], finished: list[runs.R
     """Return the measures over all conditions, and the laws of loss against compute, as far as they exist."""
     measures, sections = overall.measure(conditions, finished), []
     if measures:
-        sections.append(Across("Over all conditions", "profile", measures, tables.of_overall(measures)))
+        sections.append(Across("Over all conditions", "profile", measures, tables.tabulate_overall(measures)))
     families = scaling.families(conditions)
     for i, family in enumerate(families):
         names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
-        sections.append(Across(f"Loss against compute{names}", f"compute{i or ''}", family, tables.of_laws(family)))
+        sections.append(
+            Across(f"Loss against compute{names}", f"compute{i or ''}", family, tables.tabulate_laws(family))
+        )
     return sections
 
 
@@ -258,12 +260,12 @@ def format_text(folder: pathlib.Path, study: studies.Study) -> str:
     analysis = analyse(folder, study)
     started, waiting = split_by_progress(analysis.conditions)
     parts = [
-        (condition.name, tables.of_condition(condition), sentences.describe_condition(condition))
+        (condition.name, tables.tabulate_condition(condition), sentences.describe_condition(condition))
         for condition in started
     ]
-    overview = tables.overview(started)
+    overview = tables.tabulate_overview(started)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
     indented = functools.partial(fill, initial_indent="  ", subsequent_indent="  ")
-    blocks = [f"{name}\n{tables.aligned(table)}\n\n{indented(below)}" for name, table, below in parts]
+    blocks = [f"{name}\n{tables.align(table)}\n\n{indented(below)}" for name, table, below in parts]
     return "\n\n".join([*blocks, *waiting, fill(_verdict(study, analysis))]).translate(log.CONTROL)

@@ -23,7 +23,7 @@ class Table(NamedTuple):
     kinds: Sequence[Sequence[str]] = ()  # of each cell: "worse" and "better" have a colour
 
 
-def of_condition(condition: statistics.Condition) -> Table:
+def tabulate_condition(condition: statistics.Condition) -> Table:
     """Return a row for each arm, in the order of the study."""
     metrics = [name for name in ("eval/loss", "eval/accuracy") if any(name in arm.others for arm in condition.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
@@ -33,13 +33,13 @@ def of_condition(condition: statistics.Condition) -> Table:
     for arm in condition.arms:
         params = NONE if arm.params is None else f"{arm.params:,}"
         flops = NONE if arm.flops_per_token is None else run.si(arm.flops_per_token, "").strip()
-        row = [arm.name, params, flops, str(arm.n), _plus_minus(arm), *_difference(arm.difference)]
-        row += [_steps(arm.threshold_step)] if arm.threshold_step else []
-        rows.append(row + [_plus_minus(arm.others.get(name)) for name in metrics])
-    return Table(head + metrics, rows, _notes(condition))
+        row = [arm.name, params, flops, str(arm.n), _format_spread(arm), *_format_difference(arm.difference)]
+        row += [_format_steps(arm.threshold_step)] if arm.threshold_step else []
+        rows.append(row + [_format_spread(arm.others.get(name)) for name in metrics])
+    return Table(head + metrics, rows, _write_notes(condition))
 
 
-def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
+def _format_spread(spread: statistics.Spread | statistics.Arm | None) -> str:
     if spread is None or spread.mean is None:
         return NONE
     return sentences.format_number(spread.mean) + (
@@ -47,23 +47,23 @@ def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
     )
 
 
-def _difference(difference: statistics.Difference | None) -> list[str]:
+def _format_difference(difference: statistics.Difference | None) -> list[str]:
     """Return mean, interval and p of the paired difference."""
     if difference is None:
         return ["reference", NONE, NONE]
     if difference.interval is None:
         short = {statistics.FEW: NONE, statistics.WORSE: "no spread", statistics.BETTER: "no spread"}
-        return [signed(difference.mean), short.get(difference.kind, difference.kind), NONE]
-    low, high = map(signed, difference.interval)
+        return [format_signed(difference.mean), short.get(difference.kind, difference.kind), NONE]
+    low, high = map(format_signed, difference.interval)
     p = difference.p_corrected
-    return [signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
+    return [format_signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
 
 
-def signed(x: float | None) -> str:
+def format_signed(x: float | None) -> str:
     return NONE if x is None else ("+" if x > 0 else "") + sentences.format_number(x)
 
 
-def _steps(step: statistics.ThresholdStep) -> str:
+def _format_steps(step: statistics.ThresholdStep) -> str:
     """Return '1,200 (5 of 5); +300 (+120 to +480)': the median, the seeds that got there, the paired difference."""
     if not step.of:
         return NONE
@@ -73,7 +73,7 @@ def _steps(step: statistics.ThresholdStep) -> str:
     return f"{median} ({step.reached} of {step.of}){later}"
 
 
-def _notes(condition: statistics.Condition) -> list[str]:
+def _write_notes(condition: statistics.Condition) -> list[str]:
     notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
     if condition.together > 1:
         level = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
@@ -110,7 +110,7 @@ def _notes(condition: statistics.Condition) -> list[str]:
     return notes
 
 
-def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
+def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     """Return conditions by arms with the difference to the reference and its kind; None for few conditions."""
     if len(conditions) <= MANY:
         return None
@@ -120,7 +120,9 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
         base = condition.base
         differences = [arm.difference for arm in condition.compared]
         short = [SHORT.get(difference.kind, difference.kind) for difference in differences]
-        cells = [f"{signed(difference.mean)} {kind}" for difference, kind in zip(differences, short, strict=True)]
+        cells = [
+            f"{format_signed(difference.mean)} {kind}" for difference, kind in zip(differences, short, strict=True)
+        ]
         rows.append(
             [
                 condition.name,
@@ -137,12 +139,12 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
 
 
-def of_overall(measures: overall.Overall) -> Table:
+def tabulate_overall(measures: overall.Overall) -> Table:
     """Return a row for each arm: interquartile mean and probability of improvement over all conditions."""
     rows, reference = [], sentences.quote(measures.reference)
     for arm in measures.arms:
-        mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _range(arm.interval, "+.2%")]
-        share = [f"{arm.improvement:.2f}", _range(arm.improvement_interval, ".2f")]
+        mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _format_range(arm.interval, "+.2%")]
+        share = [f"{arm.improvement:.2f}", _format_range(arm.improvement_interval, ".2f")]
         rows.append([arm.name, str(arm.n), *(cell.replace("%", " %") for cell in mean), *share])
     gained = sentences.join_values(f"{name} {sentences.format_number(x)}" for name, x in measures.scale.items() if x)
     unknown = sentences.quote(*(name for name, x in measures.scale.items() if not x))
@@ -158,25 +160,30 @@ def of_overall(measures: overall.Overall) -> Table:
         "(docs/studies.md).",
     ]
     head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
-    return Table(head, rows, notes + _left_out(measures.left_out, "for a diverged run or too few pairs in a condition"))
+    return Table(
+        head, rows, notes + _note_left_out(measures.left_out, "for a diverged run or too few pairs in a condition")
+    )
 
 
-def _left_out(arms: Sequence[str], reason: str) -> list[str]:
+def _note_left_out(arms: Sequence[str], reason: str) -> list[str]:
     return [f"Left out, {reason}: {sentences.quote(*arms)}."] if arms else []
 
 
-def _range(interval: Sequence[float] | None, form: str) -> str:
+def _format_range(interval: Sequence[float] | None, form: str) -> str:
     return NONE if interval is None else " to ".join(f"{x:{form}}" if x < 1e9 else "without end" for x in interval)
 
 
-def of_laws(family: scaling.Family) -> Table:
+def tabulate_laws(family: scaling.Family) -> Table:
     """Return a row for each arm: its law, and the compute with which it reaches the reference's loss."""
     rows, reference, sizes = [], sentences.quote(family.reference), len(family.conditions)
     constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
-        row = [law.name, sentences.format_number(law.a), f"{law.b:.4f}", _range(law.b_interval, ".4f")]
+        row = [law.name, sentences.format_number(law.a), f"{law.b:.4f}", _format_range(law.b_interval, ".4f")]
         row += [sentences.format_number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
-        compute = [NONE if law.compute is None else f"{law.compute:.2f} times", _range(law.compute_interval, ".2f")]
+        compute = [
+            NONE if law.compute is None else f"{law.compute:.2f} times",
+            _format_range(law.compute_interval, ".2f"),
+        ]
         rows.append(row + (["reference", NONE] if law.name == family.reference else compute))
     law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
     notes = [
@@ -189,10 +196,10 @@ def of_laws(family: scaling.Family) -> Table:
     ]
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
-    return Table(head, rows, notes + _left_out(family.left_out, "for a diverged or missing run"))
+    return Table(head, rows, notes + _note_left_out(family.left_out, "for a diverged or missing run"))
 
 
-def of_runs(record: dict[str, Any]) -> Table:
+def tabulate_runs(record: dict[str, Any]) -> Table:
     """Return a row for each fact in report.json about the runs, and about what wrote the report."""
     conditions, ran, session = record["conditions"], record["ran"], record["what"]
     seeds = sentences.join_values(record["seeds"])
@@ -202,9 +209,14 @@ def of_runs(record: dict[str, Any]) -> Table:
     for kind, entry in [*entries, *(("arm", arm) for arm in conditions[0]["arms"])]:
         changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in entry["changes"].items())
         rows.append([f"{kind} {entry['name']}", sentences.join_values(changes) or "no changes"])
-    versions = sentences.join_values(f"{name} {_counted(counts, ' and ')}" for name, counts in ran["versions"].items())
+    versions = sentences.join_values(
+        f"{name} {_format_counts(counts, ' and ')}" for name, counts in ran["versions"].items()
+    )
     seconds = ran["training_seconds"]
-    rows += [["code of the runs", _counted(ran["commits"])], ["hardware of the runs", _counted(ran["devices"])]]
+    rows += [
+        ["code of the runs", _format_counts(ran["commits"])],
+        ["hardware of the runs", _format_counts(ran["devices"])],
+    ]
     rows += [["versions of the runs", versions or UNKNOWN]]
     rows += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
     data = {f"data, {condition}": "; ".join(line.strip() for line in lines) for condition, lines in ran["data"].items()}
@@ -217,14 +229,14 @@ def of_runs(record: dict[str, Any]) -> Table:
     return Table(["", ""], rows)
 
 
-def _counted(counts: Mapping[str, int], between: str = ", ") -> str:
+def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
     """Return 'a', or 'a (20 runs), b (10 runs)'."""
     if len(counts) < 2:
         return next(iter(counts), UNKNOWN)
     return between.join(f"{words} ({count} run{'s' if count > 1 else ''})" for words, count in counts.items())
 
 
-def aligned(table: Table) -> str:
+def align(table: Table) -> str:
     """Return the table for a terminal, without the FLOPs and without columns that are empty."""
     columns = [
         i for i, name in enumerate(table.head) if name != "FLOP/token" and {row[i] for row in table.rows} != {NONE}

@@ -173,9 +173,9 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
             )
             for key in keys
         ]
-        drawing, grid, _ = figures.draw_panels([panels], styles.of(study), width=4.2, height=3.6)
+        drawing, grid, _ = figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
-            labels = [styles.label(str(x)) for x in values[key]]
+            labels = [styles.shorten(str(x)) for x in values[key]]
             panel.set_xticks(range(len(labels)), labels, parse_math=False)
         caption = (
             f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "

@@ -66,7 +66,7 @@ def reported(tmp_path_factory):
 
 
 def rows_of(record):
-    return dict(tables.of_runs(record).rows)
+    return dict(tables.tabulate_runs(record).rows)
 
 
 def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
@@ -121,7 +121,7 @@ def test_all_three_say_the_same_verdict_and_what_was_run(reported):
     for words in (numbers["verdict"], *(one["verdict"] for one in numbers["conditions"])):
         assert "worse" in words or "Worse" in words
         assert words in page.text("p") and words in markdown.replace("\\|", "|")
-    ran = tables.of_runs(numbers).rows
+    ran = tables.tabulate_runs(numbers).rows
     assert np.reshape(page.text("td")[-2 * len(ran) :], (-1, 2)).tolist() == ran
     assert all(
         f"\n* {results.escape_markdown(label)}: {results.escape_markdown(words)}\n" in markdown for label, words in ran
