@@ -38,7 +38,7 @@ def config() -> dict[str, dict]:
                 " never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong "
                 "stops alone",
             ),
-            "conditions": ([], "written like arms: comparisons beside each other, as on other data; []: a single one"),
+            "conditions": ([], "written like arms: separate comparisons, for example on other data; []: a single one"),
             "seeds": ([0, 1, 2, 3, 4], "the same for all arms: differences are paired by seed"),
             "metric": ("eval/loss", "what is compared: eval/loss, eval/accuracy, ...; a condition may have its own"),
             "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),

@@ -1,5 +1,7 @@
-"""The attention of a trained model: entropy, diagonal and asymmetry of its weights, and the weights of one example,
-which maps.npz keeps and the report draws with a row for each arm, a column for each of some layers and heads."""
+"""The attention of a trained model: entropy, diagonal and asymmetry, and the weights of one example (maps.npz).
+
+The report draws these weights: a row for each arm, a column for each of at most 8 heads.
+"""
 
 import pathlib
 from collections.abc import Callable, Mapping

@@ -24,7 +24,7 @@ SHARE = 0.1  # of the largest value: a smaller gap is no plateau, as between acc
 
 @dataclass(frozen=True)
 class Rate:
-    """k of n, and the interval of the probability behind it (Clopper and Pearson 1934), 95 % for this one."""
+    """k of n, and the 95 % interval of its probability (Clopper and Pearson 1934), not corrected for other rates."""
 
     k: int
     n: int
@@ -102,8 +102,8 @@ def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def plateau(values: Sequence[float]) -> float | None:
     """Return the middle between two clusters of values, as if some runs never left a plateau; None for one cluster.
 
-    1 % of normal samples have two clusters by chance. Fewer than 4 values give None: 99 % of normal samples of 3 have
-    a ratio below 237, and a plateau that is 60 SDs away exceeds that in one of five.
+    1 % of normal samples have two clusters by chance. Fewer than 4 values give None:
+    of 3, the ratio of normal samples is too large (99 % are below 237) to show a plateau.
     """
     if len(values) < 4:
         return None

@@ -1,8 +1,8 @@
 """Measures of an arm over all conditions of a study (Agarwal et al. 2021, arXiv 2108.13264):
 interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
 
-A gain is a difference to the reference, paired by seed, above 0 where the arm is better, over what the reference of
-that condition gained by training; docs/studies.md says why not over its SD.
+A gain is a difference to the reference, paired by seed; above 0 the arm is better. It is divided by what the reference
+of that condition gained by training. docs/studies.md says why not by its SD.
 """
 
 from collections.abc import Sequence

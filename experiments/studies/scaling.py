@@ -1,8 +1,8 @@
 """Scaling laws: the loss of an arm against its training compute, if the conditions of a study are model sizes.
 
-L(C) = E + a (C / C_0)^-b, with C the FLOPs of a training run (three times forward), C_0 the middle of the reference's,
-and E, the part that no compute removes, only from five sizes on, else 0 (Kaplan et al. 2020, arXiv 2001.08361; with E
-Hoffmann et al. 2022, arXiv 2203.15556). Fitted by least squares of the logarithms to the means over seeds.
+L(C) = E + a (C / C_0)^-b. C: FLOPs of a training run (three times forward). C_0: the middle of the reference's. E: the
+loss that no compute removes, fitted from five sizes on, else 0. (Kaplan et al. 2020, arXiv 2001.08361; with E Hoffmann
+et al. 2022, arXiv 2203.15556.) Fitted by least squares of the logarithms to the means over seeds.
 """
 
 import json

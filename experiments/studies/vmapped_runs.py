@@ -1,7 +1,7 @@
 """Several runs as one program: the state of each is a row of the same arrays (R of them), and one step takes them all.
 
-A row is trained as it would be alone: on batches of its own seed, from initial values of its own seed, with the numbers
-(learning rate, weight decay, initial scale) in which it differs from the others. A row whose numbers are no longer
+A row is trained as it would be alone: batches and initial values come from its seed. Rows can differ in numbers:
+learning rate, weight decay, initial scale. A row whose numbers are no longer
 finite stays as it is, and the others go on.
 """
 
