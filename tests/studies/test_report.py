@@ -84,7 +84,7 @@ def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
 
 def test_figures_are_also_drawn_in_lines_and_no_byte_tells_when(reported, tmp_path, monkeypatch):
     finished = runs.load(reported[0], STUDY)
-    of_masked = [one for one in statistics.analyse(STUDY, finished) if one.name == "masked"]
+    of_masked = [run for run in statistics.analyse(STUDY, finished) if run.name == "masked"]
     monkeypatch.setattr(figures, "KINDS", {"differences": figures.KINDS["differences"]})
     for name in "ab":
         (tmp_path / name).mkdir()

@@ -89,10 +89,10 @@ def test_conditions_that_are_no_three_sizes_have_no_law(tmp_path, case):
     study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}, sizes=sizes, changes=OTHER.get(case))
     finished = runs.load(tmp_path, study)
     if case == "accuracy":
-        finished = [one._replace(summary=one.summary | {metric: one.summary["eval/loss"]}) for one in finished]
+        finished = [run._replace(summary=run.summary | {metric: run.summary["eval/loss"]}) for run in finished]
         study = study._replace(metric=dict.fromkeys(study.metric, metric))
     if case == "no FLOPs":
-        finished = [one._replace(summary=one.summary | {"flops_per_step": None}) for one in finished]
+        finished = [run._replace(summary=run.summary | {"flops_per_step": None}) for run in finished]
     assert scaling.families(statistics.analyse(study, finished)) == []
 
 

@@ -31,8 +31,8 @@ def flipped(condition):
     arms = []
     for arm in condition.arms:
         kind = arm.difference and FLIP.get(arm.difference.kind, arm.difference.kind)
-        other = arm.difference and dataclasses.replace(arm.difference, kind=kind)
-        arms.append(dataclasses.replace(arm, difference=other))
+        difference = arm.difference and dataclasses.replace(arm.difference, kind=kind)
+        arms.append(dataclasses.replace(arm, difference=difference))
     return dataclasses.replace(condition, metric="eval/accuracy", better="more", arms=arms)
 
 
@@ -188,10 +188,10 @@ def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
 
 
 def test_an_overview_of_many_conditions(tmp_path):
-    some = [analysed(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
-    some[1] = dataclasses.replace(flipped(some[1]), name="other")
-    assert tables.tabulate_overview(some[:2]) is None
-    table = tables.tabulate_overview(some)
+    conditions = [analysed(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
+    conditions[1] = dataclasses.replace(flipped(conditions[1]), name="other")
+    assert tables.tabulate_overview(conditions[:2]) is None
+    table = tables.tabulate_overview(conditions)
     assert table.head == ["condition", "metric", "base", "a", "b"]
     assert table.rows[:2] == [
         ["x", "eval/loss", "1.1500", "+0.5000 worse", "0.0000 same"],
