@@ -1,4 +1,4 @@
-"""Arms x seeds, trained together and compared: one study, one report. What differs is in the `study` section."""
+"""Train and compare arms x seeds: one study, one report. The section `study` of the config says what differs."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ REPORTED = 60.0  # seconds of a program after which the report is written before
 
 
 def config() -> dict[str, dict]:
-    """What is compared: arms x seeds, in each of some conditions. All other settings are common to all runs."""
+    """Return the settings of a study: arms x seeds, in each condition. All other settings are common to all runs."""
     return {
         "study": {
             "experiment": ("", "whose runs these are: language, vision, synthetic, translation, masked_image"),
@@ -38,7 +38,7 @@ def config() -> dict[str, dict]:
                 " never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong "
                 "stops alone",
             ),
-            "conditions": ([], "written like arms: comparisons beside each other, as on other data; []: a single one"),
+            "conditions": ([], "written like arms: separate comparisons, for example on other data; []: a single one"),
             "seeds": ([0, 1, 2, 3, 4], "the same for all arms: differences are paired by seed"),
             "metric": ("eval/loss", "what is compared: eval/loss, eval/accuracy, ...; a condition may have its own"),
             "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),
@@ -78,7 +78,7 @@ def run(
     earlier: the folder of a study whose spread tells what the seeds can show. device, chips: as of run.devices.
     target, file: as of dry_run.compile_and_report. Raises UserError for a `seed`, and for one process of several.
     """
-    asked = studies.read(settings)
+    study = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError(f"seed = {settings.seed}: a study has study.seeds in its place")
     devices = single.make_mesh(settings, device, seeds=settings.mesh.seed, chips=chips)
@@ -88,11 +88,11 @@ def run(
             "with the same --workdir, and each takes programs from it"
         )
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
-    session = programs.Session(asked, devices, signals.Requests(), measure, keep_weights, printed=set())
+    session = programs.Session(study, devices, signals.Requests(), measure, keep_weights, printed=set())
     if folder is None:
         checked = show_plan(settings, session, earlier)
         if target:
-            largest = max(checked, key=lambda one: one.step)  # to compile it takes a minute on two cores
+            largest = max(checked, key=lambda job: job.step)  # to compile it takes a minute on two cores
             print(f"  of these {len(checked)} programs the one of most FLOPs is compiled", flush=True)
             dry_run.compile_and_report(programs.requests(largest, devices), target, file)
         return None
@@ -103,7 +103,7 @@ def run(
             error.args = (f"{error}; {report_what_is_finished(settings, session, folder)}",)
             raise
         files = write_report(folder, devices)
-        print("\n".join(["", results.text(folder, asked), "", *(f"  {file}" for file in files)]))
+        print("\n".join(["", results.format_text(folder, study), "", *(f"  {file}" for file in files)]))
         session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
@@ -115,37 +115,37 @@ def show_plan(
     """Print and return the programs, the first of which choose settings; print what the seeds can show."""
     trials = group(studies.runs(settings, tuning.trials(session.study)), session, tuning=True)
     checked = check_all(trials + group(studies.runs(settings, session.study), session), session)
-    for one in checked:
-        print(one, flush=True)
+    for job in checked:
+        print(job, flush=True)
     if trials:
         print(f"  the first {len(trials)} are trained to choose settings; the others then have the chosen ones")
-    asked = session.study
-    conditions = results.analyse(earlier, asked).conditions if earlier else statistics.analyse(asked, [])
-    print(sentences.describe_power(asked, conditions, earlier))
+    study = session.study
+    conditions = results.analyse(earlier, study).conditions if earlier else statistics.analyse(study, [])
+    print(sentences.describe_power(study, conditions, earlier))
     return checked
 
 
 def train_study(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> None:
     """Train the runs that choose settings, then the runs that are compared. All are checked before the first begins."""
-    asked, place = session.study, folder / tuning.FOLDER
-    tried = studies.runs(settings, tuning.trials(asked))
+    study, place = session.study, folder / tuning.FOLDER
+    tried = studies.runs(settings, tuning.trials(study))
     trials = group(tried, session, tuning=True)
     waiting = check_all(run_folders.unfinished(trials, place), session)
-    runs = studies.runs(settings, asked, {} if waiting else tuning.chosen(folder, asked))
+    runs = studies.runs(settings, study, {} if waiting else tuning.chosen(folder, study))
     later = check_all(run_folders.unfinished(group(runs, session), folder), session)
     with workdir.lock(folder, wait=workdir.PATIENCE):
         workdir.open_run(folder, settings.to_dict())
-        plan.record(folder, asked)
+        plan.record(folder, study)
         sources = workdir.keep_sources(folder, settings.sources(), workdir.read_commit()[1])
     if trials:
         run_folders.enter_runs(disk.folder(folder, tuning.FOLDER), trials, waiting, session)
     if waiting:
         print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
         train_all(place, waiting, session._replace(keep_weights=False), sources)
-        runs = studies.runs(settings, asked, tuning.chosen(folder, asked))
+        runs = studies.runs(settings, study, tuning.chosen(folder, study))
         later = check_all(run_folders.unfinished(group(runs, session), folder), session)
-    for one in tuning.read(folder, asked):
-        print(one, flush=True)
+    for choice in tuning.read(folder, study):
+        print(choice, flush=True)
     run_folders.enter_runs(folder, group(runs, session), later, session)
     done = sum(run_folders.is_finished(folder, run) for run in runs)
     print(f"{len(runs)} runs in {len(group(runs, session))} programs, {done} of them finished before")
@@ -174,7 +174,7 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
 def write_report(folder: pathlib.Path, devices: Mesh) -> list[pathlib.Path]:
     """Write the report of the runs that are finished so far, and return its files."""
     with workdir.lock(folder, wait=workdir.PATIENCE):
-        return results.write_again(folder, mesh.describe(devices))
+        return results.write_report(folder, mesh.describe(devices))
 
 
 def report_what_is_finished(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> str:
@@ -195,30 +195,30 @@ def train_all(
     with contextlib.closing(progress.Progress(waiting)) as line:
         while waiting:
             session.requests.raise_if_requested()
-            one, *waiting = waiting
+            job, *waiting = waiting
             with contextlib.ExitStack() as held:
                 try:
-                    for run in one.program.runs:
+                    for run in job.program.runs:
                         held.enter_context(workdir.lock(folder / run.name))
                 except workdir.InUse as error:
-                    waiting, busy = [*waiting, one], busy + 1
+                    waiting, busy = [*waiting, job], busy + 1
                     if busy == len(waiting):  # all of them
-                        line.say(f"waiting for {one.program.name}: {error}")
+                        line.say(f"waiting for {job.program.name}: {error}")
                     if busy >= len(waiting):
                         time.sleep(workdir.PAUSE)
                     continue
-                busy, left = 0, run_folders.unfinished([one.program], folder)
-                if [some.folder for some in left] != [one.program.folder]:  # another process has trained some of it
-                    rest = check_all(left, session)
-                    line.replace(one, rest)
+                busy, unfinished = 0, run_folders.unfinished([job.program], folder)
+                if [program.folder for program in unfinished] != [job.program.folder]:  # another process trained a part
+                    rest = check_all(unfinished, session)
+                    line.replace(job, rest)
                     waiting, every = rest + waiting, every + len(rest) - 1
                     continue
-                line.begin(one)
-                line.say(str(one))
+                line.begin(job)
+                line.say(str(job))
                 began = time.perf_counter()
-                programs.train(one, folder, session, sources, line)
+                programs.train(job, folder, session, sources, line)
             session.requests.raise_if_requested()
             done, took = done + 1, time.perf_counter() - began
             line.say(f"  {done} of {every} done, in {took:.1f} s")
-            if took > REPORTED and waiting and not one.program.tuning:
+            if took > REPORTED and waiting and not job.program.tuning:
                 write_report(folder, session.devices)

@@ -1,5 +1,7 @@
-"""The attention of a trained model: entropy, diagonal and asymmetry of its weights, and the weights of one example,
-which maps.npz keeps and the report draws with a row for each arm, a column for each of some layers and heads."""
+"""The attention of a trained model: entropy, diagonal and asymmetry, and the weights of one example (maps.npz).
+
+The report draws these weights: a row for each arm, a column for each of at most 8 heads.
+"""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -53,16 +55,16 @@ def columns(M: int, H: int) -> list[tuple[int, int]]:
 
 def draw(examples: Mapping[str, np.ndarray], labels: Mapping[str, str]) -> figure.Figure:
     """Draw A_MHNS of each arm in a row, query (row) by key (column), with the same shades in all panels."""
-    shown = {arm: columns(*A_MHNS.shape[:2]) for arm, A_MHNS in examples.items()}
-    width, height = max(map(len, shown.values())), len(examples)
+    panels_of = {arm: columns(*A_MHNS.shape[:2]) for arm, A_MHNS in examples.items()}
+    width, height = max(map(len, panels_of.values())), len(examples)
     drawing = figure.Figure(figsize=(SIZE * width + 2.2, (SIZE + 0.3) * height + 0.3), layout="compressed")
     panels = drawing.subplots(height, width, squeeze=False)
     largest = max(float(np.nan_to_num(A_MHNS).max()) for A_MHNS in examples.values())
     scale = colors.PowerNorm(0.5, 0, max(largest, 1e-12))  # so that a weight of 1/32 is seen next to one of 1
     for row, (arm, A_MHNS) in zip(panels, examples.items(), strict=True):
-        for panel in row[len(shown[arm]) :]:
+        for panel in row[len(panels_of[arm]) :]:
             panel.axis("off")
-        for panel, (m, h) in zip(row, shown[arm], strict=False):
+        for panel, (m, h) in zip(row, panels_of[arm], strict=False):
             panel.imshow(A_MHNS[m, h], cmap="Blues", norm=scale)
             panel.set_title(f"layer {m + 1}, head {h + 1}", fontsize=7)
             panel.set(xticks=[], yticks=[])

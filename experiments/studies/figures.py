@@ -1,6 +1,6 @@
-"""All figures of a report, each with a caption: the metric over training, against its cost, and its paired differences,
-symmetry and attention of each layer."""
+"""Figures of a report with their captions: curves, costs, paired differences, symmetry and attention of each layer."""
 
+import operator
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ SMOOTHED = 40  # windows of the mean of training losses, which are of a single b
 MOST = 6  # layers shown, evenly spread
 THIN = 0.5  # width of a seed's line
 BANDS = "Lines are means over seeds, thin lines the seeds, bands from smallest to largest."
-ALSO = (".svg", ".pdf")  # beside each PNG
+ALSO = (".svg", ".pdf")  # in addition to each PNG
 
 
 class Figure(NamedTuple):
@@ -51,13 +51,13 @@ def draw(
 ) -> list[Figure]:
     """Write the figures of each condition into folder/figures."""
     disk.tidy(disk.folder(folder, "figures"))
-    written, style = [], styles.of(study)
+    written, style = [], styles.choose_styles(study)
     for condition in conditions:
-        whole = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
-        mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
-        for kind in KINDS if mine else ():
-            if made := draw_kind(kind, condition, mine, style):
-                drawing, caption = made
+        complete = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
+        complete_runs = [run for run in runs if (run.condition, run.arm, run.seed) in complete]
+        for kind in KINDS if complete_runs else ():
+            if figure_and_caption := draw_kind(kind, condition, complete_runs, style):
+                drawing, caption = figure_and_caption
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
     return written
@@ -77,12 +77,12 @@ def draw_kind(
     kind: str, condition: statistics.Condition, runs: Iterable[finished.Run], style: Styles
 ) -> tuple[figure.Figure, str] | None:
     """Return a figure of KINDS and its caption, which names the arms without numbers; None if no arm has any."""
-    of_arm = {arm: [run for run in runs if run.arm == arm] for arm in style}
-    made = KINDS[kind](condition, {arm: mine for arm, mine in of_arm.items() if mine}, style)
-    if made is None:
+    runs_by_arm = {arm: [run for run in runs if run.arm == arm] for arm in style}
+    result = KINDS[kind](condition, {arm: arm_runs for arm, arm_runs in runs_by_arm.items() if arm_runs}, style)
+    if result is None:
         return None
-    drawing, caption, shown = made
-    left_out = [arm for arm in style if arm not in {*shown, condition.reference}]
+    drawing, caption, drawn_arms = result
+    left_out = [arm for arm in style if arm not in {*drawn_arms, condition.reference}]
     return drawing, caption + (f" Without numbers, and not drawn: {sentences.quote(*left_out)}." if left_out else "")
 
 
@@ -91,12 +91,12 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
     drawing = figure.Figure(figsize=size, layout="constrained")
     grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
-    shown = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
+    legend = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
         draw_bands(place, panel.curves, style)
         dress(place, panel.title, panel.x, falls=panel.falls)
-    styles.legend(drawing, shown)
-    return drawing, grid, shown
+    styles.draw_legend(drawing, legend)
+    return drawing, grid, legend
 
 
 def draw_bands(panel: axes.Axes, curves: Mapping[str, Curve], style: Styles) -> None:
@@ -123,70 +123,83 @@ def dress(panel: axes.Axes, title: str, x: str, *, falls: bool) -> None:
 
 def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict[str, Curve]:
     """Return arm -> the curves of its runs, for the arms that have values."""
-    stacked = {arm: finished.stack([curve(run) for run in mine]) for arm, mine in runs.items()}
-    return {arm: of for arm, of in stacked.items() if of[1].size}
+    stacked = {arm: finished.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
+    return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 
 
-def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw over training: the loss, the metric on held-out data, and its paired difference to the reference."""
     metric, less = condition.metric, condition.better == "less"
-    base = {run.seed: run.curve(metric) for run in runs.get(condition.reference, [])}
-
-    def smooth(value_RI: np.ndarray) -> np.ndarray:
-        width = 2 * (value_RI.shape[1] // SMOOTHED // 2) + 1  # few values are left as they are
-        return np.array([plots.smooth(value_I, width) for value_I in value_RI])
-
-    def difference(run: finished.Run) -> dict[int, float]:
-        its = base.get(run.seed, {})
-        return {step: x - its[step] for step, x in run.curve(metric).items() if step in its}
-
-    losses = {arm: (x_I, smooth(y_RI)) for arm, (x_I, y_RI) in stack(runs, lambda run: run.curve("train/loss")).items()}
-    others = {arm: [run for run in mine if run.seed in base] for arm, mine in runs.items()}
-    paired = stack({arm: mine for arm, mine in others.items() if arm != condition.reference}, difference)
+    losses = stack(runs, lambda run: run.curve("train/loss"))
+    smoothed = {arm: (step_I, smooth_rows(loss_RI)) for arm, (step_I, loss_RI) in losses.items()}
+    paired = paired_curves(condition, runs)
     panels = [
-        Panel("training loss", "step", losses, falls=True),
+        Panel("training loss", "step", smoothed, falls=True),
         Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
         Panel(f"{metric}, minus the reference's", "step", paired),
     ]
-    drawing, grid, shown = draw_panels([panels], style, width=4.4, height=3.8)
+    drawing, grid, arms = draw_panels([panels], style, width=4.4, height=3.8)
     if condition.threshold:
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
     grid[0, 2].axhline(0, color="black", lw=2.4, zorder=2)
-    late = [x for step_I, x_RI in paired.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
-    low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), grid[0, 2].get_ylim()
-    if top - bottom > 5 * (high - low) > 0:  # early differences would hide those of the second half of training
-        grid[0, 2].set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
+    limit_to_second_half(grid[0, 2], paired)
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
     caption = (
         f"training loss (smoothed), {metric} on held-out data, and its difference to {condition.reference} of the same "
         f"seed. {BANDS} Early differences are cut off where they would hide later ones.{threshold}"
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
-def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def smooth_rows(loss_RI: np.ndarray) -> np.ndarray:
+    """Average each row over windows. A row with few values stays as it is."""
+    width = 2 * (loss_RI.shape[1] // SMOOTHED // 2) + 1
+    return np.array([plots.smooth(loss_I, width) for loss_I in loss_RI])
+
+
+def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curve]:
+    """Return arm -> the difference of its metric to the reference's of the same seed, at the steps that both have."""
+    base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
+
+    def difference(run: finished.Run) -> dict[int, float]:
+        base_curve = base[run.seed]
+        return {step: x - base_curve[step] for step, x in run.curve(condition.metric).items() if step in base_curve}
+
+    others = {arm: arm_runs for arm, arm_runs in runs.items() if arm != condition.reference}
+    return stack({arm: [run for run in arm_runs if run.seed in base] for arm, arm_runs in others.items()}, difference)
+
+
+def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
+    """Cut off the y axis if early values would hide those of the second half of training."""
+    late = [x for step_I, x_RI in curves.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
+    low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), panel.get_ylim()
+    if top - bottom > 5 * (high - low) > 0:
+        panel.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
+
+
+def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the metric on held-out data against the FLOPs and the seconds of training."""
     panels = []
     for name, unit in finished.COSTS.items():
-        known = {arm: [run for run in mine if run.summary.get(name)] for arm, mine in runs.items()}
-        curves = stack(known, lambda run: run.curve(condition.metric))
+        runs_with_cost = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
+        curves = stack(runs_with_cost, lambda run: run.curve(condition.metric))
         scaled = {
-            arm: (step_I * np.mean([run.summary[name] for run in known[arm]]), value_RI)
+            arm: (step_I * np.mean([run.summary[name] for run in runs_with_cost[arm]]), value_RI)
             for arm, (step_I, value_RI) in curves.items()
         }
         title = f"{condition.metric} against {unit}"
         panels += [Panel(title, f"{unit} of training", scaled, condition.better == "less")] if scaled else []
     if not panels:
         return None
-    drawing, _, shown = draw_panels([panels], style, width=5, height=3.5)
+    drawing, _, arms = draw_panels([panels], style, width=5, height=3.5)
     caption = (
         f"{condition.metric} on held-out data against what training has taken by then. Seconds are a run's share of "
         f"its program's time without compiling, spread evenly over the steps. {BANDS}"
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
-def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw a row for each arm: each seed's difference to the reference, their mean, and the simultaneous interval."""
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
@@ -204,7 +217,7 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     panel.set_yticks(range(len(arms)), [f"{style[arm.name].label} (n = {arm.difference.n})" for arm in arms])
     panel.set_ylim(len(arms) - 0.4, -0.6)
     panel.grid(axis="x", alpha=0.3)
-    reference, side = styles.label(condition.reference), "right" if condition.better == "more" else "left"
+    reference, side = styles.shorten(condition.reference), "right" if condition.better == "more" else "left"
     panel.set_xlabel(f"{condition.metric}, arm minus {reference} ({side} of the line: better than the reference)")
     bars = "bars 95 % intervals" + f" for {sentences.describe_family(condition)}" * (condition.together > 1)
     caption = (
@@ -214,51 +227,51 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     return drawing, caption, [arm.name for arm in arms]
 
 
-def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the symmetry and directionality of scores over training: a row for each measure, a column for each layer."""
-    depth = {name: max(len(run.layers(name)) for mine in runs.values() for run in mine) for name in finished.SYMMETRY}
+    depth = {
+        name: max(len(run.layers(name)) for arm_runs in runs.values() for run in arm_runs) for name in finished.SYMMETRY
+    }
     names, layers = [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
     if not names:
         return None
-    logged = {arm: [run for run in mine if any(map(run.layers, names))] for arm, mine in runs.items()}
+    logged = {arm: [run for run in arm_runs if any(map(run.layers, names))] for arm, arm_runs in runs.items()}
 
     def panel(name: str, layer: int) -> Panel:
         title = f"{name.replace('_', ', ')}, layer {layer}"
         return Panel(title, "step", stack(logged, lambda run: run.curve(f"{name}/{layer}")))
 
     rows = [[panel(name, m + 1) for m in layers] for name in names]
-    drawing, _, shown = draw_panels(rows, style, width=2.6, height=2.2)
+    drawing, _, arms = draw_panels(rows, style, width=2.6, height=2.2)
     caption = (
         "how symmetric and how directional the scores of each layer are over training. symmetry (mean of heads; sum: "
         "of their sum) is 1 for a symmetric form, -1 for a skew one, about 0 for a random one. directionality is 0 for "
         f"a symmetric form, negative where the key side dominates, and at step 0 anywhere in -1 to 1. {BANDS}"
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
-def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw measures of attention at the end of training over the layers, a panel for each measure."""
     panels = []
     for name, label in finished.ATTENTION.items():
-
-        def by_layer(run: finished.Run, name: str = name) -> dict[int, float]:
-            return {m: x for m, x in enumerate(run.layers(name), 1) if x is not None}
-
-        curves = stack(runs, by_layer)
+        curves = stack(runs, operator.methodcaller("by_layer", name))
         panels += [Panel(label, "layer", curves)] if curves else []
     if not panels:
         return None
-    drawing, _, shown = draw_panels([panels], style, width=3.4, height=3)
+    drawing, _, arms = draw_panels([panels], style, width=3.4, height=3)
     caption = (
         f"attention on held-out examples at the end of training, per layer, averaged over heads. {BANDS} Attention "
         "that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
     )
-    return drawing, caption, shown
+    return drawing, caption, arms
 
 
-def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+def draw_maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the attention of one held-out example in every arm, of its first run that has kept it."""
-    first = {arm: kept[0] for arm, mine in runs.items() if (kept := [run for run in mine if run.maps])}
+    first = {
+        arm: with_maps[0] for arm, arm_runs in runs.items() if (with_maps := [run for run in arm_runs if run.maps])
+    }
     if not first:
         return None
     examples = {arm: attention.read(run.maps) for arm, run in first.items()}
@@ -271,10 +284,10 @@ def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
 
 
 KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
-    "course": course,
-    "cost": cost,
-    "differences": differences,
-    "symmetry": symmetry,
-    "attention": attention_layers,
-    "maps": maps,
+    "course": draw_course,
+    "cost": draw_costs,
+    "differences": draw_differences,
+    "symmetry": draw_symmetry,
+    "attention": draw_attention,
+    "maps": draw_maps,
 }

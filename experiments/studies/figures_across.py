@@ -13,8 +13,8 @@ Numbers = overall.Overall | scaling.Family
 
 def draw(folder: pathlib.Path, study: studies.Study, across: Iterable[tuple[str, Numbers]]) -> list[figures.Figure]:
     """Write a figure for each kind with its numbers."""
-    made = [(kind, draw_numbers(numbers, styles.of(study))) for kind, numbers in across]
-    return [figures.write(folder, *(drawing[0], kind, "", drawing[1])) for kind, drawing in made if drawing]
+    drawings = [(kind, draw_numbers(numbers, styles.choose_styles(study))) for kind, numbers in across]
+    return [figures.write(folder, *(drawing[0], kind, "", drawing[1])) for kind, drawing in drawings if drawing]
 
 
 def draw_numbers(numbers: Numbers, style: figures.Styles) -> tuple[figure.Figure, str] | None:
@@ -24,14 +24,14 @@ def draw_numbers(numbers: Numbers, style: figures.Styles) -> tuple[figure.Figure
         return None
     drawing = figure.Figure(figsize=(8.5, 4.6), layout="constrained")
     panel = drawing.add_subplot()
-    caption = (compute if isinstance(numbers, scaling.Family) else profile)(panel, numbers, style)
+    caption = (draw_laws if isinstance(numbers, scaling.Family) else draw_profile)(panel, numbers, style)
     panel.grid(alpha=0.3, which="both")
     panel.tick_params(labelsize=8, which="both")
-    styles.legend(drawing, {arm.name: style[arm.name] for arm in arms})
+    styles.draw_legend(drawing, {arm.name: style[arm.name] for arm in arms})
     return drawing, caption
 
 
-def profile(panel: axes.Axes, measures: overall.Overall, style: figures.Styles) -> str:
+def draw_profile(panel: axes.Axes, measures: overall.Overall, style: figures.Styles) -> str:
     """Draw the share of an arm's runs that gained at least x, in all conditions, with its bootstrap band."""
     every = 100 * np.concatenate([np.array(arm.profile)[:, 0] for arm in measures.arms])
     ends, middle = [every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)], np.median(np.abs(every))
@@ -47,7 +47,7 @@ def profile(panel: axes.Axes, measures: overall.Overall, style: figures.Styles) 
     if far:  # an arm far away would press the others together
         panel.set_xscale("symlog", linthresh=middle)
         panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    text = f"better than {styles.label(measures.reference)} of the same seed by at least, % of its gain by training"
+    text = f"better than {styles.shorten(measures.reference)} of the same seed by at least, % of its gain by training"
     panel.set_xlabel(text, fontsize=9)
     panel.set_ylabel("share of runs", fontsize=9)
     return (
@@ -57,7 +57,7 @@ def profile(panel: axes.Axes, measures: overall.Overall, style: figures.Styles) 
     ) + f" Beyond {middle:.2g} either way x is logarithmic." * far
 
 
-def compute(panel: axes.Axes, family: scaling.Family, style: figures.Styles) -> str:
+def draw_laws(panel: axes.Axes, family: scaling.Family, style: figures.Styles) -> str:
     """Draw the loss of each seed, their means and the law of each arm, both axes logarithmic."""
     for law in family.laws:
         look = style[law.name].look
@@ -74,7 +74,7 @@ def compute(panel: axes.Axes, family: scaling.Family, style: figures.Styles) -> 
         axis.set_major_formatter(ticker.FormatStrFormatter(form))
         axis.set_minor_formatter(ticker.FormatStrFormatter(form))
     panel.set_xlabel("FLOPs of a training run", fontsize=9)
-    panel.set_ylabel(styles.label(family.metric), fontsize=9)
+    panel.set_ylabel(styles.shorten(family.metric), fontsize=9)
     return (
         f"How {family.metric} at the end of training falls with the FLOPs of a run, in {len(family.conditions)} sizes. "
         f"Open marks are seeds, full ones their means, lines the fitted laws. The dotted line is C0, where the table "

@@ -24,7 +24,7 @@ SHARE = 0.1  # of the largest value: a smaller gap is no plateau, as between acc
 
 @dataclass(frozen=True)
 class Rate:
-    """k of n, and the interval of the probability behind it (Clopper and Pearson 1934), 95 % for this one."""
+    """k of n, and the 95 % interval of its probability (Clopper and Pearson 1934), not corrected for other rates."""
 
     k: int
     n: int
@@ -38,13 +38,15 @@ def rate(k: int, n: int) -> Rate:
 
 
 def interval(difference_XI: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
-    """Student's t for the mean along the last axis, at 1 - 0.05/m: m of these hold together at 95 % (Bonferroni)."""
+    """Compute Student's t interval for the mean along the last axis, at 1 - 0.05/m (Bonferroni)."""
     return tuple(stats.ttest_1samp(difference_XI, 0.0, axis=-1).confidence_interval(1 - (1 - LEVEL) / m))
 
 
 def holm(p: Sequence[float], m: int) -> list[float]:
-    """The p of m comparisons, corrected for them (Holm 1979): the i-th smallest, from 0, times m - i, and no less than
-    that of a smaller one. Those that are not given count as larger than these."""
+    """Correct the p-values of m comparisons (Holm 1979). The i-th smallest, from 0, is multiplied by m - i.
+
+    A corrected p is at least as large as that of a smaller p. Missing p-values count as the largest.
+    """
     corrected, least = [1.0] * len(p), 0.0
     for i, place in enumerate(np.argsort(p, kind="stable")):
         corrected[place] = least = max(least, min(1.0, (m - i) * p[place]))
@@ -52,13 +54,15 @@ def holm(p: Sequence[float], m: int) -> list[float]:
 
 
 def power(effect: float, n: int, m: float) -> float:
-    """P that the interval of n paired differences at 1 - 0.05/m is above 0, where their mean is `effect` SDs: t is
-    noncentral, by effect sqrt(n)."""
+    """Compute the probability that the interval of n paired differences at 1 - 0.05/m is above 0.
+
+    effect: their true mean in SDs. t is noncentral, by effect sqrt(n).
+    """
     return float(stats.nct.sf(stats.t.isf((1 - LEVEL) / m / 2, n - 1), n - 1, effect * math.sqrt(n)))
 
 
 def detectable(n: int, m: float) -> float:
-    """The smallest difference, in SDs of the paired difference, that n >= 3 seeds show with probability POWER."""
+    """Compute the smallest difference that n >= 3 seeds show with probability POWER, in SDs of the difference."""
     most = 3 * (stats.t.isf((1 - LEVEL) / m / 2, n - 1) + 1) / math.sqrt(n)
     return float(optimize.brentq(lambda effect: power(effect, n, m) - POWER, 0.0, most))
 
@@ -68,20 +72,22 @@ def seeds_for(effect: float, m: float) -> int:
     return next(n for n in itertools.count(FEWEST) if power(effect, n, m) >= POWER)
 
 
-def resamples(counts: Sequence[int], many: int) -> list[np.ndarray]:
-    """Of a stratified bootstrap: for each stratum of n seeds `many` rows of n places, the same in every call."""
+def resamples(counts: Sequence[int], repeats: int) -> list[np.ndarray]:
+    """Draw a stratified bootstrap: for each stratum of n seeds, `repeats` rows of n indices, equal in every call."""
     random = np.random.default_rng(0)
-    return [random.integers(n, size=(many, n)) for n in counts]
+    return [random.integers(n, size=(repeats, n)) for n in counts]
 
 
 def percentiles(value_X: np.ndarray) -> np.ndarray:
-    """The ends of the bootstrap's interval, along the first axis; values may be inf."""
+    """Compute the ends of the bootstrap's interval, along the first axis; values may be inf."""
     return np.quantile(value_X, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0, method="inverted_cdf")
 
 
 def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The largest gap between neighbours among I >= 3 values, its middle, and its ratio to the SD of the values on
-    either side of it from their means (I - 2 degrees of freedom)."""
+    """Find the largest gap between neighbours among I >= 3 values. Return the gap, its middle and a ratio.
+
+    The ratio is to the pooled SD of the values on either side of the gap (I - 2 degrees of freedom).
+    """
     value_XI = np.sort(np.asarray(value_XI, float), axis=-1)
     gap_XI = np.diff(value_XI, axis=-1)
     first_X1 = gap_XI.argmax(-1, keepdims=True)
@@ -94,22 +100,26 @@ def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def plateau(values: Sequence[float]) -> float | None:
-    """Where the values fall into two clusters, as those of runs of which some never left a plateau: the middle between
-    these; else None. Fewer than 4 values cannot tell it (99 % of normal samples of 3 keep below 237, and a plateau that
-    is 60 SDs away above it in one of five); of more, 1 % of normal samples do by chance."""
+    """Return the middle between two clusters of values, as if some runs never left a plateau; None for one cluster.
+
+    1 % of normal samples have two clusters by chance. Fewer than 4 values give None:
+    of 3, the ratio of normal samples is too large (99 % are below 237) to show a plateau.
+    """
     if len(values) < 4:
         return None
     gap, middle, ratio = separation(np.array(values))
-    apart = gap > SHARE * np.abs(values).max() and ratio > GAPS[min(len(values), 20) - 4]
-    return float(middle) if apart else None
+    separate = gap > SHARE * np.abs(values).max() and ratio > GAPS[min(len(values), 20) - 4]
+    return float(middle) if separate else None
 
 
 def crossing(curve: Mapping[int, float], threshold: float, *, better: str) -> float | None:
-    """The step at which the curve, step -> value, reached the threshold, between two evaluations by a straight line;
-    None: it never did. A touch that the next evaluation loses is none."""
+    """Return the step at which the curve, step -> value, reached the threshold; None if it never did.
+
+    The step is interpolated linearly between two evaluations. The next evaluation must confirm it.
+    """
     steps, sign = sorted(curve), 1 if better == "more" else -1
-    there = [sign * curve[step] >= sign * threshold for step in steps]
-    first = next((i for i in range(len(steps)) if all(there[i : i + 2])), None)
+    reached = [sign * curve[step] >= sign * threshold for step in steps]
+    first = next((i for i in range(len(steps)) if all(reached[i : i + 2])), None)
     if not first:
         return None if first is None else float(steps[0])
     before, step = steps[first - 1], steps[first]

@@ -21,20 +21,20 @@ MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: the
 def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     """Write into `new` the finished runs of all these folders, their sources and a config of all arms and seeds.
 
-    Raises UserError, and writes nothing, if the folders differ in another setting, in an arm or condition of the same
-    name, in the reference, the code or an arm's data; or if a run is in two of them and is not the same.
+    Raises UserError, and writes nothing, if the folders disagree: in another setting, in an arm or condition of the
+    same name, in the reference, the code, an arm's data, or the results of a run.
     """
     if len(folders) < 2:
         raise errors.UserError("a merge needs at least two folders: --merge=A --merge=B")
     disk.check_new(new, "--workdir")
-    every = {folder: results.saved(folder) for folder in folders}
+    every = {folder: results.load_settings(folder) for folder in folders}
     studies = {folder: study.read(settings) for folder, settings in every.items()}
     merged = _merge_settings(every, studies)
-    places = _find_runs({folder: runs.load(folder, one) for folder, one in studies.items()})
+    places = _find_runs({folder: runs.load(folder, study_of_folder) for folder, study_of_folder in studies.items()})
     if not places:
         raise errors.UserError(f"no run is finished in {' or '.join(map(str, studies))}")
-    trials = {folder / tuning.FOLDER: tuning.trials(one) for folder, one in studies.items()}
-    tuned = _find_runs({place: runs.load(place, one) for place, one in trials.items()})
+    trials = {folder / tuning.FOLDER: tuning.trials(study_of_folder) for folder, study_of_folder in studies.items()}
+    tuned = _find_runs({place: runs.load(place, study_of_folder) for place, study_of_folder in trials.items()})
     places |= {f"{tuning.FOLDER}/{name}": place.parent for name, place in tuned.items()}
     draft = new.with_name(new.name + disk.DRAFT)  # which becomes the new one if all goes well
     disk.remove(draft)
@@ -55,50 +55,50 @@ def _merge_settings(
     every: Mapping[pathlib.Path, config.Settings], studies: Mapping[pathlib.Path, study.Study]
 ) -> dict[str, Any]:
     """Return the settings of all folders together."""
-    same = Same()
+    agreement = Agreement()
     for folder, settings in every.items():
         for key, value in config.flat(settings.to_dict()).items():
             if key not in OWN and not key.startswith("mesh."):
-                same.add(key, value, folder)
-        same.add("the reference", studies[folder].reference, folder)
-        for kind, named in (("arms", studies[folder].arms), ("conditions", studies[folder].conditions)):
-            for one in named:
-                same.add(f'"{one.name}" of study.{kind}', one, folder)
+                agreement.check(key, value, folder)
+        agreement.check("the reference", studies[folder].reference, folder)
+        for kind, entries in (("arms", studies[folder].arms), ("conditions", studies[folder].conditions)):
+            for entry in entries:
+                agreement.check(f'"{entry.name}" of study.{kind}', entry, folder)
     first, *_ = every
     merged, reference = copy.deepcopy(every[first].to_dict()), studies[first].arms[-1]
-    arms = {arm.name: list(arm) for one in studies.values() for arm in one.arms if arm.name != reference.name}
-    conditions = {condition.name: list(condition) for one in studies.values() for condition in one.conditions}
+    arms = {arm.name: list(arm) for entry in studies.values() for arm in entry.arms if arm.name != reference.name}
+    conditions = {condition.name: list(condition) for entry in studies.values() for condition in entry.conditions}
     merged["study"] |= {"arms": [*arms.values(), list(reference)], "conditions": list(conditions.values())}
-    merged["study"]["seeds"] = list(dict.fromkeys(seed for one in studies.values() for seed in one.seeds))
+    merged["study"]["seeds"] = list(dict.fromkeys(seed for entry in studies.values() for seed in entry.seeds))
     return merged
 
 
-class Same:
+class Agreement:
     """Facts that must be the same in all folders."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, tuple[pathlib.Path, Any]] = {}
 
-    def add(self, fact: str, value: Any, folder: pathlib.Path, key: Hashable = None) -> None:
+    def check(self, fact: str, value: Any, folder: pathlib.Path, key: Hashable = None) -> None:
         """Raise UserError if the fact, or its key, has another value in another folder."""
-        before, other = self._first.setdefault(key or fact, (folder, value))
-        if other != value:
+        before, first_value = self._first.setdefault(key or fact, (folder, value))
+        if first_value != value:
             raise errors.UserError(f"{before} and {folder} are not of one study, as they differ in {fact}")
 
 
 def _find_runs(finished: Mapping[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
     """Return for each finished run a folder that has it. Raises UserError if runs do not agree."""
-    same, places = Same(), {}
-    for folder, some in finished.items():
-        for run in some:
+    agreement, places = Agreement(), {}
+    for folder, folder_runs in finished.items():
+        for run in folder_runs:
             name = f"{run.condition}/{run.arm}/seed_{run.seed}"
-            same.add("the code (the commit)", run.summary.get("commit") or "", folder)
+            agreement.check("the code (the commit)", run.summary.get("commit") or "", folder)
             for file, code in [*run.summary.get("sources", {}).items()][1:]:  # the first is the config, with the arms
-                same.add(f"the code: {file}", code, folder)
-            same.add(f"the data of {name}", run.summary.get("data_sha256"), folder, key=(run.condition, run.arm))
+                agreement.check(f"the code: {file}", code, folder)
+            agreement.check(f"the data of {name}", run.summary.get("data_sha256"), folder, key=(run.condition, run.arm))
             evaluated = [key for key in run.summary if key.startswith("eval/")]
             result = {key: run.summary.get(key) for key in (*MEASURED, *evaluated)}
-            same.add(f"the result of {name}, which both have", result, folder)
+            agreement.check(f"the result of {name}, which both have", result, folder)
             places.setdefault(name, folder)
     return places
 
@@ -106,9 +106,9 @@ def _find_runs(finished: Mapping[pathlib.Path, list[runs.Run]]) -> dict[str, pat
 def _copy(run: pathlib.Path, new: pathlib.Path) -> None:
     """Copy the files of a run, and print the number of the others."""
     new.mkdir(parents=True)
-    entries = [one for one in run.iterdir() if one.name not in (workdir.LOCK, "checkpoints")]
-    files = [one for one in entries if any(fnmatch.fnmatchcase(one.name, name) for name in FILES)]
-    files = [one for one in files if one.is_file() and not one.is_symlink()]
+    entries = [entry for entry in run.iterdir() if entry.name not in (workdir.LOCK, "checkpoints")]
+    files = [entry for entry in entries if any(fnmatch.fnmatchcase(entry.name, name) for name in FILES)]
+    files = [entry for entry in files if entry.is_file() and not entry.is_symlink()]
     for step in manifest.steps(run / "checkpoints"):
         shutil.copytree(run / "checkpoints" / str(step), new / "checkpoints" / str(step))
     for file in files:

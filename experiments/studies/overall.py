@@ -1,8 +1,8 @@
-"""What an arm does over all conditions of a study together, in the measures of Agarwal et al. 2021 (arXiv 2108.13264):
+"""Measures of an arm over all conditions of a study (Agarwal et al. 2021, arXiv 2108.13264):
 interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
 
-A gain is a difference to the reference, paired by seed, above 0 where the arm is better, over what the reference of
-that condition gained by training; docs/studies.md says why not over its SD.
+A gain is a difference to the reference, paired by seed; above 0 the arm is better. It is divided by what the reference
+of that condition gained by training. docs/studies.md says why not by its SD.
 """
 
 from collections.abc import Sequence
@@ -41,55 +41,72 @@ class Overall:
 
 
 def measure(conditions: Sequence[statistics.Condition], finished: Sequence[runs.Run]) -> Overall | None:
-    """None where there is one condition, or no arm to tell of."""
-    scale, arms, left_out, seeds = {one.name: _gained(one, finished) for one in conditions}, [], [], []
-    for each in zip(*(one.compared for one in conditions), strict=True) if len(conditions) > 1 else ():
-        counts = [arm.difference.n for arm in each]
-        if min(counts) < inference.FEWEST or any(one.diverged for one in (*each, *(one.base for one in conditions))):
-            left_out.append(each[0].name)
+    """Compute the measures; None for a single condition, or if every arm is left out."""
+    if len(conditions) < 2:
+        return None
+    scale = {condition.name: _gain(condition, finished) for condition in conditions}
+    unstable = any(condition.base.diverged for condition in conditions)
+    arms, left_out, seeds = [], [], []
+    for arm_C in zip(*(condition.compared for condition in conditions), strict=True):
+        fewest = min(arm.difference.n for arm in arm_C)
+        if unstable or fewest < inference.FEWEST or any(arm.diverged for arm in arm_C):
+            left_out.append(arm_C[0].name)
         else:
-            seeds.append(min(counts))
-            arms.append(_arm(conditions, each, scale))
+            seeds.append(fewest)
+            arms.append(_arm(conditions, arm_C, scale))
     return Overall(conditions[0].reference, scale, min(seeds), arms, left_out) if arms else None
 
 
-def _gained(condition: statistics.Condition, finished: Sequence[runs.Run]) -> float | None:
+def _gain(condition: statistics.Condition, finished: Sequence[runs.Run]) -> float | None:
     """Compute how much training improved the metric of the reference, mean over its seeds."""
-    ends, of = condition.base.values, (condition.name, condition.reference)
-    mine = [run for run in finished if (run.condition, run.arm) == of and run.seed in ends]
-    starts = [run.curve(condition.metric).get(0) for run in mine]
+    ends, place = condition.base.values, (condition.name, condition.reference)
+    reference_runs = [run for run in finished if (run.condition, run.arm) == place and run.seed in ends]
+    starts = [run.curve(condition.metric).get(0) for run in reference_runs]
     if not starts or None in starts:
         return None
-    gained = float(np.mean([ends[run.seed] for run in mine]) - np.mean(starts))
-    return max(0.0, gained if condition.better == "more" else -gained) or None
+    gain = float(np.mean([ends[run.seed] for run in reference_runs]) - np.mean(starts))
+    return max(0.0, gain if condition.better == "more" else -gain) or None
 
 
 def _arm(
-    conditions: Sequence[statistics.Condition], each: Sequence[statistics.Arm], scale: dict[str, float | None]
+    conditions: Sequence[statistics.Condition], arms: Sequence[statistics.Arm], scale: dict[str, float | None]
 ) -> Arm:
-    """each: the arm in each of the conditions."""
+    """Compute the measures of one arm. arms: the arm in each of the conditions."""
     wins, gains, mean, interval, profile = [], [], None, None, []
-    for condition, arm in zip(conditions, each, strict=True):
-        sign, both = 1 if condition.better == "more" else -1, (arm.values, condition.base.values)
-        x_I, y_I = (sign * np.array([of[seed] for seed in arm.difference.by_seed]) for of in both)
+    for condition, arm in zip(conditions, arms, strict=True):
+        sign, seeds = 1 if condition.better == "more" else -1, arm.difference.by_seed
+        x_I = sign * np.array([arm.values[seed] for seed in seeds])
+        y_I = sign * np.array([condition.base.values[seed] for seed in seeds])
         wins.append((x_I[:, None] > y_I) + (x_I[:, None] == y_I) / 2)
         gains.append((x_I - y_I) / (scale[condition.name] or np.nan))
-    counts = [len(one) for one in gains]
+    counts = [len(gain_I) for gain_I in gains]
     once, draws = [np.arange(n)[None] for n in counts], inference.resamples(counts, RESAMPLES)
     improvement, improvement_X = (_improvement(wins, places) for places in (once, draws))
     if all(scale.values()):
-        gain_1I, gain_XI = (np.hstack([of[at] for of, at in zip(gains, at, strict=True)]) for at in (once, draws))
-        mean, mean_X = (stats.trim_mean(one, 0.25, axis=1) for one in (gain_1I, gain_XI))
+        gain_1I, gain_XI = (
+            np.hstack([values[at] for values, at in zip(gains, at, strict=True)]) for at in (once, draws)
+        )
+        mean, mean_X = (stats.trim_mean(gain_I, 0.25, axis=1) for gain_I in (gain_1I, gain_XI))
         mean, interval = float(mean[0]), inference.percentiles(mean_X).tolist()
         for x in np.unique(gain_1I):
             ends = inference.percentiles(np.mean(gain_XI >= x, axis=1))
             profile.append([float(x), float(np.mean(gain_1I >= x)), *ends.tolist()])
-    known = float(improvement[0]), inference.percentiles(improvement_X).tolist()
-    return Arm(each[0].name, sum(counts), mean, interval, *known, profile)
+    return Arm(
+        name=arms[0].name,
+        n=sum(counts),
+        mean=mean,
+        interval=interval,
+        improvement=float(improvement[0]),
+        improvement_interval=inference.percentiles(improvement_X).tolist(),
+        profile=profile,
+    )
 
 
 def _improvement(wins: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over conditions of the share of all pairs of runs, of these seeds, that the arm wins: the statistic of Mann
-    and Whitney. Seeds are drawn for both sides at once, as they are paired."""
-    of = [win_II[at_XI[:, :, None], at_XI[:, None]].mean((1, 2)) for win_II, at_XI in zip(wins, places, strict=True)]
-    return np.mean(of, axis=0)
+    """Compute the share of all pairs of runs that the arm wins (Mann and Whitney), mean over conditions.
+
+    Seeds are drawn for both sides at once, because they are paired.
+    """
+    pairs = zip(wins, places, strict=True)
+    share_CX = [win_II[at_XI[:, :, None], at_XI[:, None]].mean((1, 2)) for win_II, at_XI in pairs]
+    return np.mean(share_CX, axis=0)

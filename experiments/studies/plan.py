@@ -76,8 +76,8 @@ def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
 
 
 def _planned(study: studies.Study) -> dict[str, Any]:
-    conditions = {one.name: study.metric[one.name] for one in study.conditions}
-    arms = [one.name for one in study.arms]
+    conditions = {condition.name: study.metric[condition.name] for condition in study.conditions}
+    arms = [arm.name for arm in study.arms]
     return {"conditions": conditions, "arms": arms, "reference": study.reference, "seeds": study.seeds}
 
 

@@ -50,7 +50,7 @@ class Session(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The facts about a program that can be trained. It holds no data: a study may have many programs."""
+    """A program that passed the checks, with its sizes. It holds no data: a study may have many programs."""
 
     program: studies.Program
     lines: Sequence[str]  # of the experiment, about its data
@@ -72,8 +72,8 @@ class Checked(NamedTuple):
         return self.step * (self.steps - n), self.step * self.evaluation * evaluations
 
     def __str__(self) -> str:
-        each = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
-        return f"{self.program.name}: {each} {single.format_si(3 * self.flops, 'FLOP')}"
+        size = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
+        return f"{self.program.name}: {size} {single.format_si(3 * self.flops, 'FLOP')}"
 
 
 class Ready(NamedTuple):
@@ -121,14 +121,14 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
 
 
 def prepare_work(program: studies.Program, settings: config.Settings, devices: Mesh) -> single.Work:
-    """Prepare a run's experiment. Raises UserError if settings are tuned and its data have no third part for it."""
+    """Prepare a run's experiment. Raises UserError if settings are tuned and the experiment has no tuning split."""
     work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), devices)
     if not program.tuning:
         return work
     if work.task.tuning is None:
         raise errors.UserError(
-            f'study.tune: the experiment "{settings.experiment}" has no third part of its data to choose by: '
-            "let its task have `tuning`, as task.parts makes it"
+            f'study.tune: the experiment "{settings.experiment}" has no third split of its data for tuning: '
+            "build its task with splits.make_splits"
         )
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
@@ -158,12 +158,12 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
     return Ready(plan, vmapped, tasks, numbers, initial, batch, work._replace(params={**work.params, **start}))
 
 
-def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
+def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
     """Train the runs of the program, or resume them, and write the results of each run into its own folder.
 
     sources: SHA-256 of the user's own files, by name. Raises Interrupted, after a save, if a signal has come.
     """
-    program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
+    program, saved = job.program, disk.folder(folder, "checkpoints") / job.program.folder
     ready = prepare(program, session.devices)
     session.requests.raise_if_requested()
     began, task = time.perf_counter(), ready.plan.task
@@ -199,8 +199,8 @@ def train(one: Checked, folder: pathlib.Path, session: Session, sources: Mapping
         )
         training.finish(state)
         seconds = time.perf_counter() - began if start == 0 else None  # else it is the time since the last stop
-        common = _describe(one, ready, seconds, compile_seconds) | {"sources": dict(sources)}
-        _write_results(one, ready, folder, session, training, state, sketches, common)
+        common = _describe(job, ready, seconds, compile_seconds) | {"sources": dict(sources)}
+        _write_results(job, ready, folder, session, training, state, sketches, common)
     shutil.rmtree(saved)  # last: nobody resumes from here
 
 
@@ -233,23 +233,23 @@ def _batches(program: studies.Program, ready: Ready, start: int) -> Iterator[lis
         yield [batch[position[run.seed]] for run in program.rows]
 
 
-def _describe(one: Checked, ready: Ready, seconds: float | None, compile_seconds: float) -> dict[str, Any]:
+def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds: float) -> dict[str, Any]:
     """Return the entries of summary.json that all runs of the program share. seconds: of all of its runs together."""
-    task, devices, runs_together = ready.plan.task, ready.vmapped.mesh, len(one.program.runs)
+    task, devices, runs_together = ready.plan.task, ready.vmapped.mesh, len(job.program.runs)
     held_out = task.evaluation
     times: dict[str, float] = {"compile_seconds": compile_seconds}
     if seconds is not None:
         times["wall_seconds"] = seconds / runs_together
-        times["seconds_per_step"] = (seconds - compile_seconds) / runs_together / one.steps
+        times["seconds_per_step"] = (seconds - compile_seconds) / runs_together / job.steps
     return {
-        "experiment": one.program.runs[0].settings.experiment,
-        "steps": one.steps,
-        "params": one.params,
-        "flops_per_step": 3 * one.flops,
-        "flops_per_token": one.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
+        "experiment": job.program.runs[0].settings.experiment,
+        "steps": job.steps,
+        "params": job.params,
+        "flops_per_step": 3 * job.flops,
+        "flops_per_token": job.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
-        "data": list(one.lines),
+        "data": list(job.lines),
         "data_sha256": ready.work.data_sha256,
         "evaluation_crc32": runs.crc32(held_out[0]) ^ len(held_out) ^ (runs.crc32(held_out[-1]) if held_out[1:] else 0),
         "together": runs_together,
@@ -263,7 +263,7 @@ def _describe(one: Checked, ready: Ready, seconds: float | None, compile_seconds
 
 
 def _write_results(
-    one: Checked,
+    job: Checked,
     ready: Ready,
     folder: pathlib.Path,
     session: Session,
@@ -274,11 +274,11 @@ def _write_results(
 ) -> None:
     """Write the results of every run. common: the entries of summary.json that all runs share."""
     observe = attention.observer(ready.plan.task) if session.measure and ready.plan.task.maps else None
-    for r, run in enumerate(one.program.runs):
+    for r, run in enumerate(job.program.runs):
         training.stop_if_requested(now=True)
-        place, row, taken = folder / run.name, jax.tree.map(lambda x, r=r: x[r], state), int(state.step[r])
+        place, row, last_step = folder / run.name, jax.tree.map(lambda x, r=r: x[r], state), int(state.step[r])
         if session.keep_weights:
-            _keep_weights(place, ready.work.files, row, one.steps)
+            _keep_weights(place, ready.work.files, row, job.steps)
         params = jax.device_get(row.params)
         summary: dict[str, Any] = {
             "condition": run.condition,
@@ -286,13 +286,13 @@ def _write_results(
             "seed": run.seed,
             "params_sha256": checkpoint.digest(params),
             **{name: log.finite(column[r]) for name, column in training.final.items()},
-            "diverged_at": None if taken == one.steps else taken + 1,
+            "diverged_at": None if last_step == job.steps else last_step + 1,
             "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": sketches[r],
         }
         if observe:
             summary["attention"], A_MHNN = observe(params)
-            if run.seed == one.program.runs[0].seed:
+            if run.seed == job.program.runs[0].seed:
                 with disk.draft(place / "maps.npz") as file:
                     np.savez_compressed(file, A_MHNS=A_MHNN)
         disk.write_json(place / "summary.json", summary | common)  # last: it says that the run is finished
@@ -306,9 +306,9 @@ def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_s
         saves.save(steps, row)
 
 
-def requests(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
+def requests(job: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """Yield the step of a program and its evaluation, to be compiled for chips that need not exist here."""
-    ready, rows, name = prepare(one.program, devices), len(one.program.rows), one.program.name
+    ready, rows, name = prepare(job.program, devices), len(job.program.rows), job.program.name
     state, alive = ready.initial(abstract=True), train_step.abstract_alive(devices, rows)
     held_out = mesh.abstract_batch(devices, ready.plan.task.evaluation[0])
     arguments = state, ready.batch, alive, ready.numbers

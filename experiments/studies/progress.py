@@ -1,4 +1,4 @@
-"""The live line of a whole study: which program is under way, how much is done, how long the rest will take."""
+"""The progress bar of a study: the current program, the work that is done, the time left."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,42 +13,42 @@ class Progress(log.Line):
         """waiting: the programs that are still to be trained (programs.Checked)."""
         self._later, self._current, self._step, self._loss, self._title = [*waiting], None, 0, "", ""
         self._all, self._begun = len(waiting), 0
-        super().__init__("{desc}", total=sum(one.ahead(0)[0] for one in waiting))
-        self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
+        super().__init__("{desc}", total=sum(job.ahead(0)[0] for job in waiting))
+        self._known = self._pace  # the last pace that was measured; self._pace is the current program's
 
-    def begin(self, one: Any) -> None:
-        """This program, one of those that are waiting, is made ready and compiled from here on."""
-        self._later = [other for other in self._later if other is not one]
+    def begin(self, job: Any) -> None:
+        """Announce that this waiting program is now prepared and compiled."""
+        self._later = [later for later in self._later if later is not job]
         self._begun += 1
-        self._current, self._step, self._loss, self._pace = one, 0, "", log.Pace()
-        self._title = f"{self._begun} of {self._all}, {one.program.name}"
+        self._current, self._step, self._loss, self._pace = job, 0, "", log.Pace()
+        self._title = f"{self._begun} of {self._all}, {job.program.name}"
         self._bar.set_description_str(self._title, refresh=False)
         self._bar.set_postfix_str(f"compiling, {self._ahead()}")
 
-    def replace(self, one: Any, left: Sequence[Any]) -> None:
-        """Of a program that was waiting, these are what another process has left."""
-        self._later = [other for other in self._later if other is not one] + [*left]
-        self._all += len(left) - 1
-        self._bar.total += sum(some.ahead(0)[0] for some in left) - one.ahead(0)[0]
+    def replace(self, job: Any, rest: Sequence[Any]) -> None:
+        """Replace a waiting program by `rest`, the programs that another process has left of it."""
+        self._later = [later for later in self._later if later is not job] + [*rest]
+        self._all += len(rest) - 1
+        self._bar.total += sum(part.ahead(0)[0] for part in rest) - job.ahead(0)[0]
 
     def go_on(self, step: int) -> None:
-        """The program begins behind this step: those before it were taken earlier."""
+        """Start the program after this step: the steps before it were trained earlier."""
         self._bar.update(self._current.step * (step - self._step))
         self._step = step
 
     def advance(self, step: int, loss: float | None) -> None:
-        """A step is done; the mean loss of the rows, where it was fetched."""
-        one = self._current
-        self._pace.step(one.step)
+        """Count a step as done. loss: the mean over the rows, if it was fetched."""
+        job = self._current
+        self._pace.step(job.step)
         if self._pace.left(1.0) is not None:
             self._known = self._pace
-        done, self._step = one.step * (step - self._step), step
+        done, self._step = job.step * (step - self._step), step
         if loss is not None:
             self._loss = f", loss {loss:.4f}"
-        told = f"step {step:,}/{one.steps:,}{self._loss}, {self._ahead()}"
-        self._show(told, done=done, plain=f"{self._title}: {told}" if loss is not None else "")
+        text = f"step {step:,}/{job.steps:,}{self._loss}, {self._ahead()}"
+        self._show(text, done=done, plain=f"{self._title}: {text}" if loss is not None else "")
 
     def _ahead(self) -> str:
-        """What is left of steps and evaluations."""
-        ahead = [self._current.ahead(self._step), *(one.ahead(0) for one in self._later)]
+        """Return the time left for steps and evaluations, as text."""
+        ahead = [self._current.ahead(self._step), *(job.ahead(0) for job in self._later)]
         return f"{log.clock(self._known.left(sum(map(sum, ahead))))} left"

@@ -62,13 +62,13 @@ class Analysis(NamedTuple):
     across: list[Across]
 
 
-def saved(folder: pathlib.Path) -> config.Settings:
+def load_settings(folder: pathlib.Path) -> config.Settings:
     """Load the config of a study's folder without running its code. Raises UserError if there is none."""
     values = disk.read_json(folder / "config.json", says="what was compared").get("config", {})
     if "study" not in values:
         raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
-    made = ml_collections.ConfigDict(values)
-    return config.Settings(made, made)
+    settings = ml_collections.ConfigDict(values)
+    return config.Settings(settings, settings)
 
 
 def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
@@ -80,68 +80,70 @@ def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
 
 def analyse_across(conditions: list[statistics.Condition], finished: list[runs.Run]) -> list[Across]:
     """Return the measures over all conditions, and the laws of loss against compute, as far as they exist."""
-    measures, found = overall.measure(conditions, finished), []
+    measures, sections = overall.measure(conditions, finished), []
     if measures:
-        found.append(Across("Over all conditions", "profile", measures, tables.of_overall(measures)))
+        sections.append(Across("Over all conditions", "profile", measures, tables.tabulate_overall(measures)))
     families = scaling.families(conditions)
-    for i, one in enumerate(families):
-        names = f": {sentences.join_values(one.conditions)}" if len(families) > 1 else ""
-        found.append(Across(f"Loss against compute{names}", f"compute{i or ''}", one, tables.of_laws(one)))
-    return found
+    for i, family in enumerate(families):
+        names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
+        sections.append(
+            Across(f"Loss against compute{names}", f"compute{i or ''}", family, tables.tabulate_laws(family))
+        )
+    return sections
 
 
-def write_again(folder: pathlib.Path, device: str | None = None, correction: str | None = None) -> list[pathlib.Path]:
+def write_report(folder: pathlib.Path, device: str | None = None, correction: str | None = None) -> list[pathlib.Path]:
     """Write the report of the study in this folder.
 
     device: a line on the devices of this session, if it trains. correction: of the Study, if it is to be another one.
     """
-    settings = saved(folder)
-    what = {
+    settings = load_settings(folder)
+    session = {
         "config": settings.to_dict(),
         "versions": mesh.versions(),
         "device": device,
         "commit": workdir.describe_commit(),
     }
     study = studies.read(settings)
-    return write(folder, study._replace(correction=correction or study.correction), what=what)
+    return write(folder, study._replace(correction=correction or study.correction), session=session)
 
 
-def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:
+def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
     """Write the report of the finished runs, and return its files; of each figure the PNG.
 
-    what: of the session that writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
+    session: what writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
     """
-    found = analyse(folder, study)
-    if seeds := statistics.judged(found.conditions):
+    analysis = analyse(folder, study)
+    if seeds := statistics.judged(analysis.conditions):
         plan.look(folder, study, seeds)
-        found = found._replace(past=plan.read(folder))
+        analysis = analysis._replace(past=plan.read(folder))
     tuned = tuning.read(folder, study)
-    numbers = record(study, found, what) | disk.finite({"tuned": [one.record() for one in tuned]})
-    pictures = figures.draw(folder, study, found.conditions, found.runs)
-    pictures += figures_across.draw(folder, study, [(one.kind, one.numbers) for one in found.across])
+    numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
+    pictures = figures.draw(folder, study, analysis.conditions, analysis.runs)
+    pictures += figures_across.draw(folder, study, [(section.kind, section.numbers) for section in analysis.across])
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
-    begun, waiting = split_by_progress(found.conditions)
-    content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": found.across}
+    started, waiting = split_by_progress(analysis.conditions)
+    content = {"title": title, "record": numbers, "conditions": started, "waiting": waiting, "figures": pictures}
+    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": analysis.across}
     content["tuned"] = tuning.table(tuned)
     disk.write_json(folder / "report.json", numbers)
-    disk.write(folder / "runs.csv", rows(found.runs).encode())
+    disk.write(folder / "runs.csv", format_runs(analysis.runs).encode())
     files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
-    for file, escape in zip(files, (plain, legal, latex), strict=True):
+    for file, escape in zip(files, (escape_markdown, clean_html, escape_latex), strict=True):
         disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
-    return [folder / "report.json", *files, folder / "runs.csv", *(one.file for one in pictures)]
+    return [folder / "report.json", *files, folder / "runs.csv", *(picture.file for picture in pictures)]
 
 
 def split_by_progress(conditions: list[statistics.Condition]) -> tuple[list[statistics.Condition], list[str]]:
     """Return the conditions that have a finished run, and a line on each of the others."""
-    missing = {one.name: sum(len(arm.missing) for arm in one.arms) for one in conditions}
-    begun = [one for one in conditions if any(arm.values or arm.diverged for arm in one.arms)]
-    waiting = [one.name for one in conditions if one not in begun]
-    return begun, [f"{name}: none of its {missing[name]} runs is finished yet." for name in waiting]
+    missing = {condition.name: sum(len(arm.missing) for arm in condition.arms) for condition in conditions}
+    started = [condition for condition in conditions if any(arm.values or arm.diverged for arm in condition.arms)]
+    waiting = [condition.name for condition in conditions if condition not in started]
+    return started, [f"{name}: none of its {missing[name]} runs is finished yet." for name in waiting]
 
 
-def rows(finished: list[runs.Run]) -> str:
+def format_runs(finished: list[runs.Run]) -> str:
     """Return runs.csv: a row for each run with its final metrics and its costs."""
     metrics = dict.fromkeys(name for run in finished for name in run.summary if name.startswith("eval/"))
     names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
@@ -152,72 +154,75 @@ def rows(finished: list[runs.Run]) -> str:
     return table.getvalue()
 
 
-def record(study: studies.Study, found: Analysis, what: dict) -> dict:
+def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return report.json, the whole study in numbers; what does not exist (an interval of two seeds) is null.
 
     "conditions" have the fields of statistics.Condition, their arms those of statistics.Arm, and so on, with "verdict"
     or "words" added. "overall" is null or has the fields of overall.Overall, "scaling" those of each scaling.Family.
     "looks": the number of sets of seeds over which verdicts were read. "what": of the session that wrote the report.
     """
-    arms = [(condition.name, arm) for condition in found.conditions for arm in condition.arms]
+    arms = [(condition.name, arm) for condition in analysis.conditions for arm in condition.arms]
     missing = [{"condition": where, "arm": arm.name, "seed": seed} for where, arm in arms for seed in arm.missing]
     diverged = [
         {"condition": where, "arm": arm.name, "seed": seed, "step": step}
         for where, arm in arms
         for seed, step in arm.diverged.items()
     ]
-    whole = {
+    across = [section.numbers for section in analysis.across]
+    report = {
         "experiment": study.experiment,
         "reference": study.reference,
         "seeds": study.seeds,
-        "verdict": _verdict(study, found),
-        "looks": len(found.past.looks),
-        "finished_runs": len(found.runs),
-        "planned_runs": len(found.runs) + len(missing),
+        "verdict": _verdict(study, analysis),
+        "looks": len(analysis.past.looks),
+        "finished_runs": len(analysis.runs),
+        "planned_runs": len(analysis.runs) + len(missing),
         "missing": missing,
         "diverged": diverged,
-        "conditions": [_record_condition(one) for one in found.conditions],
-        "overall": next((dataclasses.asdict(one.numbers) for one in found.across if one.kind == "profile"), None),
-        "scaling": [dataclasses.asdict(one.numbers) for one in found.across if one.kind != "profile"],
-        "ran": _record_runs(found.runs),
+        "conditions": [_record_condition(condition) for condition in analysis.conditions],
+        "overall": next((dataclasses.asdict(x) for x in across if isinstance(x, overall.Overall)), None),
+        "scaling": [dataclasses.asdict(x) for x in across if isinstance(x, scaling.Family)],
+        "ran": _record_runs(analysis.runs),
         "curves": [
-            {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in found.runs
+            {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves}
+            for run in analysis.runs
         ],
-        "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
+        "what": {**session, "versions": {**(session.get("versions") or {}), **inference.LIBRARY}},
     }
-    return disk.finite(whole)
+    return disk.finite(report)
 
 
 def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
     fields = dataclasses.asdict(condition) | {"verdict": sentences.describe_condition(condition)}
     del fields["reference"]  # of the whole study, as are the missing and the diverged runs
-    for arm, of_arm in zip(condition.arms, fields["arms"], strict=True):
-        del of_arm["missing"], of_arm["diverged"]
+    for arm, arm_fields in zip(condition.arms, fields["arms"], strict=True):
+        del arm_fields["missing"], arm_fields["diverged"]
         if arm.difference:
-            of_arm["difference"]["words"] = sentences.describe_arm(condition, arm.difference)
+            arm_fields["difference"]["words"] = sentences.describe_arm(condition, arm.difference)
     return fields
 
 
 def _record_runs(finished: Sequence[runs.Run]) -> dict[str, Any]:
     """Return the software, hardware, data and time of the runs, with the number of runs that report each."""
     summaries = [run.summary for run in finished]
-    seconds = [one["wall_seconds"] for one in summaries if one.get("wall_seconds") is not None]
-    names = dict.fromkeys(name for one in summaries for name in one.get("versions", {}))
+    seconds = [summary["wall_seconds"] for summary in summaries if summary.get("wall_seconds") is not None]
+    versions = [summary.get("versions", {}) for summary in summaries]
+    libraries = dict.fromkeys(name for by_name in versions for name in by_name)
     data: dict[str, dict[str, None]] = {}  # condition -> the different lines about its data, in order
     for run in finished:
         data.setdefault(run.condition, {}).update(dict.fromkeys(run.summary.get("data", [])))
     return {
-        "commits": Counter(one.get("commit") or "not from a checkout" for one in summaries),
-        "devices": Counter(one.get("device", tables.UNKNOWN) for one in summaries),
-        "versions": {n: Counter(one.get("versions", {}).get(n, tables.UNKNOWN) for one in summaries) for n in names},
+        "commits": Counter(summary.get("commit") or "not from a checkout" for summary in summaries),
+        "devices": Counter(summary.get("device", tables.UNKNOWN) for summary in summaries),
+        "versions": {name: Counter(x.get(name, tables.UNKNOWN) for x in versions) for name in libraries},
         "training_seconds": sum(seconds) if seconds else None,
         "timed_runs": len(seconds),
         "data": {condition: [*lines] for condition, lines in data.items() if lines},
     }
 
 
-def _verdict(study: studies.Study, found: Analysis) -> str:
-    return " ".join([sentences.describe_study(found.conditions), *sentences.describe_plan_log(study, found.past)])
+def _verdict(study: studies.Study, analysis: Analysis) -> str:
+    return " ".join([sentences.describe_study(analysis.conditions), *sentences.describe_plan_log(study, analysis.past)])
 
 
 @functools.cache  # a template is compiled once
@@ -237,32 +242,35 @@ def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
     return environment
 
 
-def legal(text: str) -> str:
+def clean_html(text: str) -> str:
     """Replace control characters, which HTML does not allow, and keep "95 %" in one line."""
     return text.translate(log.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
 
 
-def plain(text: str) -> markupsafe.Markup:
+def escape_markdown(text: str) -> markupsafe.Markup:
     """Escape a text for one line of Markdown: no name becomes a column, a link, a heading or a tag."""
     escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(text.split()))
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return markupsafe.Markup(escaped.translate(log.CONTROL))
 
 
-def latex(text: str) -> markupsafe.Markup:
+def escape_latex(text: str) -> markupsafe.Markup:
     """Escape a text for one line of LaTeX."""
     escaped = " ".join(text.split()).translate(log.CONTROL | str.maketrans(LATEX))
     return markupsafe.Markup(re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped))
 
 
-def text(folder: pathlib.Path, study: studies.Study) -> str:
+def format_text(folder: pathlib.Path, study: studies.Study) -> str:
     """Return the tables and verdicts of the finished runs, for a terminal."""
-    found = analyse(folder, study)
-    begun, waiting = split_by_progress(found.conditions)
-    parts = [(one.name, tables.of_condition(one), sentences.describe_condition(one)) for one in begun]
-    overview = tables.overview(begun)
+    analysis = analyse(folder, study)
+    started, waiting = split_by_progress(analysis.conditions)
+    parts = [
+        (condition.name, tables.tabulate_condition(condition), sentences.describe_condition(condition))
+        for condition in started
+    ]
+    overview = tables.tabulate_overview(started)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
     indented = functools.partial(fill, initial_indent="  ", subsequent_indent="  ")
-    blocks = [f"{name}\n{tables.aligned(table)}\n\n{indented(below)}" for name, table, below in parts]
-    return "\n\n".join([*blocks, *waiting, fill(_verdict(study, found))]).translate(log.CONTROL)
+    blocks = [f"{name}\n{tables.align(table)}\n\n{indented(below)}" for name, table, below in parts]
+    return "\n\n".join([*blocks, *waiting, fill(_verdict(study, analysis))]).translate(log.CONTROL)

@@ -19,17 +19,17 @@ def enter_runs(
     waiting: the programs that are not trained yet. Raises UserError if a run had other settings before, or if its arm
     was trained on other data than there are now, also if all runs are finished.
     """
-    data = {run.place: one.data for one in waiting for run in one.program.runs}
+    data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:
         if unknown := [run for run in program.runs if run.place not in data]:
             work = programs.prepare_work(program, unknown[0].settings, session.devices)
             data |= {run.place: work.data for run in unknown}
-    begun = [one.program for one in waiting if (folder / "checkpoints" / one.program.folder).exists()]
-    begun = {run.name for program in begun for run in program.runs}
+    started = [job.program for job in waiting if (folder / "checkpoints" / job.program.folder).exists()]
+    started = {run.name for program in started for run in program.runs}
     runs = [run for program in every for run in program.runs]
     for run in runs:
         saved = folder / run.name / "config.json"
-        if saved.is_file() and (run.name in begun or is_finished(folder, run)):
+        if saved.is_file() and (run.name in started or is_finished(folder, run)):
             before = disk.read_json(saved, says="its settings").get("data") or data[run.place]
             if before != data[run.place]:
                 raise errors.UserError(
@@ -47,14 +47,14 @@ def enter_runs(
 
 def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studies.Program]:
     """Return the programs that are still to be trained: first those that were begun, unchanged."""
-    begun, rest = [], []
-    for one in every:
-        left = [run for run in one.runs if not is_finished(folder, run)]
-        if left and (folder / "checkpoints" / one.folder).exists():
-            begun.append(one)
+    started, rest = [], []
+    for program in every:
+        remaining = [run for run in program.runs if not is_finished(folder, run)]
+        if remaining and (folder / "checkpoints" / program.folder).exists():
+            started.append(program)
         else:
-            rest += left
-    return begun + (studies.programs(rest, tuning=every[0].tuning, spread=every[0].spread) if rest else [])
+            rest += remaining
+    return started + (studies.programs(rest, tuning=every[0].tuning, spread=every[0].spread) if rest else [])
 
 
 def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
@@ -64,8 +64,8 @@ def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
     """Remove the checkpoints of these runs, which are all finished; those of other runs stay."""
     kinds = "|".join(re.escape(run.kind) for run in runs)
-    for left in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
-        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", left.name):
-            disk.remove(left)
+    for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
+        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):
+            disk.remove(entry)
     with contextlib.suppress(OSError):
         folder.rmdir()

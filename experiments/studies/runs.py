@@ -22,7 +22,7 @@ ATTENTION = {  # name in summary.json -> label
     "asymmetry": "asymmetry |A - Aᵀ|/|A|",
 }
 COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
-SUMS = 4  # of each weight: two that were drawn apart agree by chance once in 10^10
+SUMS = 4  # of each weight: two independent draws agree by chance once in 10^10
 NEAR = 1e-4  # what programs round otherwise, and summary.json leaves out, is a hundred times less
 
 Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' -> sums, which have its scale
@@ -76,6 +76,10 @@ class Run(NamedTuple):
         curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
 
+    def by_layer(self, name: str) -> dict[int, float]:
+        """Return layer, from 1 -> the values of `layers` that are finite."""
+        return {m: x for m, x in enumerate(self.layers(name), 1) if x is not None}
+
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
     """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read."""
@@ -105,25 +109,25 @@ def sketches(params: Any) -> list[Sketch]:
     The sums of c x are c times those of x. They show whether the arms of a seed begin with the same weights, up to a
     scale: pairs by seed rely on it.
     """
-    found: list[Sketch] = []
+    run_sketches: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):
         rows = jax.device_get(leaf_R)
-        found = found or [{} for _ in rows]
+        run_sketches = run_sketches or [{} for _ in rows]
         name = f"{'/'.join(shapes.names(path))} {'x'.join(map(str, rows.shape[1:]))}"
         factor_I = np.sin(1.0 + np.arange(rows[0].size))  # else a permutation would leave the sums
-        for sketch, row in zip(found, rows, strict=True):
+        for sketch, row in zip(run_sketches, rows, strict=True):
             x_I = factor_I * np.asarray(row, np.float64).reshape(-1)
             sums = [x_I[i::SUMS].sum() for i in range(SUMS)]
             if np.isfinite(sums).all():
                 sketch[name] = [float(f"{x:.6g}") for x in sums]
-    return found
+    return run_sketches
 
 
-def apart(mine: Mapping[str, Any], its: Mapping[str, Any]) -> list[str]:
-    """Return the weights of the same name and shape of which neither is a multiple of the other, be it by 0."""
+def unpaired_weights(sketch: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+    """Return the weights of the same name and shape that are not multiples of each other (0 included)."""
     names = []
-    for name in filter(its.__contains__, mine):
-        a, b = np.array(mine[name], float), np.array(its[name], float)
+    for name in filter(reference.__contains__, sketch):
+        a, b = np.array(sketch[name], float), np.array(reference[name], float)
         scale = np.linalg.norm(a) * np.linalg.norm(b)
         if scale and not abs(abs(a @ b) / scale - 1) <= NEAR**2 / 2:  # the cosine of such an angle
             names.append(name.rpartition(" ")[0])

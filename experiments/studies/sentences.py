@@ -53,7 +53,8 @@ def count_seeds(counts: Sequence[int]) -> str:
 
 def describe_range(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
     """Write the range that covers all intervals. An arm is worse if its accuracy is lower or its loss is higher."""
-    low, high = min(one.interval[0] for one in differences), max(one.interval[1] for one in differences)
+    intervals = [difference.interval for difference in differences]
+    low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     worse, better = (-low, high) if condition.better == "more" else (high, -low)
     if min(worse, better) < 0:  # all of it on one side, as one may be that is equal within a margin
         side = "worse" if better < 0 else "better"
@@ -63,21 +64,21 @@ def describe_range(condition: statistics.Condition, differences: Sequence[statis
 
 def describe_arm(condition: statistics.Condition, difference: statistics.Difference) -> str:
     """Write the difference of an arm as its kind requires: 'by 0.0482 (95 % interval 0.0310 to 0.0654, 5 seeds)'."""
-    many = count_seeds([difference.n])
+    seeds = count_seeds([difference.n])
     if difference.rates:
-        mine, its = difference.rates
-        low, high = mine.interval
-        rate = f"{mine.k} of {mine.n} {FAILED[difference.kind]}, rate {low:.2f} to {high:.2f}, 95 % interval"
-        return f"({rate}; of {quote(condition.reference)} {its.k} of {its.n})"
+        arm_rate, reference_rate = difference.rates
+        low, high = arm_rate.interval
+        rate = f"{arm_rate.k} of {arm_rate.n} {FAILED[difference.kind]}, rate {low:.2f} to {high:.2f}, 95 % interval"
+        return f"({rate}; of {quote(condition.reference)} {reference_rate.k} of {reference_rate.n})"
     if difference.kind in (statistics.FEW, statistics.SAME, statistics.CEILING):
-        return f"({many})"
+        return f"({seeds})"
     if difference.interval is None:
         size = difference.mean if difference.kind == statistics.FLAT else abs(difference.mean)
-        return f"by {format_number(size)} in every seed (no spread, so no interval; {many})"
+        return f"by {format_number(size)} in every seed (no spread, so no interval; {seeds})"
     if difference.kind in (statistics.OPEN, statistics.EQUAL):
-        return f"({describe_range(condition, [difference])}, 95 %, {many})"
+        return f"({describe_range(condition, [difference])}, 95 %, {seeds})"
     least, most = map(format_number, sorted(map(abs, difference.interval)))
-    return f"by {format_number(abs(difference.mean))} (95 % interval {least} to {most}, {many})"
+    return f"by {format_number(abs(difference.mean))} (95 % interval {least} to {most}, {seeds})"
 
 
 def describe_family(condition: statistics.Condition) -> str:
@@ -89,12 +90,12 @@ def describe_family(condition: statistics.Condition) -> str:
 def describe_condition(condition: statistics.Condition) -> str:
     """Write one paragraph on a condition: verdicts, intervals, excluded runs and missing runs."""
     phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
-    for one in condition.compared:
-        phrases[one.difference.kind].append(f"{quote(one.name)} {describe_arm(condition, one.difference)}")
+    for arm in condition.compared:
+        phrases[arm.difference.kind].append(f"{quote(arm.name)} {describe_arm(condition, arm.difference)}")
     sentences = [f"Against {quote(condition.reference)}, in {condition.metric} ({condition.better} is better)."]
-    opened = {_insert_margins(OPENING[kind], [condition]): each for kind, each in phrases.items() if each}
-    sentences += [f"{opening} {'; '.join(each)}." for opening, each in opened.items()]
-    if any(one.difference.interval for one in condition.compared):
+    opened = {_insert_margins(OPENING[kind], [condition]): texts for kind, texts in phrases.items() if texts}
+    sentences += [f"{opening} {'; '.join(texts)}." for opening, texts in opened.items()]
+    if any(arm.difference.interval for arm in condition.compared):
         hold = f" They hold at 95 % for {describe_family(condition)} (Bonferroni)." if condition.together > 1 else ""
         sentences.append(f"Intervals are {PAIRED}.{hold}")
     sentences += describe_mismatches(condition)
@@ -131,19 +132,20 @@ def describe_mismatches(condition: statistics.Condition) -> list[str]:
 
 def describe_study(conditions: Sequence[statistics.Condition]) -> str:
     """Write one paragraph on the study: in which conditions each arm was worse, better, or neither."""
-    arms = [one for condition in conditions for one in condition.arms]
-    missing, diverged = sum(len(one.missing) for one in arms), sum(len(one.diverged) for one in arms)
+    arms = [arm for condition in conditions for arm in condition.arms]
+    missing, diverged = sum(len(arm.missing) for arm in arms), sum(len(arm.diverged) for arm in arms)
     sentences = [f"The study is not finished: {missing} of its runs are missing."] if missing else []
     sentences += [f"Runs excluded because they diverged: {diverged}."] if diverged else []
     reference = quote(conditions[0].reference)
-    verdicts = [one.difference for one in arms if one.difference and one.difference.kind != statistics.FEW]
+    verdicts = [arm.difference for arm in arms if arm.difference and arm.difference.kind != statistics.FEW]
     if not verdicts:
         least = f"at least {inference.FEWEST} seeds must be finished for both an arm and {reference}"
         return " ".join([*sentences, f"No verdict: {least}."])
-    sentences += [f"Against {reference}, {count_seeds([one.rates[0].n if one.rates else one.n for one in verdicts])}."]
+    counts = [difference.rates[0].n if difference.rates else difference.n for difference in verdicts]
+    sentences += [f"Against {reference}, {count_seeds(counts)}."]
     alike: dict[str, list[str]] = {}  # phrase -> the arms of which it is true
-    for each in zip(*(one.compared for one in conditions), strict=True):
-        alike.setdefault(_describe_arm_everywhere(each, conditions), []).append(each[0].name)
+    for arms_of_name in zip(*(condition.compared for condition in conditions), strict=True):
+        alike.setdefault(_describe_arm_everywhere(arms_of_name, conditions), []).append(arms_of_name[0].name)
     sentences += [f"{quote(*names)}: {phrase}." for phrase, names in alike.items()]
     if len(conditions) > 1:
         alone = "Each interval is corrected within its condition, not for the number of conditions."
@@ -161,7 +163,7 @@ def _describe_arm_everywhere(arms: Sequence[statistics.Arm], conditions: Sequenc
     for kind, pairs in places.items():
         those, differences = zip(*pairs, strict=True)
         reach = ""
-        if kind == statistics.OPEN and len({one.metric for one in those}) == 1:
+        if kind == statistics.OPEN and len({condition.metric for condition in those}) == 1:
             reach = f" ({describe_range(those[0], differences)}{' at the widest' * (len(those) > 1)}, 95 %)"
         phrases.append(f"{_insert_margins(kind, those)}{_list_conditions(those, conditions)}{reach}")
     return "; ".join(phrases)
@@ -169,21 +171,24 @@ def _describe_arm_everywhere(arms: Sequence[statistics.Arm], conditions: Sequenc
 
 def _insert_margins(text: str, conditions: Sequence[statistics.Condition]) -> str:
     """Put the conditions' margins into 'equal within the margin'."""
-    return text.replace("the margin", join_names(list(dict.fromkeys(f"{one.margin:g}" for one in conditions))), 1)
+    margins = dict.fromkeys(f"{condition.margin:g}" for condition in conditions)
+    return text.replace("the margin", join_names(list(margins)), 1)
 
 
-def _list_conditions(some: Sequence[statistics.Condition], conditions: Sequence[statistics.Condition]) -> str:
+def _list_conditions(subset: Sequence[statistics.Condition], conditions: Sequence[statistics.Condition]) -> str:
     """Return '' for the only condition, ' in causal and masked', ' in all 7 conditions'."""
     if len(conditions) == 1:
         return ""
-    whole = len(some) == len(conditions) > 2
-    return f" in all {len(some)} conditions" if whole else f" in {join_names([one.name for one in some])}"
+    is_all = len(subset) == len(conditions) > 2
+    return (
+        f" in all {len(subset)} conditions" if is_all else f" in {join_names([condition.name for condition in subset])}"
+    )
 
 
 def describe_plan_log(study: studies.Study, past: plan.Past) -> list[str]:
     """Write sentences on earlier plans and analyses in plan.jsonl that affect the verdict."""
-    now, sentences = plan.comparisons(study), []
-    if gone := [text for comparison, text in past.comparisons.items() if comparison not in now]:
+    current, sentences = plan.comparisons(study), []
+    if gone := [text for comparison, text in past.comparisons.items() if comparison not in current]:
         counted = "Planned earlier in this folder, no longer in the study, and still counted as comparisons"
         sentences += [f"{counted}: {_shorten(gone, '; ')}."]
     if past.share > 1 + 1e-9:  # a sum of shares
@@ -197,24 +202,24 @@ def describe_plan_log(study: studies.Study, past: plan.Past) -> list[str]:
 
 def describe_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
     """Write the smallest detectable difference; in units of the metric if `folder` has runs."""
-    n, m = len(study.seeds), max(one.together for one in conditions)
+    n, m = len(study.seeds), max(condition.together for condition in conditions)
     if n < inference.FEWEST:
         return f"power: {count_seeds([n])} can show no difference; at least {inference.FEWEST} are needed"
     least = inference.detectable(n, m)
     needed = join_values(f"one of {effect} takes {inference.seeds_for(effect, m)} seeds" for effect in (1, 2))
-    found = []
-    for one in conditions:
-        if std := [arm.difference.std for arm in one.compared if arm.difference.std]:
+    reaches = []
+    for condition in conditions:
+        if std := [arm.difference.std for arm in condition.compared if arm.difference.std]:
             reach = " to ".join(dict.fromkeys(format_number(least * x) for x in (min(std), max(std))))
-            found.append(f"{reach} in {one.metric}{_list_conditions([one], conditions)}")
+            reaches.append(f"{reach} in {condition.metric}{_list_conditions([condition], conditions)}")
     return (
         f"power: {count_seeds([n])} show a difference of {least:.2g} standard deviations of the paired difference with "
         f"probability {inference.POWER}, for {describe_family(conditions[0])}; {needed}"
-        + (f"\nwith the standard deviations of the runs in {folder}: {'; '.join(found)}" if found else "")
+        + (f"\nwith the standard deviations of the runs in {folder}: {'; '.join(reaches)}" if reaches else "")
     )
 
 
 def _shorten(values: Sequence[str], separator: str = ", ") -> str:
     """Join at most LISTED values and append the number of the others."""
-    more = f" and {len(values) - LISTED} more" if len(values) > LISTED else ""
-    return separator.join(values[:LISTED]) + more
+    rest = f" and {len(values) - LISTED} more" if len(values) > LISTED else ""
+    return separator.join(values[:LISTED]) + rest

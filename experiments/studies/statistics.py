@@ -129,40 +129,43 @@ class Condition:
 
     @property
     def together(self) -> int:
-        """How many intervals hold together: each is at 1 - 0.05 over this."""
+        """The number of intervals that hold together. Each is at 1 - 0.05 over this number."""
         return self.comparisons * self.looks
 
 
 def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past = plan.NOTHING) -> list[Condition]:
     """Compute the numbers of each condition. Raises UserError if a metric was not measured."""
     conditions, planned = [], past.comparisons | plan.comparisons(study)
-    for named in study.conditions:
-        mine, metric = [run for run in runs if run.condition == named.name], study.metric[named.name]
-        gaps = (b - a for run in mine for a, b in itertools.pairwise(sorted(run.curve(metric))))
-        baselines = [(k[9:], x) for run in mine[::-1] for k, x in run.summary.items() if k.startswith("baseline/")]
+    for entry in study.conditions:
+        condition_runs, metric = [run for run in runs if run.condition == entry.name], study.metric[entry.name]
+        gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(metric))))
+        baselines = [
+            (k[9:], x) for run in condition_runs[::-1] for k, x in run.summary.items() if k.startswith("baseline/")
+        ]
         condition = Condition(
-            name=named.name,
-            changes=named.changes,
+            name=entry.name,
+            changes=entry.changes,
             metric=metric,
             better="more" if checkpoint.BETTER[metric.rpartition("/")[2]] is max else "less",
-            threshold=study.threshold[named.name] or None,
+            threshold=study.threshold[entry.name] or None,
             evaluation_interval=max(gaps, default=None),
             family=study.correction,
-            comparisons=sum(study.correction == "study" or where == named.name for where, *_ in planned),
+            comparisons=sum(study.correction == "study" or where == entry.name for where, *_ in planned),
             looks=study.looks,
-            margin=study.margin[named.name],
+            margin=study.margin[entry.name],
             baseline={name: x for name, x in baselines if x is not None},
-            guess={name: words for run in mine for name, words in run.summary.get("guess", {}).items()},
+            guess={name: words for run in condition_runs for name, words in run.summary.get("guess", {}).items()},
             reference=study.reference,
             arms=[],
         )
-        reference = [run for run in mine if run.arm == study.reference]
+        reference = [run for run in condition_runs if run.arm == study.reference]
         for arm in study.arms:
-            of_arm = [run for run in mine if run.arm == arm.name]
+            of_arm = [run for run in condition_runs if run.arm == arm.name]
             base = [] if arm.name == study.reference else reference
             condition.arms.append(_arm(condition, arm, study.seeds, of_arm, base))
         conditions.append(condition)
-    for family in [conditions] if study.correction == "study" else [[one] for one in conditions]:
+    families = [conditions] if study.correction == "study" else [[condition] for condition in conditions]
+    for family in families:
         _correct(family)
     return conditions
 
@@ -175,38 +178,48 @@ def judged(conditions: Iterable[Condition]) -> set[int]:
 
 def _correct(family: Sequence[Condition]) -> None:
     """Set `p_corrected`: Holm's correction over the comparisons of the family, times the planned analyses."""
-    differences = [arm.difference for one in family for arm in one.compared if arm.difference.p is not None]
-    corrected = inference.holm([one.p for one in differences], family[0].comparisons)
-    for one, p in zip(differences, corrected, strict=True):
-        one.p_corrected = min(1.0, family[0].looks * p)
+    differences = [arm.difference for condition in family for arm in condition.compared if arm.difference.p is not None]
+    corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
+    for difference, p in zip(differences, corrected, strict=True):
+        difference.p_corrected = min(1.0, family[0].looks * p)
 
 
-def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
+def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
     """Compute the numbers of the arm `named`. `reference` is empty for the reference itself."""
     metric, values = condition.metric, _values(runs, condition.metric)
-    whole = [run for run in runs if run.seed in values]
-    others = dict.fromkeys(name for run in whole for name in run.summary if name.startswith("eval/") and name != metric)
-    spreads = {name: spread(_values((run for run in whole if name in run.summary), name).values()) for name in others}
-    pairs = [(run, its) for run in whole for its in reference if its.seed == run.seed]
-    apart = (finished.apart(run.summary.get("initial", {}), its.summary.get("initial", {})) for run, its in pairs)
-    curves, its = (_curves(of, metric) for of in (runs, reference))
-    how = {"m": condition.together, "better": condition.better}
+    ended = [run for run in runs if run.seed in values]
+    names = [name for run in ended for name in run.summary if name.startswith("eval/")]
+    metrics = [name for name in dict.fromkeys(names) if name != metric]
+    spreads = {name: spread(_values((run for run in ended if name in run.summary), name).values()) for name in metrics}
+    spreads = {name: x for name, x in spreads.items() if x.n}
+    pairs = [(run, base) for run in ended for base in reference if base.seed == run.seed]
+    unpaired = (
+        finished.unpaired_weights(run.summary.get("initial", {}), base.summary.get("initial", {}))
+        for run, base in pairs
+    )
+    threshold = condition.threshold and threshold_step(
+        _curves(runs, metric),
+        _curves(reference, metric),
+        condition.threshold,
+        m=condition.together,
+        better=condition.better,
+    )
     return Arm(
-        name=named.name,
-        changes=named.changes,
+        name=entry.name,
+        changes=entry.changes,
         params=runs[0].summary.get("params") if runs else None,
         flops_per_token=runs[0].summary.get("flops_per_token") if runs else None,
         training_flops=max((run.flops for run in runs if run.flops), default=None),
         values=values,
         **vars(spread(values.values())),
-        others={name: one for name, one in spreads.items() if one.n},
+        others=spreads,
         other_evaluation=_unlike(pairs, "evaluation_crc32"),
         other_batches=_unlike(pairs, "training_crc32"),
-        other_initial=list(dict.fromkeys(itertools.chain(*apart))),
-        threshold_step=condition.threshold and threshold_step(curves, its, condition.threshold, **how),
-        difference=None if named.name == condition.reference else _difference(condition, runs, reference),
-        symmetry=_layer_means(whole, finished.SYMMETRY),
-        attention=_layer_means(whole, finished.ATTENTION),
+        other_initial=list(dict.fromkeys(itertools.chain(*unpaired))),
+        threshold_step=threshold,
+        difference=None if entry.name == condition.reference else _difference(condition, runs, reference),
+        symmetry=_layer_means(ended, finished.SYMMETRY),
+        attention=_layer_means(ended, finished.ATTENTION),
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
         missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
     )
@@ -224,7 +237,7 @@ def _curves(runs: Runs, metric: str) -> Curves:
 
 def _unlike(pairs: Iterable[tuple[finished.Run, finished.Run]], digest: str) -> list[int]:
     """Return the seeds of the pairs of runs whose digests in summary.json differ."""
-    return [run.seed for run, its in pairs if run.summary.get(digest) != its.summary.get(digest)]
+    return [run.seed for run, base in pairs if run.summary.get(digest) != base.summary.get(digest)]
 
 
 def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
@@ -252,57 +265,58 @@ def compare(
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
     difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
     by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
-    found = Difference(by_seed, **vars(spread(difference_I)), kind=FEW)
-    if found.n < inference.FEWEST:
-        return found
+    result = Difference(by_seed, **vars(spread(difference_I)), kind=FEW)
+    if result.n < inference.FEWEST:
+        return result
     rounding = ROUNDING * np.abs(every).max()
     if np.abs(difference_I).max() <= rounding:
-        found.kind = CEILING if np.abs(every - BEST[better]).max() <= rounding else SAME
-        return found
+        result.kind = CEILING if np.abs(every - BEST[better]).max() <= rounding else SAME
+        return result
     if np.ptp(difference_I) > rounding:
-        found.interval = tuple(map(float, inference.interval(difference_I, m)))
-        found.p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
-        found.detectable = inference.detectable(found.n, m) * found.std
+        result.interval = tuple(map(float, inference.interval(difference_I, m)))
+        result.p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
+        result.detectable = inference.detectable(result.n, m) * result.std
     if min(np.ptp(value_I), np.ptp(base_I)) > rounding:
-        found.correlation = float(np.corrcoef(value_I, base_I)[0, 1])
-    low, high = found.interval or (found.mean, found.mean)  # without a spread it is what it is in every seed
-    if found.interval is None and abs(found.mean) <= inference.SHARE * np.abs(every).max():
-        found.kind = FLAT
-    elif found.interval is not None and -margin <= low and high <= margin:
-        found.kind = EQUAL
+        result.correlation = float(np.corrcoef(value_I, base_I)[0, 1])
+    low, high = result.interval or (result.mean, result.mean)  # without a spread it is what it is in every seed
+    if result.interval is None and abs(result.mean) <= inference.SHARE * np.abs(every).max():
+        result.kind = FLAT
+    elif result.interval is not None and -margin <= low and high <= margin:
+        result.kind = EQUAL
     elif low <= 0 <= high:
-        found.kind = OPEN
+        result.kind = OPEN
     else:
-        found.kind = BETTER if (low > 0) == (better == "more") else WORSE
-    return found
+        result.kind = BETTER if (low > 0) == (better == "more") else WORSE
+    return result
 
 
 def _difference(condition: Condition, arm: Runs, reference: Runs) -> Difference:
     """Compare arm and reference. If seeds of a side diverged or stayed on a plateau, give rates, no verdict."""
-    values, its = both = [_values(runs, condition.metric) for runs in (arm, reference)]
-    found = compare(values, its, m=condition.together, better=condition.better, margin=condition.margin)
-    lost = [len(runs) - len(ended) for runs, ended in zip((arm, reference), both, strict=True)]
-    middles = [inference.plateau(list(ended.values())) for ended in both]
+    values, base = sides = [_values(runs, condition.metric) for runs in (arm, reference)]
+    result = compare(values, base, m=condition.together, better=condition.better, margin=condition.margin)
+    lost = [len(runs) - len(ended) for runs, ended in zip((arm, reference), sides, strict=True)]
+    middles = [inference.plateau(list(ended.values())) for ended in sides]
     if len({run.seed for run in arm} & {run.seed for run in reference}) < inference.FEWEST:
-        return found
+        return result
     if any(lost):
-        kind, counts, of = UNSTABLE, lost, (arm, reference)
-    elif middles != [None, None] and found.kind not in (SAME, CEILING):
+        kind, counts, totals = UNSTABLE, lost, (arm, reference)
+    elif middles != [None, None] and result.kind not in (SAME, CEILING):
         sign = 1 if condition.better == "more" else -1
-        middles = [one if one is not None else other for one, other in zip(middles, middles[::-1], strict=True)]
-        behind = (sum(sign * x < sign * y for x in ended.values()) for ended, y in zip(both, middles, strict=True))
-        kind, counts, of = STUCK, behind, both
+        first, second = middles
+        middles = [second if first is None else first, first if second is None else second]
+        worse = (sum(sign * x < sign * y for x in ended.values()) for ended, y in zip(sides, middles, strict=True))
+        kind, counts, totals = STUCK, worse, sides
     else:
-        return found
-    rates = [inference.rate(k, len(side)) for k, side in zip(counts, of, strict=True)]
-    return replace(found, kind=kind, rates=rates, interval=None, p=None, detectable=None)
+        return result
+    rates = [inference.rate(k, len(side)) for k, side in zip(counts, totals, strict=True)]
+    return replace(result, kind=kind, rates=rates, interval=None, p=None, detectable=None)
 
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
-    """Where each seed's curve reached the threshold, and the differences to the reference's, by seed."""
+    """Compute the step at which each seed reached the threshold, and the paired difference to the reference."""
     steps, base = (
-        {seed: inference.crossing(curve, threshold, better=better) for seed, curve in each.items()}
-        for each in (curves, reference)
+        {seed: inference.crossing(curve, threshold, better=better) for seed, curve in curves_of_side.items()}
+        for curves_of_side in (curves, reference)
     )
     reached = [step for step in steps.values() if step is not None]
     median = float(np.median(reached + [math.inf] * (len(steps) - len(reached)))) if steps else math.inf

@@ -88,7 +88,7 @@ class Program(NamedTuple):
     def numbers(self) -> dict[str, np.ndarray]:
         """The values of those NUMBERS in which the rows differ."""
         values = [config.flat(run.settings.to_dict()) for run in self.rows]
-        columns = {key: np.array([of[key] for of in values], np.float32) for key in NUMBERS}
+        columns = {key: np.array([run_values[key] for run_values in values], np.float32) for key in NUMBERS}
         return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
 
     @property
@@ -130,16 +130,16 @@ def read(settings: config.Settings) -> Study:
         raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
     config.at_least(1, {"study.looks": s.looks})
     _check_seeds("study.seeds", s.seeds)
-    own = {condition.name: _read_condition(settings, condition) for condition in conditions}
+    sections = {condition.name: _read_condition(settings, condition) for condition in conditions}
     study = Study(
         experiment=s.experiment,
         conditions=conditions,
         arms=arms,
         seeds=list(s.seeds),
         reference=arms[-1].name,
-        metric={name: one.metric for name, one in own.items()},
-        threshold={name: one.threshold for name, one in own.items()},
-        margin={name: one.margin for name, one in own.items()},
+        metric={name: section.metric for name, section in sections.items()},
+        threshold={name: section.threshold for name, section in sections.items()},
+        margin={name: section.margin for name, section in sections.items()},
         looks=s.looks,
     )
     common = _read_grid(TUNE, s.tune)
@@ -156,12 +156,12 @@ def _read_condition(settings: config.Settings, condition: Named) -> config.Setti
     """Return the section `study` of a condition: the study's, with the metric, threshold and margin that it changes."""
     changes = {key: value for key, value in condition.changes.items() if key in OWN}
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
-        own = settings.replace(changes).study
-        if not own.metric.startswith(loop.EVAL):
-            raise errors.UserError(f'study.metric = "{own.metric}" must be of an evaluation, as {loop.EVAL}loss')
-        checkpoint.check_best(own.metric, key="study.metric")
-        config.at_least(0, {"study.margin": own.margin})
-    return own
+        section = settings.replace(changes).study
+        if not section.metric.startswith(loop.EVAL):
+            raise errors.UserError(f'study.metric = "{section.metric}" must be of an evaluation, as {loop.EVAL}loss')
+        checkpoint.check_best(section.metric, key="study.metric")
+        config.at_least(0, {"study.margin": section.margin})
+    return section
 
 
 def _check_seeds(key: str, seeds: Any) -> None:
@@ -171,49 +171,51 @@ def _check_seeds(key: str, seeds: Any) -> None:
         config.check_seed(seed)
 
 
-def _pairs(key: str, given: Any, kind: type | UnionType, example: str) -> Iterator[tuple[str, Any]]:
+def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Iterator[tuple[str, Any]]:
     """Yield the pairs of a name and a value of this type. Raises UserError for anything else."""
-    for one in given:
-        pair = isinstance(one, list | tuple) and len(one) == 2
-        if not pair or not isinstance(one[0], str) or not isinstance(one[1], kind):
+    for value in values:
+        pair = isinstance(value, list | tuple) and len(value) == 2
+        if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind):
             raise errors.UserError(
-                f"{key} is a list of pairs, as [{example}, ...], and {config.format_value(one)} is not one"
+                f"{key} is a list of pairs, as [{example}, ...], and {config.format_value(value)} is not one"
             )
-        yield one[0], one[1]
+        yield value[0], value[1]
 
 
-def _read_grid(key: str, given: Any) -> dict[str, list]:
+def _read_grid(key: str, pairs: Any) -> dict[str, list]:
     """Return setting -> the values that are tried, each once."""
     grid: dict[str, list] = {}
-    for setting, values in _pairs(key, given, list | tuple, '["optim.learning_rate", [0.001, 0.003]]'):
+    for setting, values in _pairs(key, pairs, list | tuple, '["optim.learning_rate", [0.001, 0.003]]'):
         if not values:
             raise errors.UserError(f"{key}: {setting} has no values to try")
-        seen = grid.setdefault(setting, [])
-        seen += [x for i, x in enumerate(values) if x not in [*seen, *values[:i]]]
+        tried = grid.setdefault(setting, [])
+        tried += [x for i, x in enumerate(values) if x not in [*tried, *values[:i]]]
     return grid
 
 
 def _check_grid(study: Study, grid: Mapping[str, Mapping], seeds: Sequence[int]) -> None:
     """Raise UserError if a seed is for tuning and for the comparison, or an arm sets what it also tunes."""
     _check_seeds("study.tune_seeds", seeds)
-    if both := sorted({*study.seeds} & {*seeds}):
-        raise errors.UserError(f"study.tune_seeds must differ from study.seeds, and {both[0]} is in both")
+    if overlap := sorted({*study.seeds} & {*seeds}):
+        raise errors.UserError(f"study.tune_seeds must differ from study.seeds, and {overlap[0]} is in both")
     for arm in study.arms:
-        if both := sorted(grid[arm.name].keys() & arm.changes.keys()):
-            raise errors.UserError(f"arm {arm.name} sets {both[0]}, which {TUNE} would choose: leave one of them out")
+        if overlap := sorted(grid[arm.name].keys() & arm.changes.keys()):
+            raise errors.UserError(
+                f"arm {arm.name} sets {overlap[0]}, which {TUNE} would choose: leave one of them out"
+            )
 
 
-def _read_named(key: str, given: Any) -> list[Named]:
+def _read_named(key: str, pairs: Any) -> list[Named]:
     """Return the arms or conditions of a config. Raises UserError if a name cannot be a folder's, or comes twice."""
-    found: dict[str, Named] = {}  # by names in lower case: some systems have one folder for "A" and "a"
-    for name, changes in _pairs(key, given, Mapping, '["tied", {"model.score": "tied"}]'):
+    entries: dict[str, Named] = {}  # by names in lower case: some systems have one folder for "A" and "a"
+    for name, changes in _pairs(key, pairs, Mapping, '["tied", {"model.score": "tied"}]'):
         if not _NAME.fullmatch(name) or name.lower() in RESERVED:
             rule = f"choose at most 100 letters, digits and + - . _, and none of {', '.join(RESERVED)}"
             raise errors.UserError(f"{key}: {config.format_value(name)} cannot be the name of a folder: {rule}")
-        if other := found.get(name.lower()):
-            raise errors.UserError(f'{key} has "{other.name}" and "{name}": names must differ, also in lower case')
-        found[name.lower()] = Named(name, dict(changes))
-    return list(found.values())
+        if earlier := entries.get(name.lower()):
+            raise errors.UserError(f'{key} has "{earlier.name}" and "{name}": names must differ, also in lower case')
+        entries[name.lower()] = Named(name, dict(changes))
+    return list(entries.values())
 
 
 def runs(
@@ -224,20 +226,20 @@ def runs(
     chosen: the tuned settings of an arm in a condition.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
-    plain["log"] = [one for one in settings.log if one != log.SYMMETRY]  # which the study itself measures
+    plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # which the study itself measures
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
         of_arm = {key: value for key, value in arm.changes.items() if key != TUNE}
         of_arm |= chosen.get((condition.name, arm.name), {})
-        own = of_condition | of_arm
+        changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
-            for key in own:
+            for key in changes:
                 if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "log"):
                     raise errors.UserError(f"{key} is the same for a whole study")
-            if both := sorted(of_condition.keys() & of_arm.keys()):
-                raise errors.UserError(f"the condition and the arm both set {', '.join(both)}")
-            alone = settings.replace(plain | own | {"seed": seed}, without="study", given=own)
+            if overlap := sorted(of_condition.keys() & of_arm.keys()):
+                raise errors.UserError(f"the condition and the arm both set {', '.join(overlap)}")
+            alone = settings.replace(plain | changes | {"seed": seed}, without="study", given=changes)
         every.append(Run(condition.name, arm.name, seed, alone))
     return every
 

@@ -29,22 +29,22 @@ class Style(NamedTuple):
         return {"color": self.colour, "ls": self.line, "lw": self.width, "marker": self.marker, "ms": 4}
 
 
-def of(study: studies.Study) -> dict[str, Style]:
+def choose_styles(study: studies.Study) -> dict[str, Style]:
     """Return arm -> style."""
     styles = {}
     for i, arm in enumerate(study.arms):
-        colour, line, marker = (each[i % len(each)] for each in (COLOURS, LINES, MARKERS))
-        styles[arm.name] = Style(colour, line, marker, 1.5, label(arm.name))
-    reference = f"{label(study.reference)} (reference)"
+        colour, line, marker = (values[i % len(values)] for values in (COLOURS, LINES, MARKERS))
+        styles[arm.name] = Style(colour, line, marker, 1.5, shorten(arm.name))
+    reference = f"{shorten(study.reference)} (reference)"
     return styles | {study.reference: Style("black", "-", "o", 2.4, reference)}
 
 
-def label(name: str) -> str:
+def shorten(name: str) -> str:
     """Shorten a name to 28 letters."""
     return plots.name(name, 28)
 
 
-def legend(drawing: figure.Figure, styles: Mapping[str, Style]) -> None:
+def draw_legend(drawing: figure.Figure, styles: Mapping[str, Style]) -> None:
     """Draw the legend of these arms below all panels."""
     handles = [lines.Line2D([], [], **style.look) for style in styles.values()]
     labels = [style.label for style in styles.values()]

@@ -23,9 +23,9 @@ class Table(NamedTuple):
     kinds: Sequence[Sequence[str]] = ()  # of each cell: "worse" and "better" have a colour
 
 
-def of_condition(condition: statistics.Condition) -> Table:
+def tabulate_condition(condition: statistics.Condition) -> Table:
     """Return a row for each arm, in the order of the study."""
-    others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in condition.arms)]
+    metrics = [name for name in ("eval/loss", "eval/accuracy") if any(name in arm.others for arm in condition.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
     head += [f"minus {condition.reference}", "95 % interval", "p" + " (Holm)" * (condition.together > 1)]
     head += [f"steps to {condition.threshold:g}"] if condition.threshold else []
@@ -33,13 +33,13 @@ def of_condition(condition: statistics.Condition) -> Table:
     for arm in condition.arms:
         params = NONE if arm.params is None else f"{arm.params:,}"
         flops = NONE if arm.flops_per_token is None else run.format_si(arm.flops_per_token, "").strip()
-        row = [arm.name, params, flops, str(arm.n), _plus_minus(arm), *_difference(arm.difference)]
-        row += [_steps(arm.threshold_step)] if arm.threshold_step else []
-        rows.append(row + [_plus_minus(arm.others.get(name)) for name in others])
-    return Table(head + others, rows, _notes(condition))
+        row = [arm.name, params, flops, str(arm.n), _format_spread(arm), *_format_difference(arm.difference)]
+        row += [_format_steps(arm.threshold_step)] if arm.threshold_step else []
+        rows.append(row + [_format_spread(arm.others.get(name)) for name in metrics])
+    return Table(head + metrics, rows, _write_notes(condition))
 
 
-def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
+def _format_spread(spread: statistics.Spread | statistics.Arm | None) -> str:
     if spread is None or spread.mean is None:
         return NONE
     return sentences.format_number(spread.mean) + (
@@ -47,23 +47,23 @@ def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
     )
 
 
-def _difference(difference: statistics.Difference | None) -> list[str]:
+def _format_difference(difference: statistics.Difference | None) -> list[str]:
     """Return mean, interval and p of the paired difference."""
     if difference is None:
         return ["reference", NONE, NONE]
     if difference.interval is None:
         short = {statistics.FEW: NONE, statistics.WORSE: "no spread", statistics.BETTER: "no spread"}
-        return [signed(difference.mean), short.get(difference.kind, difference.kind), NONE]
-    low, high = map(signed, difference.interval)
+        return [format_signed(difference.mean), short.get(difference.kind, difference.kind), NONE]
+    low, high = map(format_signed, difference.interval)
     p = difference.p_corrected
-    return [signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
+    return [format_signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
 
 
-def signed(x: float | None) -> str:
+def format_signed(x: float | None) -> str:
     return NONE if x is None else ("+" if x > 0 else "") + sentences.format_number(x)
 
 
-def _steps(step: statistics.ThresholdStep) -> str:
+def _format_steps(step: statistics.ThresholdStep) -> str:
     """Return '1,200 (5 of 5); +300 (+120 to +480)': the median, the seeds that got there, the paired difference."""
     if not step.of:
         return NONE
@@ -73,24 +73,29 @@ def _steps(step: statistics.ThresholdStep) -> str:
     return f"{median} ({step.reached} of {step.of}){later}"
 
 
-def _notes(condition: statistics.Condition) -> list[str]:
+def _write_notes(condition: statistics.Condition) -> list[str]:
     notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
     if condition.together > 1:
-        each = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
+        level = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
         notes[0] += (
-            f" Intervals hold for {sentences.describe_family(condition)} (Bonferroni: {each} each); p is Holm's."
+            f" Intervals hold for {sentences.describe_family(condition)} (Bonferroni: {level} each); p is Holm's."
         )
-    of = {sentences.quote(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
-    if of:
-        factors = [f"{one.detectable / one.std:.2g}" for one in sorted(of.values(), key=lambda one: one.n)]
+    compared = [arm for arm in condition.compared if arm.difference.detectable]
+    if compared:
+        by_pairs = sorted((arm.difference for arm in compared), key=lambda difference: difference.n)
+        factors = [f"{difference.detectable / difference.std:.2g}" for difference in by_pairs]
         least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
-        shown = sentences.join_values(f"{name} {sentences.format_number(one.detectable)}" for name, one in of.items())
+        smallest = sentences.join_values(
+            f"{sentences.quote(arm.name)} {sentences.format_number(arm.difference.detectable)}" for arm in compared
+        )
         pairs = sentences.join_values(
-            f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None
+            f"{sentences.quote(arm.name)} {arm.difference.correlation:.2f}"
+            for arm in compared
+            if arm.difference.correlation is not None
         )
         notes.append(
             f"Power: these seeds show {least} standard deviations of the paired difference with probability "
-            f"{inference.POWER}: {shown}." + (f" Correlation of the pairs: {pairs}." if pairs else "")
+            f"{inference.POWER}: {smallest}." + (f" Correlation of the pairs: {pairs}." if pairs else "")
         )
     if condition.threshold:
         interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else UNKNOWN
@@ -105,17 +110,19 @@ def _notes(condition: statistics.Condition) -> list[str]:
     return notes
 
 
-def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
+def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     """Return conditions by arms with the difference to the reference and its kind; None for few conditions."""
     if len(conditions) <= MANY:
         return None
-    reference, arms = conditions[0].reference, [one.name for one in conditions[0].compared]
+    reference, arms = conditions[0].reference, [arm.name for arm in conditions[0].compared]
     rows, kinds = [], []
     for condition in conditions:
         base = condition.base
-        differences = [one.difference for one in condition.compared]
-        short = [SHORT.get(one.kind, one.kind) for one in differences]
-        cells = [f"{signed(one.mean)} {kind}" for one, kind in zip(differences, short, strict=True)]
+        differences = [arm.difference for arm in condition.compared]
+        short = [SHORT.get(difference.kind, difference.kind) for difference in differences]
+        cells = [
+            f"{format_signed(difference.mean)} {kind}" for difference, kind in zip(differences, short, strict=True)
+        ]
         rows.append(
             [
                 condition.name,
@@ -132,13 +139,13 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
 
 
-def of_overall(measures: overall.Overall) -> Table:
+def tabulate_overall(measures: overall.Overall) -> Table:
     """Return a row for each arm: interquartile mean and probability of improvement over all conditions."""
     rows, reference = [], sentences.quote(measures.reference)
     for arm in measures.arms:
-        mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _range(arm.interval, "+.2%")]
-        share = [f"{arm.improvement:.2f}", _range(arm.improvement_interval, ".2f")]
-        rows.append([arm.name, str(arm.n), *(one.replace("%", " %") for one in mean), *share])
+        mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _format_range(arm.interval, "+.2%")]
+        share = [f"{arm.improvement:.2f}", _format_range(arm.improvement_interval, ".2f")]
+        rows.append([arm.name, str(arm.n), *(cell.replace("%", " %") for cell in mean), *share])
     gained = sentences.join_values(f"{name} {sentences.format_number(x)}" for name, x in measures.scale.items() if x)
     unknown = sentences.quote(*(name for name, x in measures.scale.items() if not x))
     notes = [
@@ -153,26 +160,31 @@ def of_overall(measures: overall.Overall) -> Table:
         "(docs/studies.md).",
     ]
     head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
-    return Table(head, rows, notes + _left_out(measures.left_out, "for a diverged run or too few pairs in a condition"))
+    return Table(
+        head, rows, notes + _note_left_out(measures.left_out, "for a diverged run or too few pairs in a condition")
+    )
 
 
-def _left_out(arms: Sequence[str], reason: str) -> list[str]:
+def _note_left_out(arms: Sequence[str], reason: str) -> list[str]:
     return [f"Left out, {reason}: {sentences.quote(*arms)}."] if arms else []
 
 
-def _range(interval: Sequence[float] | None, form: str) -> str:
+def _format_range(interval: Sequence[float] | None, form: str) -> str:
     return NONE if interval is None else " to ".join(f"{x:{form}}" if x < 1e9 else "without end" for x in interval)
 
 
-def of_laws(family: scaling.Family) -> Table:
+def tabulate_laws(family: scaling.Family) -> Table:
     """Return a row for each arm: its law, and the compute with which it reaches the reference's loss."""
     rows, reference, sizes = [], sentences.quote(family.reference), len(family.conditions)
     constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
-        row = [law.name, sentences.format_number(law.a), f"{law.b:.4f}", _range(law.b_interval, ".4f")]
+        row = [law.name, sentences.format_number(law.a), f"{law.b:.4f}", _format_range(law.b_interval, ".4f")]
         row += [sentences.format_number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
-        own, times = law.name == family.reference, NONE if law.compute is None else f"{law.compute:.2f} times"
-        rows.append(row + (["reference", NONE] if own else [times, _range(law.compute_interval, ".2f")]))
+        compute = [
+            NONE if law.compute is None else f"{law.compute:.2f} times",
+            _format_range(law.compute_interval, ".2f"),
+        ]
+        rows.append(row + (["reference", NONE] if law.name == family.reference else compute))
     law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
     notes = [
         f"{law}, with C the FLOPs of a training run, C0 = {family.middle:.2g}, fitted to the logarithms of means over "
@@ -184,42 +196,47 @@ def of_laws(family: scaling.Family) -> Table:
     ]
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
-    return Table(head, rows, notes + _left_out(family.left_out, "for a diverged or missing run"))
+    return Table(head, rows, notes + _note_left_out(family.left_out, "for a diverged or missing run"))
 
 
-def of_runs(record: dict[str, Any]) -> Table:
+def tabulate_runs(record: dict[str, Any]) -> Table:
     """Return a row for each fact in report.json about the runs, and about what wrote the report."""
-    conditions, ran, what = record["conditions"], record["ran"], record["what"]
+    conditions, ran, session = record["conditions"], record["ran"], record["what"]
     seeds = sentences.join_values(record["seeds"])
     finished = f"{record['finished_runs']} of {record['planned_runs']} finished, seeds {seeds}"
     rows = [["experiment", record["experiment"]], ["reference", record["reference"]], ["runs", finished]]
-    named = [("condition", one) for one in conditions if one["changes"]]
-    for kind, one in [*named, *(("arm", arm) for arm in conditions[0]["arms"])]:
-        changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in one["changes"].items())
-        rows.append([f"{kind} {one['name']}", sentences.join_values(changes) or "no changes"])
-    versions = sentences.join_values(f"{name} {_counted(counts, ' and ')}" for name, counts in ran["versions"].items())
+    entries = [("condition", entry) for entry in conditions if entry["changes"]]
+    for kind, entry in [*entries, *(("arm", arm) for arm in conditions[0]["arms"])]:
+        changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in entry["changes"].items())
+        rows.append([f"{kind} {entry['name']}", sentences.join_values(changes) or "no changes"])
+    versions = sentences.join_values(
+        f"{name} {_format_counts(counts, ' and ')}" for name, counts in ran["versions"].items()
+    )
     seconds = ran["training_seconds"]
-    rows += [["code of the runs", _counted(ran["commits"])], ["hardware of the runs", _counted(ran["devices"])]]
+    rows += [
+        ["code of the runs", _format_counts(ran["commits"])],
+        ["hardware of the runs", _format_counts(ran["devices"])],
+    ]
     rows += [["versions of the runs", versions or UNKNOWN]]
     rows += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
-    data = {f"data, {condition}": "; ".join(line.strip() for line in of) for condition, of in ran["data"].items()}
+    data = {f"data, {condition}": "; ".join(line.strip() for line in lines) for condition, lines in ran["data"].items()}
     if len(set(data.values())) == 1:
         data = {"data": next(iter(data.values()))}
     rows += [[label, lines] for label, lines in data.items()]
-    author = [what.get("commit") or "code that is not from a checkout", what.get("device")]
-    versions = sentences.join_values(f"{name} {version}" for name, version in what["versions"].items())
+    author = [session.get("commit") or "code that is not from a checkout", session.get("device")]
+    versions = sentences.join_values(f"{name} {version}" for name, version in session["versions"].items())
     rows += [["report written by", ", on ".join(filter(None, author))], ["report written with", versions]]
     return Table(["", ""], rows)
 
 
-def _counted(counts: Mapping[str, int], between: str = ", ") -> str:
+def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
     """Return 'a', or 'a (20 runs), b (10 runs)'."""
     if len(counts) < 2:
         return next(iter(counts), UNKNOWN)
-    return between.join(f"{words} ({many} run{'s' if many > 1 else ''})" for words, many in counts.items())
+    return between.join(f"{words} ({count} run{'s' if count > 1 else ''})" for words, count in counts.items())
 
 
-def aligned(table: Table) -> str:
+def align(table: Table) -> str:
     """Return the table for a terminal, without the FLOPs and without columns that are empty."""
     columns = [
         i for i, name in enumerate(table.head) if name != "FLOP/token" and {row[i] for row in table.rows} != {NONE}

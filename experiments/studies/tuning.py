@@ -1,7 +1,7 @@
-"""Tuning: each arm chooses the best of a grid of settings, on a part of the training part, with other seeds.
+"""Tuning: each arm chooses the best of a grid of settings, on a split of the training data, with other seeds.
 
-A study before the study trains each arm with each of its values. Its runs lie in the folder `tuning`, as a condition's
-<arm>@<values>/seed_<n>.
+Tuning runs train each arm with each of its values, before the study. Their folders are
+tuning/<condition>/<arm>@<values>/seed_<n>.
 """
 
 import hashlib
@@ -46,23 +46,23 @@ class Tuned(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return the entry of report.json."""
-        tried = [{"values": one.values, "mean": one.mean, "by_seed": one.metric} for one in self.points]
+        tried = [{"values": point.values, "mean": point.mean, "by_seed": point.metric} for point in self.points]
         chosen = {"chosen": self.best.values, "at_the_end": self.edges}
         return {"condition": self.condition, "arm": self.arm, **chosen, "tried": tried}
 
     def __str__(self) -> str:
         edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
         where = "" if self.condition == studies.ONLY else f"{self.condition}: "
-        return f"  {where}{self.arm} chose {in_words(self.best.values)} (best of {len(self.points)}{edge})"
+        return f"  {where}{self.arm} chose {format_values(self.best.values)} (best of {len(self.points)}{edge})"
 
 
 def trials(study: studies.Study) -> studies.Study:
-    """Return the study before the study: an arm for each combination of an arm's values; no arm if nothing is tuned."""
-    arms = [
-        studies.Named(_name(arm.name, values), {k: x for k, x in arm.changes.items() if k != studies.TUNE} | values)
-        for arm in (study.arms if study.grid else ())
-        for values in combinations(study, arm.name)
-    ]
+    """Return the study of the tuning runs: an arm for each combination of an arm's values; no arm without a grid."""
+    arms = []
+    for arm in study.arms if study.grid else ():
+        changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
+        for values in combinations(study, arm.name):
+            arms.append(studies.Named(_name(arm.name, values), changes | values))
     return study._replace(arms=arms, seeds=study.tune_seeds, grid={})
 
 
@@ -93,8 +93,8 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
         metric, points = study.metric[condition.name], []
         for values in combinations(study, arm.name):
-            mine = [finished.get((condition.name, _name(arm.name, values), seed)) for seed in study.tune_seeds]
-            points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, mine)}))
+            point_runs = [finished.get((condition.name, _name(arm.name, values), seed)) for seed in study.tune_seeds]
+            points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, point_runs)}))
         if min(len(point.metric) for point in points) < len(study.tune_seeds):
             continue
         sign = 1 if checkpoint.BETTER[metric.rpartition("/")[2]] is min else -1
@@ -110,7 +110,7 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the chosen settings by condition and arm, for `study.runs`."""
-    return {(one.condition, one.arm): one.best.values for one in read(folder, study)}
+    return {(choice.condition, choice.arm): choice.best.values for choice in read(folder, study)}
 
 
 def _edges(grid: Any, best: dict[str, Any]) -> list[str]:
@@ -123,7 +123,7 @@ def _numeric(values: Sequence[Any]) -> bool:
     return all(type(x) in (int, float) for x in values)
 
 
-def in_words(values: dict[str, Any]) -> str:
+def format_values(values: dict[str, Any]) -> str:
     """Return 'optim.learning_rate = 0.003, optim.ema = 0'."""
     return sentences.join_values(f"{key} = {value}" for key, value in values.items()) or "nothing"
 
@@ -131,16 +131,27 @@ def in_words(values: dict[str, Any]) -> str:
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     """Return the table of the choices; None if nothing was tuned."""
     rows = []
-    for one in tuned:
-        means = ["diverged" if point.mean is None else sentences.format_number(point.mean) for point in one.points]
-        values = ["/".join(map(str, point.values.values())) for point in one.points]
+    for choice in tuned:
+        means = ["diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points]
+        values = ["/".join(map(str, point.values.values())) for point in choice.points]
         tried = sentences.join_values(map(": ".join, zip(values, means, strict=True)))
-        rows.append([one.condition, one.arm, in_words(one.best.values), sentences.format_number(one.best.mean), tried])
+        rows.append(
+            [
+                choice.condition,
+                choice.arm,
+                format_values(choice.best.values),
+                sentences.format_number(choice.best.mean),
+                tried,
+            ]
+        )
     notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
-    if beyond := [f"{one.condition}, {one.arm} ({sentences.join_values(one.edges)})" for one in tuned if one.edges]:
+    edges = [
+        f"{choice.condition}, {choice.arm} ({sentences.join_values(choice.edges)})" for choice in tuned if choice.edges
+    ]
+    if edges:
         notes.append(
             "Best at the smallest or largest value tried, so that better values may lie beyond: "
-            f"{sentences.join_values(beyond)}."
+            f"{sentences.join_values(edges)}."
         )
     return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
 
@@ -149,20 +160,22 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
     """Draw the metric over the values of each setting: a panel for each setting, a line for each arm."""
     drawn = []
     for condition in study.conditions:
-        mine = [one for one in tuned if one.condition == condition.name and len(one.points) > 1]
-        keys = dict.fromkeys(key for one in mine for key, x in study.grid[one.arm].items() if len(x) > 1)
-        values, metric = {key: _values(study, mine, key) for key in keys}, study.metric[condition.name]
+        choices = [choice for choice in tuned if choice.condition == condition.name and len(choice.points) > 1]
+        keys = dict.fromkeys(key for choice in choices for key, x in study.grid[choice.arm].items() if len(x) > 1)
+        values, metric = {key: _values(study, choices, key) for key in keys}, study.metric[condition.name]
         if not keys:
             continue
         panels = [
             figures.Panel(
-                metric, key, {one.arm: _curve(one, key, values[key]) for one in mine if key in one.best.values}
+                metric,
+                key,
+                {choice.arm: _curve(choice, key, values[key]) for choice in choices if key in choice.best.values},
             )
             for key in keys
         ]
-        drawing, grid, _ = figures.draw_panels([panels], styles.of(study), width=4.2, height=3.6)
+        drawing, grid, _ = figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
-            labels = [styles.label(str(x)) for x in values[key]]
+            labels = [styles.shorten(str(x)) for x in values[key]]
             panel.set_xticks(range(len(labels)), labels, parse_math=False)
         caption = (
             f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "
@@ -175,13 +188,13 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
 
 def _values(study: studies.Study, tuned: Sequence[Tuned], key: str) -> list[Any]:
     """Return the values of a setting that these arms tried, each once, numbers in order."""
-    tried = [x for one in tuned for x in study.grid[one.arm].get(key, [])]
+    tried = [x for choice in tuned for x in study.grid[choice.arm].get(key, [])]
     values = [x for i, x in enumerate(tried) if x not in tried[:i]]
     return sorted(values) if _numeric(values) else values
 
 
-def _curve(one: Tuned, key: str, values: list[Any]) -> figures.Curve:
+def _curve(choice: Tuned, key: str, values: list[Any]) -> figures.Curve:
     """Return the places of an arm's values of a setting, and the means there, other settings at what was chosen."""
-    points = [point for point in one.points if point.values | {key: None} == one.best.values | {key: None}]
+    points = [point for point in choice.points if point.values | {key: None} == choice.best.values | {key: None}]
     mean_I = [math.nan if point.mean is None else point.mean for point in points]
     return np.array([values.index(point.values[key]) for point in points]), np.array([mean_I])

@@ -1,7 +1,7 @@
 """Several runs as one program: the state of each is a row of the same arrays (R of them), and one step takes them all.
 
-A row is trained as it would be alone: on batches of its own seed, from initial values of its own seed, with the numbers
-(learning rate, weight decay, initial scale) in which it differs from the others. A row whose numbers are no longer
+A row is trained as it would be alone: batches and initial values come from its seed. Rows can differ in numbers:
+learning rate, weight decay, initial scale. A row whose numbers are no longer
 finite stays as it is, and the others go on.
 """
 
@@ -27,7 +27,7 @@ LARGE = 1e10
 
 
 class VmappedRuns(NamedTuple):
-    """What the runs have in common, and how they are computed."""
+    """Properties that the runs share, and how their rows are computed."""
 
     task: steps.Task  # of any of the runs: model and measures are the same
     optimiser: Callable[..., tuple[optax.Schedule, optax.GradientTransformation]]  # by learning_rate, weight_decay
@@ -37,24 +37,26 @@ class VmappedRuns(NamedTuple):
 
 
 def side_by_side(mesh: Mesh, flops: float) -> bool:
-    """Whether runs are computed side by side, whose steps take so many FLOPs each: where devices share them; else not
-    on a CPU, nor on a TPU for which one is enough."""
+    """Decide whether rows are computed side by side. flops: of a step of one run.
+
+    True if devices share the rows. Else False on a CPU, and on a TPU if one run keeps it busy.
+    """
     enough = meshes.backend(mesh) == "tpu" and flops > LARGE
     return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not enough)
 
 
-def over_rows(of: VmappedRuns, function: Callable) -> Callable:
-    """The function of one run, for all of them; every argument's leaves have R rows."""
-    return jax.vmap(function) if of.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
+def over_rows(runs: VmappedRuns, function: Callable) -> Callable:
+    """Map the function of one run over R rows of every argument's leaves."""
+    return jax.vmap(function) if runs.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = meshes.WHOLE) -> Callable:
-    """`mesh.sharded`; where the mesh has the axis `seed`, jax.vmap of this over several runs spreads them over it."""
-    one = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
+    """Wrap `mesh.sharded`: if the mesh has the axis `seed`, jax.vmap of the result spreads runs over that axis."""
+    single = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
     if meshes.SEED not in mesh.axis_names:
-        return one
+        return single
     # Written out: jax.vmap(jax.shard_map(...), spmd_axis_name=SEED) trips over its own check_vma (JAX 0.8 to 0.12).
-    batched = jax.custom_batching.custom_vmap(one)
+    batched = jax.custom_batching.custom_vmap(single)
 
     def of_rows(spec: PartitionSpec, row: bool = True) -> PartitionSpec:
         return PartitionSpec(meshes.SEED, *spec) if row else spec
@@ -69,61 +71,61 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
             run = function if meshes.side_by_side(mesh) else jax.custom_batching.sequential_vmap(function)
             return jax.vmap(run, in_axes=jax.tree.map(lambda row: 0 if row else None, has_rows))(*arguments)
 
-        made = meshes.sharded(local, mesh, in_specs=rows_in, out_specs=rows_out)(*arguments)
-        return made, jax.tree.map(lambda _: True, made)
+        rows = meshes.sharded(local, mesh, in_specs=rows_in, out_specs=rows_out)(*arguments)
+        return rows, jax.tree.map(lambda _: True, rows)
 
     return batched
 
 
-def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract: bool = False) -> steps.State:
-    """The state of step 0 of every run, R rows of each leaf, on the devices that are to hold it.
+def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract: bool = False) -> steps.State:
+    """Return the state at step 0 of all runs, R rows of each leaf, on its devices.
 
-    abstract: its shapes, types and places alone.
+    abstract: return shapes, types and shardings only.
     """
-    _, optimiser = of.optimiser()
+    _, optimiser = runs.optimiser()
 
-    def one(key: jax.Array, initial: dict) -> steps.State:
-        params = of.task.init(key, **initial)
+    def init_run(key: jax.Array, initial: dict) -> steps.State:
+        params = runs.task.init(key, **initial)
         return steps.State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
-    make, initial = over_rows(of, one), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
+    make, initial = over_rows(runs, init_run), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
     keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
     shape = jax.eval_shape(make, keys_R, initial)
-    places = shardings(of, shape)
+    places = shardings(runs, shape)
     if abstract:
         return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
-    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(of.mesh))(keys_R, initial)
+    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(runs.mesh))(keys_R, initial)
 
 
-def shardings(of: VmappedRuns, rows: Any) -> Any:
-    """Where the leaves of such a state lie, by the letters of their names behind the rows."""
-    specs = shapes.specs(rows, of.task.layout.rules)
-    place = functools.partial(meshes.add_row_axis, of.mesh)
-    return jax.tree.map(lambda spec: NamedSharding(of.mesh, place(spec)), specs, is_leaf=meshes.is_spec)
+def shardings(runs: VmappedRuns, rows: Any) -> Any:
+    """Return the sharding of each leaf of a state, from the letters of its name after the row axis."""
+    specs = shapes.specs(rows, runs.task.layout.rules)
+    place = functools.partial(meshes.add_row_axis, runs.mesh)
+    return jax.tree.map(lambda spec: NamedSharding(runs.mesh, place(spec)), specs, is_leaf=meshes.is_spec)
 
 
-def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
-    """The jitted step of all rows: (state, batch, alive_R, numbers) -> (state, metrics); the old state is donated."""
+def step(runs: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
+    """Return the jitted step of all rows, (state, batch, alive_R, numbers) -> (state, metrics); donates the state."""
 
-    def one(state: steps.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[steps.State, dict]:
-        rate, optimiser = of.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
-        how = {"mesh": of.mesh, "accumulation": of.accumulation, "sharded": sharded}
-        return steps.train_step(state, batch, alive, task=of.task, optimiser=optimiser, rate=rate, **how)
+    def step_run(state: steps.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[steps.State, dict]:
+        rate, optimiser = runs.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
+        options = {"mesh": runs.mesh, "accumulation": runs.accumulation, "sharded": sharded}
+        return steps.train_step(state, batch, alive, task=runs.task, optimiser=optimiser, rate=rate, **options)
 
     def rows(state: steps.State, *arguments: Any) -> tuple[steps.State, dict]:
-        new, metrics = over_rows(of, one)(state, *arguments)
-        places = shardings(of, new), jax.tree.map(lambda _: meshes.replicated(of.mesh), metrics)
+        new, metrics = over_rows(runs, step_run)(state, *arguments)
+        places = shardings(runs, new), jax.tree.map(lambda _: meshes.replicated(runs.mesh), metrics)
         return jax.lax.with_sharding_constraint((new, metrics), places)  # the state where it was
 
-    return jax.jit(rows, donate_argnums=0, compiler_options=meshes.compiler_options(of.mesh))
+    return jax.jit(rows, donate_argnums=0, compiler_options=meshes.compiler_options(runs.mesh))
 
 
-def held_out(of: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
+def held_out(runs: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
     """`steps.held_out` of the parameters of all rows, jitted."""
-    sums = functools.partial(steps.held_out, task=of.task, mesh=of.mesh, sharded=sharded)
-    return jax.jit(lambda params, batch: over_rows(of, lambda params: sums(params, batch))(params))
+    sums = functools.partial(steps.held_out, task=runs.task, mesh=runs.mesh, sharded=sharded)
+    return jax.jit(lambda params, batch: over_rows(runs, lambda params: sums(params, batch))(params))
 
 
-def evaluator(of: VmappedRuns) -> Callable[[Any], dict[str, np.ndarray]]:
-    """The parameters of all rows -> of each the exact mean of every measure over the held-out part, R numbers."""
-    return functools.partial(steps.evaluate, of.task, of.mesh, held_out(of))
+def evaluator(runs: VmappedRuns) -> Callable[[Any], dict[str, np.ndarray]]:
+    """Return params of all rows -> the exact mean of each measure over the held-out data, R numbers."""
+    return functools.partial(steps.evaluate, runs.task, runs.mesh, held_out(runs))

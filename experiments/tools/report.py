@@ -30,10 +30,10 @@ def run(workdir: command.Path, *, merge: tuple[str, ...] = (), correction: str =
     with disk.writing(folder):
         if merge:
             merging.merge([pathlib.Path(part) for part in merge], folder)
-        results.saved(folder)  # raises UserError before anything is written
+        results.load_settings(folder)  # raises UserError before anything is written
         with workdirs.lock(folder):
-            files = results.write_again(folder, correction=correction)
-    verdict = results.text(folder, studies.read(results.saved(folder))._replace(correction=correction))
+            files = results.write_report(folder, correction=correction)
+    verdict = results.format_text(folder, studies.read(results.load_settings(folder))._replace(correction=correction))
     log.say("\n".join([verdict, "", *(f"  {file}" for file in files)]), "\n")
     return verdict
 

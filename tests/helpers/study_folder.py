@@ -32,7 +32,7 @@ def study(
     return studies.Study(
         experiment="language",
         arms=[studies.Named(arm, {"model.score": arm}) for arm in arms],
-        conditions=[studies.Named(one, {}) for one in conditions],
+        conditions=[studies.Named(condition, {}) for condition in conditions],
         seeds=list(seeds),
         reference=arms[-1],
         metric=dict.fromkeys(conditions, metric),
@@ -57,9 +57,9 @@ def run(
     """One run: `ends` are its final metrics, `evaluations` (step, eval/loss), `rows` more of metrics.jsonl."""
     place = folder / condition / arm / f"seed_{seed}"
     place.mkdir(parents=True)
-    told = {"experiment": "language", "condition": condition, "arm": arm, "seed": seed, "steps": 300, "params": 1000}
-    told |= {"flops_per_token": 2500.0, "diverged_at": None, **ends, **summary}
-    (place / "summary.json").write_text(json.dumps(told))
+    content = {"experiment": "language", "condition": condition, "arm": arm, "seed": seed, "steps": 300, "params": 1000}
+    content |= {"flops_per_token": 2500.0, "diverged_at": None, **ends, **summary}
+    (place / "summary.json").write_text(json.dumps(content))
     lines = [{"step": step, "eval/loss": loss} for step, loss in evaluations] + list(rows)
     (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return place
@@ -72,12 +72,12 @@ def losses(folder: pathlib.Path, condition: str, ends: Mapping[str, Sequence[flo
             run(folder, condition, arm, seed, ends={"eval/loss": loss}, **summary)
 
 
-def whole(folder: pathlib.Path, made: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300) -> None:
+def whole(folder: pathlib.Path, design: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300) -> None:
     """A finished study with everything in it that a run may log; the i-th arm is worse by i/50. A loss falls from about
     5 to about 1.5, with noise that all arms of a seed share in part."""
-    for condition in made.conditions:
-        for i, arm in enumerate(reversed(made.arms)):
-            for seed in made.seeds:
+    for condition in design.conditions:
+        for i, arm in enumerate(reversed(design.arms)):
+            for seed in design.seeds:
                 random, worse, rows = np.random.default_rng([i, seed]), i / 50, []
                 noise = random.normal(0, 0.004)
                 for step in range(0, steps + 1, max(1, steps // 60)):
@@ -92,5 +92,5 @@ def whole(folder: pathlib.Path, made: studies.Study, *, M: int = 2, H: int = 3, 
                 ends = {"eval/loss": rows[-1]["eval/loss"], "eval/accuracy": 0.5, "baseline/accuracy": 0.1}
                 look = {name: random.uniform(0.1, 0.9, M).tolist() for name in ("entropy", "diagonal", "asymmetry")}
                 place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=look, **COSTS)
-                if seed == made.seeds[0]:
+                if seed == design.seeds[0]:
                     np.savez(place / "maps.npz", A_MHNS=random.dirichlet(np.full(7, 0.3), (M, H, 7)))

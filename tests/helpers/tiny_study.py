@@ -57,11 +57,11 @@ def summaries(folder: pathlib.Path) -> dict[str, dict]:
     return {str(file.parent.relative_to(study)): json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
-def assert_alike(ours: pathlib.Path, right: pathlib.Path, names: Iterable[str]) -> None:
+def assert_alike(ours: pathlib.Path, reference: pathlib.Path, names: Iterable[str]) -> None:
     """These runs of two studies have the same results and the same logged numbers, to the bit."""
-    found, wanted = summaries(ours), summaries(right)
+    results, expected = summaries(ours), summaries(reference)
     for name in names:
         for key in ("params_sha256", "diverged_at", "eval/loss", "eval/accuracy", "steps"):
-            assert found[name][key] == wanted[name][key], f"{key} of {name}"
-        rows, wanted_rows = (log.read(folder / "study" / name) for folder in (ours, right))
+            assert results[name][key] == expected[name][key], f"{key} of {name}"
+        rows, wanted_rows = (log.read(folder / "study" / name) for folder in (ours, reference))
         assert rows == wanted_rows and len(rows) > 2, name

@@ -82,7 +82,7 @@ def test_an_arm_without_pairs_or_with_a_diverged_run_has_no_measures(tmp_path, c
     study = study_folder.study(("tied", "base"), conditions=("loss",), seeds=range(4))
     finished = runs.load(tmp_path, study)
     assert overall.measure(statistics.analyse(study, finished), finished) is None  # of one condition
-    assert '"other"' in tables.of_overall(found).notes[-1]
+    assert '"other"' in tables.tabulate_overall(found).notes[-1]
 
 
 @pytest.mark.parametrize("start", [None, 2.0])
@@ -91,7 +91,7 @@ def test_without_a_gain_of_the_reference_there_is_no_mean_and_no_profile(tmp_pat
     found = measured(tmp_path, start=start)
     [tied] = found.arms
     assert (tied.mean, tied.interval, tied.profile) == (None, None, []) and tied.improvement > 0
-    table = tables.of_overall(found)
+    table = tables.tabulate_overall(found)
     assert table.rows[0][2:4] == ["-", "-"] and table.notes[1].startswith('No interquartile mean: in "loss"')
     assert figures_across.draw_numbers(found, {}) is None
 
@@ -100,17 +100,19 @@ def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch)
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
     study, conditions, finished = left(tmp_path)
     [block] = results.analyse_across(conditions, finished)
-    drawing, caption = figures_across.draw_numbers(block.numbers, styles.of(study))
+    drawing, caption = figures_across.draw_numbers(block.numbers, styles.choose_styles(study))
     line, [arm] = drawing.axes[0].lines[0], block.numbers.arms
     assert line.get_drawstyle() == "steps-pre" and "2 conditions" in caption
     assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
     assert np.array(line.get_data())[:, 1:-1] == pytest.approx(np.array(arm.profile)[:, :2].T * [[100], [1]])
     far = dataclasses.replace(arm, profile=[[-9e3, 0.5, 0.2, 0.8]])  # which would press the others together
-    both, more = figures_across.draw_numbers(dataclasses.replace(block.numbers, arms=[arm, far]), styles.of(study))
+    both, more = figures_across.draw_numbers(
+        dataclasses.replace(block.numbers, arms=[arm, far]), styles.choose_styles(study)
+    )
     assert (drawing.axes[0].get_xscale(), both.axes[0].get_xscale()) == ("linear", "symlog")
     assert more.endswith("logarithmic.") and not caption.endswith("logarithmic.")
     assert "4 seeds" in block.table.notes[2]
-    files = results.write(tmp_path, study, what={})
+    files = results.write(tmp_path, study, session={})
     text = [file.read_text() for file in files[:4]]
     numbers = json.loads(text[0])
     assert numbers["overall"]["arms"][0]["improvement"] == pytest.approx(arm.improvement) and numbers["scaling"] == []

@@ -133,6 +133,8 @@ def test_any_other_initial_value_is_seen_and_a_scale_is_not():
     scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
     sketch = {name: finished.sketches({"U_HKD": y[None]})[0] for name, y in (others | scaled).items()}
     for name, one in sketch.items():
-        assert finished.apart(one, sketch["same"]) == (["U_HKD"] if name in others else []), name
-    assert finished.apart(finished.sketches({"U_HKD": x[None, :2]})[0], sketch["same"]) == []  # of another shape
+        assert finished.unpaired_weights(one, sketch["same"]) == (["U_HKD"] if name in others else []), name
+    assert (
+        finished.unpaired_weights(finished.sketches({"U_HKD": x[None, :2]})[0], sketch["same"]) == []
+    )  # of another shape
     assert finished.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketch["same"], {}]

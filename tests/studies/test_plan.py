@@ -35,7 +35,7 @@ def test_an_arm_that_was_removed_still_counts(tmp_path):
     ]
     [now] = [arm.difference for arm in condition.compared]
     assert now.interval == before.interval and now.p_corrected == pytest.approx(3 * now.p)
-    text = results.text(tmp_path, part).replace("\n", " ")
+    text = results.format_text(tmp_path, part).replace("\n", " ")
     assert '"a" against "base" in all, eval/loss; "b" against "base" in all, eval/loss' in text
 
 
@@ -88,7 +88,7 @@ def test_a_report_notes_its_verdict_and_says_when_the_level_is_lost(tmp_path, mo
     def said(seeds):
         study = study_folder.study(("a", "base"), seeds=range(seeds))
         plan.record(tmp_path, study)
-        results.write(tmp_path, study, what={})
+        results.write(tmp_path, study, session={})
         return len(plan.read(tmp_path).looks), "no longer holds" in (tmp_path / "report.md").read_text()
 
     assert [said(2), said(3), said(3), said(4)] == [(0, False), (1, False), (1, False), (2, True)]

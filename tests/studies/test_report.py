@@ -62,11 +62,11 @@ def reported(tmp_path_factory):
     study_folder.losses(folder, "masked", ends)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "ALSO", ())
-        return folder, results.write(folder, study, what=study_folder.WHAT)
+        return folder, results.write(folder, study, session=study_folder.WHAT)
 
 
 def rows_of(record):
-    return dict(tables.of_runs(record).rows)
+    return dict(tables.tabulate_runs(record).rows)
 
 
 def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
@@ -84,7 +84,7 @@ def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
 
 def test_figures_are_also_drawn_in_lines_and_no_byte_tells_when(reported, tmp_path, monkeypatch):
     finished = runs.load(reported[0], STUDY)
-    of_masked = [one for one in statistics.analyse(STUDY, finished) if one.name == "masked"]
+    of_masked = [run for run in statistics.analyse(STUDY, finished) if run.name == "masked"]
     monkeypatch.setattr(figures, "KINDS", {"differences": figures.KINDS["differences"]})
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -121,9 +121,11 @@ def test_all_three_say_the_same_verdict_and_what_was_run(reported):
     for words in (numbers["verdict"], *(one["verdict"] for one in numbers["conditions"])):
         assert "worse" in words or "Worse" in words
         assert words in page.text("p") and words in markdown.replace("\\|", "|")
-    ran = tables.of_runs(numbers).rows
+    ran = tables.tabulate_runs(numbers).rows
     assert np.reshape(page.text("td")[-2 * len(ran) :], (-1, 2)).tolist() == ran
-    assert all(f"\n* {results.plain(label)}: {results.plain(words)}\n" in markdown for label, words in ran)
+    assert all(
+        f"\n* {results.escape_markdown(label)}: {results.escape_markdown(words)}\n" in markdown for label, words in ran
+    )
     assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * 5 + 4 and len({row.count(" | ") for row in rows[:5]}) == 1
@@ -172,7 +174,7 @@ def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
             "{l" + "r" * counts[0] + "}\n"
         ), table
     assert r" & 95 \% interval & " in text
-    assert results.latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
+    assert results.escape_latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
         r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
         r"\textless{}post-norm\textgreater{} $\pm$ 2 -\textgreater{} 3 \#\$"
     )
@@ -182,7 +184,7 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
     study = study_folder.study(seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
     study_folder.run(tmp_path, "all", "asymmetric", 1, ends={"eval/loss": 9.0}, diverged_at=7)
-    files = results.write(tmp_path, study, what={})
+    files = results.write(tmp_path, study, session={})
     assert [file.name for file in files[FIGURES:]] == ["course_all.png", "differences_all.png"]
     numbers = json.loads(files[0].read_text())
     assert numbers["missing"] == [{"condition": "all", "arm": "asymmetric", "seed": 2}]
@@ -193,10 +195,11 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
 
 
 def test_a_study_without_any_run(tmp_path):
-    files, line = results.write(tmp_path, study_folder.study(), what={}), "all: none of its 10 runs is finished yet."
+    files, line = results.write(tmp_path, study_folder.study(), session={}), "all: none of its 10 runs is finished yet."
     assert len(files) == FIGURES
     assert all(
-        line in one for one in (results.text(tmp_path, study_folder.study()), *(f.read_text() for f in files[1:4]))
+        line in one
+        for one in (results.format_text(tmp_path, study_folder.study()), *(f.read_text() for f in files[1:4]))
     )
     rows = rows_of(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
@@ -232,7 +235,7 @@ def test_hostile_values_stay_text(tmp_path):
     study = study._replace(arms=[study.arms[0]._replace(changes={HOSTILE: HOSTILE}), study.arms[1]])
     study_folder.losses(tmp_path, "all", {"tied": [1.0], "asymmetric": [2.0]}, data=[HOSTILE])
     what = {"config": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "commit": HOSTILE}
-    files = results.write(tmp_path, study, what=what)
+    files = results.write(tmp_path, study, session=what)
     page = Page(files[2])
     assert "script" not in {tag for tag, _ in page.elements} and "\x1b" not in files[2].read_text()
     shown = HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
@@ -244,4 +247,4 @@ def test_hostile_values_stay_text(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert len(files) == FIGURES + 2 and "\x1b" not in results.text(tmp_path, study)
+    assert len(files) == FIGURES + 2 and "\x1b" not in results.format_text(tmp_path, study)

@@ -89,10 +89,10 @@ def test_conditions_that_are_no_three_sizes_have_no_law(tmp_path, case):
     study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}, sizes=sizes, changes=OTHER.get(case))
     finished = runs.load(tmp_path, study)
     if case == "accuracy":
-        finished = [one._replace(summary=one.summary | {metric: one.summary["eval/loss"]}) for one in finished]
+        finished = [run._replace(summary=run.summary | {metric: run.summary["eval/loss"]}) for run in finished]
         study = study._replace(metric=dict.fromkeys(study.metric, metric))
     if case == "no FLOPs":
-        finished = [one._replace(summary=one.summary | {"flops_per_step": None}) for one in finished]
+        finished = [run._replace(summary=run.summary | {"flops_per_step": None}) for run in finished]
     assert scaling.families(statistics.analyse(study, finished)) == []
 
 
@@ -103,14 +103,14 @@ def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_l
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"diverged_at": 7}))
     first, second = families(tmp_path, study)
     assert (first.left_out, second.left_out) == (["arm"], []) and second.conditions == ["D_13", "D_14", "D_15"]
-    assert tables.of_laws(first).notes[-1].endswith('"arm".')
+    assert tables.tabulate_laws(first).notes[-1].endswith('"arm".')
     finished = runs.load(tmp_path, study)
     *_, one, two = results.analyse_across(statistics.analyse(study, finished), finished)
     assert one.heading == "Loss against compute: D_10, D_11, D_12" and (one.kind, two.kind) == ("compute", "compute1")
 
 
 def told(family):
-    return [cell for row in tables.of_laws(family).rows for cell in row]
+    return [cell for row in tables.tabulate_laws(family).rows for cell in row]
 
 
 def test_a_law_with_a_constant_is_told_with_it(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_law_with_a_constant_is_told_with_it(tmp_path, monkeypatch):
     [family] = families(tmp_path, study)
     E = family.laws[0].E
     assert E > 1 and any(f"{E:.4f}" in cell for cell in told(family))
-    law = figures_across.draw_numbers(family, styles.of(study))[0].axes[0].lines[0]
+    law = figures_across.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
     ends = [np.mean([*family.laws[0].values[i].values()]) for i in (0, -1)]
     assert law.get_ydata()[[0, -1]] == pytest.approx(ends, rel=1e-3)
 
@@ -128,15 +128,15 @@ def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
     study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
     [family] = families(tmp_path, study)
-    drawing, _ = figures_across.draw_numbers(family, styles.of(study))
+    drawing, _ = figures_across.draw_numbers(family, styles.choose_styles(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
     assert law.get_ydata()[[0, -1]] == pytest.approx([np.mean([*arm.values[i].values()]) for i in (0, -1)], rel=1e-3)
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
-    assert tables.of_laws(family).rows[1][-2:] == ["reference", "-"]
+    assert tables.tabulate_laws(family).rows[1][-2:] == ["reference", "-"]
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
-    text = [file.read_text() for file in results.write(tmp_path, study, what={})[:4]]
+    text = [file.read_text() for file in results.write(tmp_path, study, session={})[:4]]
     [of_json] = json.loads(text[0])["scaling"]
     assert of_json["laws"][0]["compute"] == pytest.approx(arm.compute) and of_json["reference"] == "base"
     numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", "Loss against compute"]

@@ -31,8 +31,8 @@ def flipped(condition):
     arms = []
     for arm in condition.arms:
         kind = arm.difference and FLIP.get(arm.difference.kind, arm.difference.kind)
-        other = arm.difference and dataclasses.replace(arm.difference, kind=kind)
-        arms.append(dataclasses.replace(arm, difference=other))
+        difference = arm.difference and dataclasses.replace(arm.difference, kind=kind)
+        arms.append(dataclasses.replace(arm, difference=difference))
     return dataclasses.replace(condition, metric="eval/accuracy", better="more", arms=arms)
 
 
@@ -82,13 +82,13 @@ def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
     assert has(text, "Too few seeds", "3", f'"high" ({n} seed')
     assert has(sentences.describe_study([condition]), "No verdict", "3 seeds", '"base"')
     mean = ["-", "+0.5000", "+0.5050"][n]
-    assert tables.of_condition(condition).rows[0][5:8] == [mean, "-", "-"]
+    assert tables.tabulate_condition(condition).rows[0][5:8] == [mean, "-", "-"]
 
 
 def test_no_run_of_the_reference(tmp_path):
     condition = analysed(tmp_path, {"high": BASE, "base": []})
     assert has(sentences.describe_condition(condition), "Too few seeds", '"high" (0 seeds)')
-    assert tables.of_condition(condition).rows == [
+    assert tables.tabulate_condition(condition).rows == [
         ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
         ["base", "-", "-", "0", "-", "reference", "-", "-"],
     ]
@@ -166,7 +166,7 @@ def test_seeds_and_numbers_in_words():
     assert [sentences.count_seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
     numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
     assert {x: sentences.format_number(x) for x in numbers} == numbers and sentences.format_number(-0.0) == "0.0000"
-    assert [tables.signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]
+    assert [tables.format_signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]
 
 
 def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
@@ -188,10 +188,10 @@ def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
 
 
 def test_an_overview_of_many_conditions(tmp_path):
-    some = [analysed(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
-    some[1] = dataclasses.replace(flipped(some[1]), name="other")
-    assert tables.overview(some[:2]) is None
-    table = tables.overview(some)
+    conditions = [analysed(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
+    conditions[1] = dataclasses.replace(flipped(conditions[1]), name="other")
+    assert tables.tabulate_overview(conditions[:2]) is None
+    table = tables.tabulate_overview(conditions)
     assert table.head == ["condition", "metric", "base", "a", "b"]
     assert table.rows[:2] == [
         ["x", "eval/loss", "1.1500", "+0.5000 worse", "0.0000 same"],
@@ -209,7 +209,7 @@ def test_the_table_of_a_condition(tmp_path, condition):
         study_folder.run(tmp_path, "one", "high", seed, ends=ends, evaluations=curve[:-1] if seed < 3 else [])
     study = study_folder.study(("high", "base"), conditions=["one"], seeds=range(4), threshold=2.0)
     (one,) = statistics.analyse(study, runs.load(tmp_path, study))
-    table = tables.of_condition(one)
+    table = tables.tabulate_condition(one)
     assert table.head[3:] == ["runs", "eval/loss", "minus base", "95 % interval", "p", "steps to 2", "eval/accuracy"]
     low = 3.182446 * 0.00816497 / 2  # t(0.975, 3)
     interval = f"+{0.5 - low:.4f} to +{0.5 + low:.4f}"
@@ -220,7 +220,7 @@ def test_the_table_of_a_condition(tmp_path, condition):
     assert has(table.notes[1], "2.1 standard deviations", "0.8", '"high" 0.0174', '"high" 1.00')
     assert has(table.notes[2], "Steps to 2", "1,000 steps apart")
     assert table.notes[3] == "Baseline: accuracy 0.1000 (always the first)."
-    every = tables.of_condition(condition)
+    every = tables.tabulate_condition(condition)
     assert [row[7] for row in every.rows[:3]] == ["< 0.0001", "< 0.0001", "1.0000"]
     assert "7 comparisons" in every.notes[0] and "99.29 % each" in every.notes[0]
 
@@ -229,7 +229,7 @@ def test_the_report_for_a_terminal(tmp_path):
     study = study_folder.study(("a", "base"), conditions=["x", "y", "z"], seeds=range(4))
     for name in "xyz":
         study_folder.losses(tmp_path, name, {"a": HIGH, "base": BASE})
-    text = results.text(tmp_path, study)
+    text = results.format_text(tmp_path, study)
     lines = text.splitlines()
     assert all(len(line) <= 110 for line in lines) and "FLOP" not in text
     assert lines[1].index("eval/loss") + len("eval/loss") == lines[2].index("± 0.1268") + len("± 0.1268")

@@ -17,7 +17,7 @@ from experiments.studies import attention, figures, runs, statistics, styles
 def drawn(kind, folder, study):
     """The figure of the first condition as it is handed over for writing, and its caption; None if there is none."""
     finished = runs.load(folder, study)
-    return figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.of(study))
+    return figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study))
 
 
 def lines(panel, colour):
@@ -157,12 +157,12 @@ def test_damaged_maps_are_named(tmp_path):
 
 def test_styles_differ_and_the_reference_is_black():
     study = study_folder.study([f"arm{i}" for i in range(24)] + ["asymmetric"])
-    style = styles.of(study)
+    style = styles.choose_styles(study)
     for looks in (("colour", "line"), ("colour", "marker"), ("line", "marker")):  # the last in grey, too
         assert len({tuple(getattr(one, look) for look in looks) for one in style.values()}) == 25
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
 
 
 def test_names_in_figures():
-    assert styles.label("x" * 28) == "x" * 28 and styles.label("x" * 29) == "x" * 14 + "…" + "x" * 13
+    assert styles.shorten("x" * 28) == "x" * 28 and styles.shorten("x" * 29) == "x" * 14 + "…" + "x" * 13
     assert plots.spread(12, 4) == [0, 4, 7, 11] and plots.spread(2, 4) == [0, 1]

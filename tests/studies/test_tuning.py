@@ -36,13 +36,15 @@ def test_the_third_part_and_what_is_left_have_nothing_in_common(n, apart):
         with raises(errors.UserError, n):
             splits.split_for_tuning((fetch, n), most=50, stride=apart)
         return
-    (left, n_left), (block, n_block) = splits.split_for_tuning((fetch, n), most=50, stride=apart)
-    mine, its = left(np.arange(n_left), None)["x_BN"], block(np.arange(n_block), None)["x_BN"]
-    assert not {*mine.ravel().tolist()} & {*its.ravel().tolist()}
-    assert len({*mine[:, 0].tolist()}) == n_left and len({*its.ravel().tolist()}) == its.size  # none comes twice
-    assert mine.min() == 0 and max(mine[:, 0].max(), its[:, 0].max()) < n
+    (training, n_left), (block, n_block) = splits.split_for_tuning((fetch, n), most=50, stride=apart)
+    training_BN, tuning_BN = training(np.arange(n_left), None)["x_BN"], block(np.arange(n_block), None)["x_BN"]
+    assert not {*training_BN.ravel().tolist()} & {*tuning_BN.ravel().tolist()}
+    assert (
+        len({*training_BN[:, 0].tolist()}) == n_left and len({*tuning_BN.ravel().tolist()}) == tuning_BN.size
+    )  # none comes twice
+    assert training_BN.min() == 0 and max(training_BN[:, 0].max(), tuning_BN[:, 0].max()) < n
     assert n_left > 0.5 * n and 0 < n_block <= 50
-    assert n < 640 * apart or its[0, 0] < n / 2 < its[-1, 0]  # from all over
+    assert n < 640 * apart or tuning_BN[0, 0] < n / 2 < tuning_BN[-1, 0]  # from all over
 
 
 @pytest.fixture(scope="module")
@@ -97,17 +99,17 @@ def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tune
 
 def test_choices_are_merged(tuned, tmp_path):
     folder, parts = tuned[0] / "study", [tmp_path / "A", tmp_path / "B"]
-    for part, other in zip(parts, ("more", "tied"), strict=True):
+    for part, removed in zip(parts, ("more", "tied"), strict=True):
         shutil.copytree(folder, part)
-        for place in (*part.glob(f"tuning/all/{other}@*"), part / "all" / other):
+        for place in (*part.glob(f"tuning/all/{removed}@*"), part / "all" / removed):
             shutil.rmtree(place)
         config = json.loads((part / "config.json").read_text())
-        config["config"]["study"]["arms"] = [arm for arm in SMALL["study__arms"] if arm[0] != other]
+        config["config"]["study"]["arms"] = [arm for arm in SMALL["study__arms"] if arm[0] != removed]
         (part / "config.json").write_text(json.dumps(config))
     merge.merge(parts, tmp_path / "new")
-    merged = tuning.read(tmp_path / "new", study.read(results.saved(tmp_path / "new")))
-    whole = tuning.read(folder, study.read(results.saved(folder)))
-    assert sorted(merged, key=lambda one: one.arm) == sorted(whole, key=lambda one: one.arm) and len(whole) == 3
+    merged = tuning.read(tmp_path / "new", study.read(results.load_settings(tmp_path / "new")))
+    single = tuning.read(folder, study.read(results.load_settings(folder)))
+    assert sorted(merged, key=lambda one: one.arm) == sorted(single, key=lambda one: one.arm) and len(single) == 3
 
 
 def test_what_an_arm_tries_is_its_own_and_the_study_s(tmp_path):
@@ -115,49 +117,56 @@ def test_what_an_arm_tries_is_its_own_and_the_study_s(tmp_path):
     settings = tiny.settings(
         "ablation", **tiny_study.TRAIN | tiny_study.STUDY | {"study__arms": arms, "study__tune": [RATES]}
     )
-    asked = study.read(settings)
-    values = [run.settings.optim for run in study.runs(settings, tuning.trials(asked)) if run.seed == 1000]
+    design = study.read(settings)
+    values = [run.settings.optim for run in study.runs(settings, tuning.trials(design)) if run.seed == 1000]
     tried = [(0.001, 0.8), (0.001, 0.9), (0.01, 0.8), (0.01, 0.9), (0.001, 0.9), (0.01, 0.9)]
     assert [(one.learning_rate, one.betas[0]) for one in values] == tried
-    assert len({arm.name for arm in tuning.trials(asked).arms}) == 6
-    assert not any("study.tune" in arm.changes for arm in tuning.trials(asked).arms)
-    points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(asked, "own")]
-    (drawn,) = tuning.draw(tmp_path, asked, [tuning.Tuned(asked.conditions[0].name, "own", points, points[0], [])])
+    assert len({arm.name for arm in tuning.trials(design).arms}) == 6
+    assert not any("study.tune" in arm.changes for arm in tuning.trials(design).arms)
+    points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(design, "own")]
+    (drawn,) = tuning.draw(tmp_path, design, [tuning.Tuned(design.conditions[0].name, "own", points, points[0], [])])
     assert drawn.file.is_file()
 
 
 def _written(folder, **ends):
     """A study of two arms that each tried two rates with two seeds, whose losses these are, by arm and rate."""
-    made = study_folder.study(("tied", "usual"), seeds=(0, 1))
-    grid = {arm.name: {"optim.learning_rate": [0.1, 0.2, 0.4]} for arm in made.arms}
-    made = made._replace(grid=grid, tune_seeds=[8, 9])
+    design = study_folder.study(("tied", "usual"), seeds=(0, 1))
+    grid = {arm.name: {"optim.learning_rate": [0.1, 0.2, 0.4]} for arm in design.arms}
+    design = design._replace(grid=grid, tune_seeds=[8, 9])
     for arm, of_rates in ends.items():
         for rate, of_seeds in zip((0.1, 0.2, 0.4), of_rates, strict=True):
             for seed, loss in zip((8, 9), of_seeds, strict=True):
-                gone = 3 if loss is None else None
+                diverged_at = 3 if loss is None else None
                 place = f"{arm}@learning_rate={rate}"
-                study_folder.run(folder / "tuning", "all", place, seed, ends={"eval/loss": loss}, diverged_at=gone)
-    return made
+                study_folder.run(
+                    folder / "tuning", "all", place, seed, ends={"eval/loss": loss}, diverged_at=diverged_at
+                )
+    return design
 
 
 def test_the_best_mean_is_chosen_and_never_one_with_a_diverged_seed(tmp_path):
-    made = _written(tmp_path, tied=[(2, 2), (1, 1.4), (0, None)], usual=[(3, 1), (3, 1), (5, 5)])
-    tied, usual = tuning.read(tmp_path, made)
+    design = _written(tmp_path, tied=[(2, 2), (1, 1.4), (0, None)], usual=[(3, 1), (3, 1), (5, 5)])
+    tied, usual = tuning.read(tmp_path, design)
     assert (tied.best.values, tied.best.mean, tied.edges) == ({"optim.learning_rate": 0.2}, 1.2, [])
     assert (usual.best.values, usual.edges) == ({"optim.learning_rate": 0.1}, ["optim.learning_rate"])  # the first
     assert tied.points[2].mean is None and "0.4: diverged" in tuning.table([tied]).rows[0][-1]
-    more = made._replace(metric={"all": "eval/accuracy"})
+    accuracy_study = design._replace(metric={"all": "eval/accuracy"})
     for file in tmp_path.glob("tuning/**/summary.json"):
         file.write_text(file.read_text().replace("eval/loss", "eval/accuracy"))
-    assert [one.best.values["optim.learning_rate"] for one in tuning.read(tmp_path, more)] == [0.1, 0.4]  # the most
+    assert [one.best.values["optim.learning_rate"] for one in tuning.read(tmp_path, accuracy_study)] == [
+        0.1,
+        0.4,
+    ]  # the most
     next(tmp_path.glob("tuning/all/usual@*/seed_8/summary.json")).unlink()
-    assert [one.arm for one in tuning.read(tmp_path, more)] == ["tied"]  # what is not finished is not chosen from
+    assert [one.arm for one in tuning.read(tmp_path, accuracy_study)] == [
+        "tied"
+    ]  # what is not finished is not chosen from
 
 
 def test_an_arm_whose_values_all_diverge_is_named(tmp_path):
-    made = _written(tmp_path, tied=[(None, 2), (1, None), (None, None)], usual=[(3, 1)] * 3)
+    design = _written(tmp_path, tied=[(None, 2), (1, None), (None, None)], usual=[(3, 1)] * 3)
     with raises(errors.RunError, "condition all", "arm tied", "study.tune"):
-        tuning.read(tmp_path, made)
+        tuning.read(tmp_path, design)
 
 
 WRONG = [
@@ -167,7 +176,7 @@ WRONG = [
     ({"study__tune_seeds": []}, ["study.tune_seeds", "[]"]),
     ({"study__arms": tiny_study.ARMS}, ["arm fast", "optim.learning_rate", "study.tune"]),
     ({"study__tune": [["optim.rate", [1, 2]]]}, ["optim.rate"]),
-    ({}, ["study.tune", '"dots"', "third part"]),
+    ({}, ["study.tune", '"dots"', "splits.make_splits"]),
 ]
 
 
