@@ -105,7 +105,7 @@ model.M=0 | model.M | at least 1
 model.K=-1 | model.K | at least 1
 image.patch=3 | 8 x 8 | 3 x 3 | image.patch
 image.patch=0 | 8 x 8 | image.patch
-image.augment=["shift:8"] | 8 x 8 | 'shift:8' | less than a side
+image.augment=["shift:8"] | 'shift:8' | less than a side
 image.augment=[1 | image.augment | type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
 train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
@@ -172,9 +172,9 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     told("missing.txt", "stdlib", "tinyshakespeare", source=tmp_path / "missing.txt")
     told("text.txt/more", source=tmp_path / "text.txt" / "more")
     text.write_bytes(b"")
-    told(str(text), "holds no text")
+    told(str(text), "contains no text")
     (tmp_path / "folder").mkdir()
-    told("holds no text", source=tmp_path / "folder")
+    told("contains no text", source=tmp_path / "folder")
     text.write_bytes(b"to be or not to be")
     told("evaluation part has 2 tokens", "needs 9")
     text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)

@@ -67,7 +67,7 @@ def of_study(path, kind):
     folder = path.parent.parent / "study"
     study_folder.whole(folder, study, steps=100)
     finished = runs.load(folder, study)
-    drawing, _ = figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.of(study))
+    drawing, _ = figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study))
     plots.write(drawing, path)
 
 

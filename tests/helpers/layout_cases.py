@@ -46,7 +46,7 @@ def tasks(folder):
 
     def task_of(experiment, mesh, **changes):
         settings = tiny.settings(experiment, **SMALL | common.get(experiment, {}) | changes)
-        with mock.patch.object(runs, "devices", return_value=mesh):
+        with mock.patch.object(runs, "make_mesh", return_value=mesh):
             with mock.patch("experiments.translation.translation_score.metrics"):
                 return tiny.task_of(settings)
 
