@@ -5,7 +5,8 @@ python .ci/notebook.py run [EXECUTED.ipynb]
 
 The first command also writes the address into README.md. `run` executes all cells as on a new machine: it clones the
 last commit of this checkout into a temporary folder and installs it from there. Run it last in a virtual environment.
-TFM_STEPS (here 120) is the number of training steps; vit warms up for 100 steps.
+TFM_STEPS (here 120) is the number of training steps; vit warms up for 100 steps. It runs on the CPU unless
+JAX_PLATFORMS names another platform, because a libtpu without a TPU prints warnings.
 """
 
 import os
@@ -50,6 +51,7 @@ def run(executed: str | None = None) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     os.environ.setdefault("TFM_REPOSITORY", str(ROOT))
     os.environ.setdefault("TFM_STEPS", "120")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ |= {"PIP_QUIET": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # `pip list` prints only packages
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
