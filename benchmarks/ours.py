@@ -13,7 +13,16 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments.build import model as models
-from experiments.engine import by_name, compilation, config, distributed, mesh, run, train_step as training_step
+from experiments.engine import (
+    by_name,
+    compilation,
+    config,
+    distributed,
+    mesh,
+    run,
+    run_plan,
+    train_step as training_step,
+)
 from experiments.tools import generation as generating
 from tfm import head, shapes
 from tfm.attention import mask as masks
@@ -57,7 +66,9 @@ def make_plan(size: sizes.Workload) -> training_step.Plan:
         settings = make_settings(experiment, size, changes | source)
         chips = compilation.split(settings.to_dict()["mesh"], size.platform)
         devices = run.make_mesh(settings, size.platform, chips=chips)
-        return run.make_plan(settings, by_name.load_experiment(experiment).prepare(settings, devices).task, devices)
+        return run_plan.make_plan(
+            settings, by_name.load_experiment(experiment).prepare(settings, devices).task, devices
+        )
 
 
 def training(size: sizes.Workload) -> participant.Built:

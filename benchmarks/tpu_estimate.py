@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from experiments.dry_run import dry_run, topology
-from experiments.engine import by_name, config_file, run as runs
+from experiments.engine import by_name, config_file, run as runs, run_plan
 from experiments.pretrained import adapters
 
 # FLOP/s of bfloat16 products, clock in Hz (cloud.google.com/tpu/docs, v4 to v6e).
@@ -135,12 +135,12 @@ def main(config: str, name: str, *changes: str) -> None:
     settings = config_file.load_settings(config, dict(change.split("=", 1) for change in changes))
     mesh = runs.make_mesh(settings, chips=target.devices)
     work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), mesh)
-    plan, state = runs.prepare(settings, work, mesh, described=True)
+    plan, state = run_plan.prepare(settings, work.task, mesh, described=True)
     (program,) = topology.compile_programs([next(dry_run.programs(plan, state))])
     if program.compiled is None:
         sys.exit(f"not compiled: it {program.reason}")
     cycles, unknown_loops = estimate(program.compiled.as_text())
-    all_flops, kernel_flops = (runs.forward_flops(plan, state, kernels=kernels) for kernels in (False, True))
+    all_flops, kernel_flops = (run_plan.forward_flops(plan, state, kernels=kernels) for kernels in (False, True))
     kernels = TRAINING * CAUSAL * kernel_flops / (KERNEL_PEAK * mesh.size * peak)
     seconds, ideal = sum(cycles.values()) / clock + kernels, 3 * all_flops / (mesh.size * peak)
     print(f"estimate {1e3 * seconds:.4g} ms ({1e3 * kernels:.3g} ms for kernels); {ideal / seconds:.1%} of the peak")

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, checks, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from experiments.data import images
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
-from tfm import embed, head
+from tfm import embed, head, layout as layouts
 from tfm.attention import mask as masks
 
 DIGITS = "zero one two three four five six seven eight nine".split()
@@ -62,17 +62,24 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     embedding, output = models.bind_sizes(embed.mixed, P=P, W=W), models.bind_sizes(head.next_word, W=W)
     mask = models.add_window(m, masks.either(masks.causal, masks.prefix(patches)))
     model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
+    token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
         return model.hidden(params, inputs, mask=mask, **options)
+
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.logits(params, hidden(params, batch)[0])
 
     fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
     fields["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.make_token_task(settings, model, hidden, sparse=True, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, hidden, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),

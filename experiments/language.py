@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, checks, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from experiments.data import corpus as corpora, perplexity, windows
 from experiments.engine import by_name, config as configs, disk, errors, run, train_step
-from tfm import head as heads
+from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate
 
@@ -71,20 +71,27 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     mask = models.add_window(m, masks.padding(np.ones((1, t.N), bool)) if masked else causal_mask(t))
     head = heads.masked_word if masked else heads.next_word
     model = models.build_language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
+    token_loss = losses.choose_token_loss(settings, model, sparse=t.objective != "causal", layout=layout)
 
     def hidden(params: Any, batch: dict, **options: Any) -> tuple[jax.Array, dict]:
         batch_mask = models.add_window(m, masks.padding(batch["valid_BS"])) if masked else mask
         return model.hidden(params, batch["w_BN"], mask=batch_mask, **options)
 
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        return token_loss(params, x_BND, batch, layout), aux
+
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.logits(params, hidden(params, batch)[0])
 
     most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
-    task = tasks.make_token_task(
+    task = tasks.make_task(
         settings,
         model,
+        loss,
         hidden,
-        sparse=t.objective != "causal",
         baseline={"accuracy": baselines.token_accuracy(data["evaluation"], W=W, answer=most_frequent)},
         guess={"accuracy": "always the training part's most frequent token"},
         layout=layout,

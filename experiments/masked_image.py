@@ -40,16 +40,19 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         inputs = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
         return model.apply(params, inputs, mask=mask, layout=layout, **options)
 
-    def measure(prediction_BNP: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        prediction_BNP, aux = predict(params, batch, key_B=key_B, layout=layout)
         target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
-        return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
+        return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"]), aux
 
     def target(batch: dict) -> np.ndarray:
         return cut(batch["image_BYXZ"])
 
     average = baselines.average_error(fields["evaluation"], target, cut(average_YXZ[None]))
     fields |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
-    task = tasks.make_task(settings, model, predict, measure, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, predict, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, normal, task, predict),

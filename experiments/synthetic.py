@@ -8,12 +8,13 @@ import pathlib
 import re
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
-from experiments.build import baselines, checks, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs, errors, run, train_step
-from tfm import head
+from tfm import head, layout as layouts
 from tfm.attention import mask as masks
 
 TOKENS = 12  # of an example
@@ -51,16 +52,23 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         checks.check_causal(m)
     layout, mask = sharding.choose_layout(m, devices, W=W), models.add_window(m, masks.causal if causal else None)
     model = models.build_language_model(m, head=head.masked_word, W=W, N=N, layout=layout, mask=mask)
+    token_loss = losses.choose_token_loss(settings, model, sparse=False, layout=layout)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         return model.hidden(params, batch["w_BN"], mask=mask, **options)
+
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> Any:
         return model.logits(params, hidden(params, batch)[0])
 
     fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
     fields["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
-    task = tasks.make_token_task(settings, model, hidden, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, hidden, layout=layout, **fields)
     return run.Work(task, figures=functools.partial(figures, settings, task), apply=logits)
 
 

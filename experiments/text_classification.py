@@ -6,13 +6,14 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, sharding, splits, task as tasks
+from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
 from experiments.engine import batches, config as configs, disk, errors, run, train_step
-from tfm import head
+from tfm import head, layout as layouts
 from tfm.attention import mask as masks
 
 SHOWN, LETTERS = 12, 200  # texts in sample.txt, and characters of each
@@ -55,14 +56,21 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool)))
     sizes = {"W": tokenizer.size, "N": t.N, "C": len(data.classes)}
     model = models.build_language_model(m, **answer, **sizes, layout=layout, mask=padding)
+    class_loss = losses.choose_class_loss(settings)
 
     def apply(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.add_window(m, masks.padding(batch["valid_BS"]))
         answer, aux = model.apply(params, batch["w_BN"], mask=mask, **options)
         return models.average_tokens(answer, batch["valid_BS"]) if pooled else answer, aux
 
-    own = splits.make_splits(settings, *examples, tokens=t.N)
-    task = tasks.make_class_task(settings, model, apply, labels, layout=layout, **own)
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        logits_BC, aux = apply(params, batch, key_B=key_B, layout=layout)
+        return class_loss(logits_BC, batch), aux
+
+    fields = splits.make_splits(settings, *examples, tokens=t.N) | baselines.guess_class(*labels)
+    task = tasks.make_task(settings, model, loss, apply, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, apply, labels[1]),

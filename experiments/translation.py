@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs, disk, run
+from experiments.engine import config as configs, disk, run, train_step
+from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import beam, generate
 
@@ -62,18 +63,26 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     fields = splits.make_splits(settings, train, evaluation, tokens=2 * N)
     layout, padding = sharding.choose_layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
     model = models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
+    # sparse: most targets are padding
+    token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
     def hidden(params: Any, batch: dict, **options: Any) -> Any:
         return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
 
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        return token_loss(params, x_BND, batch, layout), aux
+
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
     another = "always the translation of another sentence"
-    task = tasks.make_token_task(
+    task = tasks.make_task(
         settings,
         model,
+        loss,
         hidden,
-        sparse=True,  # most targets are padding
         baseline={"accuracy": baselines.token_accuracy(fields["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
         layout=layout,

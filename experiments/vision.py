@@ -5,10 +5,11 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import model as models, sharding, splits, task as tasks
+from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import images
 from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
@@ -31,19 +32,21 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     mask = models.add_window(settings.model, None)
     image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
     model = models.build_vision_model(settings.model, output=i.head, **image, layout=layout, mask=mask)
+    class_loss = losses.choose_class_loss(settings)
 
     def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
         return model.apply(params, v_BNP, mask=mask, layout=layout, **options)
 
-    task = tasks.make_class_task(
-        settings,
-        model,
-        apply,
-        (data.train_label_B, data.evaluation_label_B),
-        layout=layout,
-        **splits.make_splits(settings, train, evaluation, tokens=N),
-    )
+    def loss(
+        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
+    ) -> tuple[train_step.Ratios, dict]:
+        logits_BC, aux = apply(params, batch, key_B=key_B, layout=layout)
+        return class_loss(logits_BC, batch), aux
+
+    fields = splits.make_splits(settings, train, evaluation, tokens=N)
+    fields |= baselines.guess_class(data.train_label_B, data.evaluation_label_B)
+    task = tasks.make_task(settings, model, loss, apply, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, apply),

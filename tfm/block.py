@@ -18,7 +18,9 @@ from tfm.attention.spec import Call
 class Order(NamedTuple):
     """The order of a block's stages, as two functions (params, x_BND, spec, call) -> (x_BND, aux).
 
-    decoder: has cross-attention. residual: the stages are added to the tokens.
+    decoder: has cross-attention. residual: the stages are added to the tokens. aux: "A", the attention weights (B, H,
+    N, S), with call.maps; "cache" with call.keep or a cache; each a dict with the names "self" and "cross". "running":
+    in training, the batch statistics of norms with running averages.
     """
 
     encoder: Callable
@@ -80,14 +82,9 @@ def init(
     return params
 
 
-def apply(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return the tokens after one block, and aux.
-
-    aux: "A", the attention weights (B, H, N, S), with call.maps; "cache" with call.keep or a cache; each a dict with
-    the names "self" and "cross". "running": in training, the batch statistics of norms with running averages.
-    """
-    run = spec.order.decoder if "score_cross" in params else spec.order.encoder
-    return run(params, x_BND, spec, call)
+def choose(params: dict, order: Order) -> Callable[..., tuple[jax.Array, dict]]:
+    """Return the function of the block with these parameters: the decoder's if they have cross-attention."""
+    return order.decoder if "score_cross" in params else order.encoder
 
 
 def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
@@ -187,7 +184,7 @@ def normalise(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[j
 
 
 def collect_aux(call: Call, attentions: dict[str, dict], statistics: dict[str, dict]) -> dict:
-    """Return aux of a block (see `apply`): what the caller requested, and the statistics of norms that have any."""
+    """Return aux of a block (see `Order`): what the caller requested, and the statistics of norms that have any."""
     aux: dict = {"running": {name: values for name, values in statistics.items() if values}}
     if call.maps:
         aux["A"] = {name: seen["A"] for name, seen in attentions.items()}

@@ -178,8 +178,9 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
             params = jax.tree.map(lambda leaf: leaf[m // spec.share], layers)
         key_B = None if call.key_B is None else jax.vmap(lambda key: jax.random.fold_in(key, m))(call.key_B)
         params = layouts.gather_features(params, call.layout)
-        return blocks.apply(params, x_BND, spec.block, call._replace(key_B=key_B))
+        return block(params, x_BND, spec.block, call._replace(key_B=key_B))
 
+    block = blocks.choose(layers, spec.block.order)
     unrolled = spec.unroll is True
     if not unrolled or spec.remat != "none" or call.layout.fsdp:
         layer = jax.checkpoint(layer, policy=REMAT[spec.remat], prevent_cse=unrolled)
@@ -196,7 +197,9 @@ def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: 
     layers, new = unstack(layers), []
     with jax.named_scope("blocks"):
         for m, cache in enumerate(caches):
-            x_BND, seen = blocks.apply(layers[m // spec.share], x_BND, spec.block, call._replace(cache=cache))
+            params = layers[m // spec.share]
+            block = blocks.choose(params, spec.block.order)
+            x_BND, seen = block(params, x_BND, spec.block, call._replace(cache=cache))
             new.append(seen["cache"])
     return x_BND, {"cache": new}
 

@@ -18,9 +18,11 @@ def token_accuracy(evaluation: Sequence[dict], *, W: int, answer: int | None = N
     return float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
 
 
-def class_accuracy(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> float:
-    """Return the held-out accuracy of always predicting the training data's most frequent class."""
-    return float(np.mean(evaluation_label_B == np.bincount(train_label_B).argmax()))
+def guess_class(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> dict[str, dict]:
+    """Return the fields `baseline` and `guess` of a Task: always predict the training data's most frequent class."""
+    accuracy = float(np.mean(evaluation_label_B == np.bincount(train_label_B).argmax()))
+    guess = "always the training part's most frequent class"
+    return {"baseline": {"accuracy": accuracy}, "guess": {"accuracy": guess}}
 
 
 def average_error(evaluation: Sequence[dict], target: Callable[[dict], np.ndarray], average_NP: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Tasks: what an experiment hands to the training loop, made of a model, a loss and batches."""
+"""Tasks: what an experiment hands to the training loop, made of a model, a loss and batches; and what figures show."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,75 +6,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.build import baselines, losses, model as models, probe
+from experiments.build import model as models, probe
 from experiments.engine import config, train_step
-from experiments.engine.train_step import Ratios
-from tfm import layout as layouts
 
 RECALLS = 100  # the most classes in the summary
-CLASS_GUESS = "always the training part's most frequent class"
 
 
 def make_task(
-    settings: config.Settings, model: models.Model, apply: Callable, measure: Callable, **fields: Any
-) -> train_step.Task:
-    """Return the task of a model that predicts classes or pixels.
-
-    apply(params, batch, **options of model.hidden) -> (prediction, aux). measure(prediction, batch, layout) -> metrics.
-    fields: other fields of Task.
-    """
-
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[Ratios, dict]:
-        prediction, aux = apply(params, batch, key_B=key_B, layout=layout)
-        return measure(prediction, batch, layout), aux
-
-    return _complete(settings, model, loss, apply, **fields)
-
-
-def make_token_task(
-    settings: config.Settings, model: models.Model, hidden: Callable, *, sparse: bool = False, **fields: Any
-) -> train_step.Task:
-    """Return the task of a model of tokens: loss and accuracy of the tokens with a target (target_BN, weight_BN).
-
-    hidden(params, batch, **options of model.hidden) -> (x_BND, aux). sparse: few tokens have a target. fields: other
-    fields of Task.
-    """
-    measure = losses.choose_token_loss(settings, model, sparse=sparse, layout=fields["layout"])
-
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[Ratios, dict]:
-        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
-        return measure(params, x_BND, batch, layout), aux
-
-    return _complete(settings, model, loss, hidden, **fields)
-
-
-def make_class_task(
-    settings: config.Settings, model: models.Model, apply: Callable, labels: Sequence[np.ndarray], **fields: Any
-) -> train_step.Task:
-    """Return the task of a classifier (label_B, weight_B). labels: label_B of the training and of the held-out data.
-
-    apply and fields: as in make_task.
-    """
-    measure = losses.choose_class_loss(settings)
-    baseline = {"accuracy": baselines.class_accuracy(*labels)}
-    fields |= {"baseline": baseline, "guess": {"accuracy": CLASS_GUESS}}
-    return make_task(settings, model, apply, lambda logits_BC, batch, _: measure(logits_BC, batch), **fields)
-
-
-def _complete(
     settings: config.Settings, model: models.Model, loss: Callable, apply: Callable, **fields: Any
 ) -> train_step.Task:
-    """Return the task with what every model has: initial parameters, symmetry metrics and attention maps."""
+    """Return the task of a model: its loss (Task.loss), symmetry metrics and attention maps.
+
+    apply(params, batch, **options of model.hidden) -> (outputs, aux). fields: other fields of Task.
+    """
 
     def maps(params: Any, batch: dict) -> jax.Array:
         return apply(params, batch, maps=True)[1]["A_MBHNS"]
 
-    common = {"probe": probe.symmetry_metrics(settings.model), "maps": maps}
-    common["lines"] = (f"attention: {model.attention}",)
+    lines = (f"attention: {model.attention}",)
+    common = {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "lines": lines}
     return train_step.Task(init=model.init, loss=loss, **common | fields)
 
 

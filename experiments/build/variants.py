@@ -155,7 +155,8 @@ def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], 
 
     def trace_block(params: dict, x_BND: jax.Array) -> jax.Array:
         memory = attentions.Memory(x_BND, None) if cross else None
-        return block.apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))[0]
+        apply = block.choose(params, spec.block.order)
+        return apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))[0]
 
     with by_name.user_errors(label):
         arrays = jax.eval_shape(trace_stages, jax.random.key(0), x_BND)

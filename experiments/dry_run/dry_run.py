@@ -1,6 +1,5 @@
 """Compile a run without starting it, and report the bytes on each device and the collectives of its programs."""
 
-import functools
 import math
 import pathlib
 import re
@@ -11,7 +10,17 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.dry_run import topology
-from experiments.engine import compilation, config, disk, errors, mesh as meshes, run as runs, train_step as steps
+from experiments.engine import (
+    compilation,
+    config,
+    disk,
+    errors,
+    mesh as meshes,
+    run as runs,
+    run_plan,
+    summary as summaries,
+    train_step as steps,
+)
 
 MEMORY = ("argument", "output", "alias", "temp", "generated_code")  # parts of XLA's memory analysis
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
@@ -27,13 +36,13 @@ def dry_run(
 
     target and file are arguments of `compile_and_report`. Raises RunError if the compiler refuses a program.
     """
-    plan, state = runs.prepare(settings, work, mesh, described=True)
+    plan, state = run_plan.prepare(settings, work.task, mesh, described=True)
     with steps.device_errors():
-        runs.print_model(plan, state)
+        summaries.print_model(plan, state)
         compile_and_report(programs(plan, state), target, file, parameters=state.params, optimiser=state.opt_state)
 
 
-def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]:
+def programs(plan: run_plan.Plan, state: steps.State) -> Iterator[topology.Request]:
     """Yield the training step for each batch size, and the evaluation."""
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
         batch = meshes.abstract_batch(plan.mesh, plan.task.train[first])
@@ -41,7 +50,7 @@ def programs(plan: steps.Plan, state: steps.State) -> Iterator[topology.Request]
         yield topology.Request(f"step of {size:,} examples", plan.step, arguments)
     batch = plan.task.evaluation[0]
     arguments, size = (state.params, meshes.abstract_batch(plan.mesh, batch)), len(jax.tree.leaves(batch)[0])
-    evaluate = jax.jit(functools.partial(steps.held_out, task=plan.task, mesh=plan.mesh))
+    evaluate = jax.jit(steps.make_held_out(plan.task, plan.mesh))
     yield topology.Request(f"evaluation of {size:,} examples", evaluate, arguments)
 
 

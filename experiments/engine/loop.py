@@ -1,7 +1,6 @@
 """The training loop, for a single run and for the runs of a study, which are rows of the same arrays."""
 
 import contextlib
-import functools
 import math
 import pathlib
 import time
@@ -12,20 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.engine import (
-    batches,
-    checkpoint,
-    compilation,
-    distributed,
-    errors,
-    log,
-    mesh,
-    nonfinite,
-    signals,
-    train_step,
-)
+from experiments.engine import checkpoint, distributed, errors, log, mesh, run_plan, signals, train_step
 
-EVAL = "eval/"  # prefix of the metrics of an evaluation
 SAVE = 1  # the clock requests a save; larger requests are the numbers of signals
 SUSPECT = 2  # steps skipped in a row, for which parameters that are not finite may be the reason
 PATIENCE = 128  # steps skipped in a row, after which the run ends
@@ -79,7 +66,7 @@ class Training:
 
     def __init__(
         self,
-        plan: train_step.Plan,
+        plan: run_plan.Plan,
         folder: pathlib.Path,
         runs: Sequence[pathlib.Path],
         saves: checkpoint.Checkpoints,
@@ -105,7 +92,9 @@ class Training:
         self.final: dict[str, np.ndarray] = {}  # of the newest evaluation, a number for each run
         self._final_at = -1
         rows_by_run = [[row for row in log.read(run) if row["step"] == start] for run in runs]
-        self._in_log = [any(f"{EVAL}{train_step.LOSS}" in row for row in rows) for rows in rows_by_run]  # at the start
+        self._in_log = [
+            any(f"{run_plan.EVAL}{train_step.LOSS}" in row for row in rows) for rows in rows_by_run
+        ]  # at the start
         self._logs = [log.Log(run, start=start, writers=plan.log) for run in runs]
         # From the manifests of the checkpoints: a row of the log does not tell whether a checkpoint still exists.
         self._best = max((checkpoint.score(x, plan.keep_best) for x in saves.measured.values()), default=-math.inf)
@@ -115,7 +104,7 @@ class Training:
 
     def is_due(self, what: str, n: int) -> bool:
         """Return True if `what` (log, evaluate or save) is due after step n by its number."""
-        return is_due(n, every=self.plan.every[what], steps=self.plan.steps)
+        return run_plan.is_due(n, every=self.plan.every[what], steps=self.plan.steps)
 
     def log(self, n: int, batch: Any, metrics: dict, state: train_step.State) -> bool:
         """Log the metrics of step n, and show the progress. Return False if no run is active after it.
@@ -225,7 +214,7 @@ class Training:
             if saves and jax.process_count() == 1:  # if one of several processes fails, the others would not join in
                 self._save(n, state)
             raise
-        self.final, self._final_at = {f"{EVAL}{name}": value for name, value in means.items()}, n
+        self.final, self._final_at = {f"{run_plan.EVAL}{name}": value for name, value in means.items()}, n
         self._write(n, self.final | jax.device_get(self._probe(state.params)), but=but)
         if scores := self.scores():
             self._saves.note(n, scores)
@@ -244,89 +233,3 @@ class Training:
         with contextlib.ExitStack() as stack:
             for writer in self._logs:
                 stack.callback(writer.close)
-
-
-def is_due(n: Any, *, every: int, steps: int) -> Any:
-    """Return True if n is the last step or a multiple of `every` (0: only the last). n may be an array."""
-    return (n == steps) | (n % every == 0) if every else n == steps
-
-
-def count_due(n: int, *, every: int, steps: int) -> int:
-    """Return the number of later steps at which it `is_due`, including step n."""
-    return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
-
-
-def evaluation_work(task: train_step.Task, *, batch: int) -> float:
-    """Return the cost of an evaluation in training steps of `batch` examples: a forward pass is a third of a step."""
-    examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
-    return examples / (3 * batch)
-
-
-def train_and_save(
-    plan: train_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
-) -> tuple[train_step.State, dict[str, float]]:
-    """Train a single run to the end, from its newest checkpoint or step 0. Return its state, final metrics, throughput.
-
-    params: initial values by path. Raises RunError if numbers, the disk or a device fail, Interrupted for a signal.
-    """
-    requests = signals.Requests()
-    with contextlib.ExitStack() as stack:  # on any exit, the pending save is finished
-        saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
-        stack.enter_context(contextlib.closing(saves))
-        stack.enter_context(train_step.device_errors())
-        start, state = start_state(plan, saves, folder, params)
-        line = make_progress(plan, start, flops)
-        stack.enter_context(contextlib.closing(line))
-        training = Training(
-            plan,
-            folder,
-            [folder],
-            saves,
-            start=start,
-            line=line,
-            requests=requests,
-            evaluate=train_step.evaluator(plan.task, plan.mesh),
-            on_failure=functools.partial(nonfinite.abort, plan, folder, saves),
-            check=nonfinite.check,
-            scores=lambda means: {name: float(value) for name, value in means.items()},
-        )
-        stack.enter_context(contextlib.closing(training))
-        with requests.collect():
-            if start and training.is_due("evaluate", start):
-                training.catch_up(start, state)
-            state = train(training, step, state, batches.iterate(plan.task.train, start=start), start=start)
-            training.stop_if_requested(now=True)  # a signal after the last step
-    skipped = int(jax.device_get(state.step - train_step.updates_made(state.opt_state)))
-    numbers = training.scores() | {"tokens_per_second": line.tokens_per_second()}
-    if plan.may_skip or skipped:
-        numbers["skipped"] = skipped
-    return state, numbers
-
-
-def start_state(
-    plan: train_step.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: dict[str, np.ndarray]
-) -> tuple[int, train_step.State]:
-    """Load the newest checkpoint, or initialise step 0. Return the step and the state."""
-    like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
-    if resumed := saves.resume(like, plan.resume):
-        if distributed.is_main():
-            print(f"resuming {folder} at step {resumed[0]:,}")
-        return resumed
-    return 0, train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
-
-
-def make_progress(plan: train_step.Plan, start: int, flops: int) -> log.Progress:
-    """Time the matrix products of the devices. Return the progress bar of a single run."""
-    peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
-    if distributed.is_main():
-        print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
-    return log.Progress(
-        start=start,
-        steps=plan.steps,
-        tokens_per_step=batch * plan.task.tokens_per_example,
-        flops_per_step=flops,
-        work=lambda n: plan.growth.before(n) / batch,
-        evaluation=evaluation_work(plan.task, batch=batch),
-        evaluations=functools.partial(count_due, every=plan.every["evaluate"], steps=plan.steps),
-        peak=peak,
-    )

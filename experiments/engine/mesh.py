@@ -139,8 +139,8 @@ def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
 
 def total(tree: Any, mesh: Mesh) -> Any:
     """Return, inside `sharded`, the sums over all devices that hold different examples or tokens."""
-    tree = jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree)
-    return jax.tree.map(lambda x: jax.lax.psum(x, SEQUENCE), tree) if mesh.shape[SEQUENCE] > 1 else tree
+    tree = jax.lax.psum(tree, BATCH)
+    return jax.lax.psum(tree, SEQUENCE) if mesh.shape[SEQUENCE] > 1 else tree
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:
@@ -192,7 +192,7 @@ def keys(key: jax.Array, n: int) -> jax.Array:
     """
     zero = 0 * jax.random.key_data(key)[0].astype(np.int32)  # its type varies over the runs (JAX 0.8)
     first = jax.lax.axis_index(BATCH) * n + zero
-    return jax.vmap(lambda i: jax.random.fold_in(key, first + i))(np.arange(n))
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + np.arange(n))
 
 
 def batch_specs(mesh: Mesh, batch: dict) -> dict:

@@ -7,14 +7,14 @@ import pathlib
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, distributed, errors, mesh as meshes, optim, train_step
+from experiments.engine import checkpoint, distributed, errors, mesh as meshes, optim, run_plan, train_step
 from tfm import shapes
 
 LISTED = 8  # examples that a message lists
 
 
 def abort(
-    plan: train_step.Plan,
+    plan: run_plan.Plan,
     folder: pathlib.Path,
     saves: checkpoint.Checkpoints,
     n: int,
@@ -42,7 +42,7 @@ def abort(
     )
 
 
-def describe(plan: train_step.Plan, n: int, state: train_step.State, batch: dict, metrics: dict) -> str:
+def describe(plan: run_plan.Plan, n: int, state: train_step.State, batch: dict, metrics: dict) -> str:
     """Return a sentence about step n: which numbers are not finite, in which array first, and the examples."""
     names = {"the loss": train_step.LOSS, "the gradient norm": "gradient_norm", "the learning rate": "learning_rate"}
     values = {name: float(jax.device_get(metrics[key])) for name, key in names.items()}
@@ -56,7 +56,7 @@ def describe(plan: train_step.Plan, n: int, state: train_step.State, batch: dict
     return sentence + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{more}" if numbers else "")
 
 
-def first_culprit(plan: train_step.Plan, state: train_step.State, batch: dict) -> str:
+def first_culprit(plan: run_plan.Plan, state: train_step.State, batch: dict) -> str:
     """Compute the gradient again from the state before a step on its batch. Return the path of the first array with a
     number that is not finite: of the parameters, the batch, the gradient, the running statistics; or ''."""
     params, key = optim.training_params(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)

@@ -249,12 +249,21 @@ def select_trained(params: Any, frozen: Sequence[str]) -> Any:
     "*/b?_*". The last matching pattern decides; with a leading "!" it means trained: ["*", "!head"].
     """
 
-    def is_trained(path: Any, _: Any) -> bool:
-        name = "/".join(shapes.names(path))
-        last = next((pattern for pattern in reversed(frozen) if _matches(pattern, name)), "!")
-        return last.startswith("!")
+    paths = find_frozen(params, frozen)
+    return jax.tree.unflatten(jax.tree.structure(params), [path not in paths for path in shapes.flat(params)])
 
-    return jax.tree_util.tree_map_with_path(is_trained, params)
+
+def find_frozen(params: Any, frozen: Sequence[str]) -> set[str]:
+    """Return the paths of the parameters that the patterns of `frozen` freeze (`select_trained`)."""
+    last = {path: pattern for pattern in frozen for path in shapes.flat(params) if _matches(pattern, path)}
+    return {path for path, pattern in last.items() if not pattern.startswith("!")}
+
+
+def stop_gradients(params: Any, paths: set[str]) -> Any:
+    """Return the parameters; those with these paths receive no gradient."""
+    leaves = shapes.flat(params).items()
+    stopped = [jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(params), stopped)
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -273,9 +282,9 @@ def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ())
             hint = by_name.suggest(str(pattern), names)
             raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
         earlier = [*before, *frozen[:i]]
-        if select_trained(params, [*earlier, pattern]) == select_trained(params, earlier):
+        if find_frozen(params, [*earlier, pattern]) == find_frozen(params, earlier):
             raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing: remove it')
-    if not any(jax.tree.leaves(select_trained(params, [*before, *frozen]))):
+    if find_frozen(params, [*before, *frozen]) == {*names}:
         raise errors.UserError("optim.frozen must leave a parameter to train")
 
 

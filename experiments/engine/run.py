@@ -1,4 +1,4 @@
-"""A plan run of a config: plan it, print the parameter table, train, evaluate, save, and write the result."""
+"""A single run: plan it, print the parameter table, train, evaluate, save, and write the result."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from experiments.engine import (
     batches,
-    by_name,
     checkpoint,
     compilation,
     config,
@@ -26,12 +25,13 @@ from experiments.engine import (
     log,
     loop,
     mesh,
-    optim,
-    spikes,
+    nonfinite,
+    run_plan,
+    signals,
+    summary as summaries,
     train_step,
     workdir,
 )
-from tfm import layout as layouts, shapes
 
 TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
 DATA = "data.json"  # metadata that a model needs in use, such as the names of its classes
@@ -95,7 +95,7 @@ def run(
 ) -> Result:
     """Train, and write the results into `folder`. resume: step of the checkpoint to resume from; None: the newest."""
     began = time.perf_counter()
-    plan, state = prepare(settings, work, devices)
+    plan, state = run_plan.prepare(settings, work.task, devices)
     plan = dataclasses.replace(plan, resume=resume)
     writes, resumed = distributed.is_main(), has_checkpoint(folder)
     with workdir.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
@@ -105,15 +105,65 @@ def run(
             summary = disk.read_json(folder / "summary.json", says="its result")
         else:
             sources = keep_files(settings, folder, work, resumed) if writes else {}
-            flops, (compiled, seconds) = print_model(plan, state), compile_step(plan, state)
-            state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
+            flops, (step, seconds) = summaries.print_model(plan, state), run_plan.compile_step(plan, state)
+            with open_training(plan, folder, flops=flops, params=work.params) as (training, start, state):
+                data = batches.iterate(plan.task.train, start=start)
+                state = loop.train(training, step, state, data, start=start)
+            numbers = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
             params = distributed.fetch(state.params)
-            numbers |= {"compile_seconds": seconds, "sources": sources}
-            summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
-        check_result(summary or numbers, plan.steps, folder)
+            summary = numbers
+            if writes:
+                facts = {"experiment": settings.experiment, "data_sha256": work.data_sha256}
+                summary = summaries.write_result(plan, facts, work.figures, params, folder, numbers, began)
+        summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
-        return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
+        return Result(folder, summary if writes else {}, params, apply, work.task.evaluation[0], figures)
+
+
+@contextlib.contextmanager
+def open_training(
+    plan: run_plan.Plan, folder: pathlib.Path, *, flops: int, params: Mapping[str, np.ndarray]
+) -> Iterator[tuple[loop.Training, int, train_step.State]]:
+    """Context manager: open logs and checkpoints; yield them with the newest checkpoint's step and state, or step 0.
+
+    flops: of a step. params: initial values by path. Signals are collected meanwhile. On any exit the pending save is
+    finished. Raises RunError if numbers, the disk or a device fail, Interrupted for a signal.
+    """
+    requests = signals.Requests()
+    with contextlib.ExitStack() as stack:
+        saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
+        stack.enter_context(contextlib.closing(saves))
+        stack.enter_context(train_step.device_errors())
+        start, state = start_state(plan, saves, folder, params)
+        line = make_progress(plan, start, flops)
+        stack.enter_context(contextlib.closing(line))
+        training = loop.Training(
+            plan,
+            folder,
+            [folder],
+            saves,
+            start=start,
+            line=line,
+            requests=requests,
+            evaluate=train_step.evaluator(plan.task, plan.mesh),
+            on_failure=functools.partial(nonfinite.abort, plan, folder, saves),
+            check=nonfinite.check,
+            scores=lambda means: {name: float(value) for name, value in means.items()},
+        )
+        stack.enter_context(contextlib.closing(training))
+        with requests.collect():
+            if start and training.is_due("evaluate", start):
+                training.catch_up(start, state)
+            yield training, start, state
+            training.stop_if_requested(now=True)  # a signal after the last step
+
+
+def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, float]:
+    """Return the metrics of the last evaluation, the throughput, and how many steps were skipped, if any could be."""
+    skipped = int(jax.device_get(state.step - train_step.updates_made(state.opt_state)))
+    numbers = training.scores() | {"tokens_per_second": training.line.tokens_per_second()}
+    return numbers | ({"skipped": skipped} if training.plan.may_skip or skipped else {})
 
 
 def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
@@ -135,20 +185,6 @@ def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resu
 def has_checkpoint(folder: pathlib.Path | None) -> bool:
     """Return True if the folder of a run has a checkpoint to resume from."""
     return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-
-
-def prepare(
-    settings: config.Settings, work: Work, devices: Mesh, *, described: bool = False
-) -> tuple[train_step.Plan, train_step.State]:
-    """Return the plan of a run, and the shapes, dtypes and shardings of its state.
-
-    described: for a dry run, accept any state that some device can hold. Raises UserError if memory is too small.
-    """
-    plan = make_plan(settings, work.task, devices)
-    settings.refuse_unused()
-    state = train_step.abstract_state(work.task, plan.optimiser, mesh=devices)
-    compilation.check_state(state, devices, described=described)
-    return plan, state
 
 
 @contextlib.contextmanager
@@ -188,224 +224,30 @@ def open_run(
     return bool(finished)
 
 
-def write_result(
-    settings: config.Settings,
-    plan: train_step.Plan,
-    work: Work,
-    params: Any,
-    folder: pathlib.Path,
-    final: dict,
-    began: float,
-) -> dict[str, Any]:
-    """Write and print the summary of a trained model, draw its figures, and return the summary. final: its metrics."""
-    first = {
-        "experiment": settings.experiment,
-        "steps": plan.steps,
-        "params": shapes.total(params),
-        "params_sha256": checkpoint.digest(params),
-        **final,
-    }
-    last = {
-        **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
-        "guess": dict(plan.task.guess),
-        "wall_seconds": time.perf_counter() - began,
-        "data_sha256": work.data_sha256,
-        "devices": plan.mesh.size,
-        "device": mesh.describe(plan.mesh),
-        "backend": mesh.backend(plan.mesh),
-        "versions": mesh.versions(),
-        "commit": workdir.describe_commit(),
-    }
-    if plan.keep_best:
-        best = checkpoint.best(folder / "checkpoints", plan.keep_best)
-        first["checkpoints"] = {"best": best, "last": {"step": plan.steps, plan.keep_best: final[plan.keep_best]}}
-    disk.write_json(folder / "summary.json", first | last)
-    files, metrics = draw(work, params, folder)
-    summary = first | metrics | last
-    disk.write_json(folder / "summary.json", summary)
-    print(format_result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
-    return summary
+def start_state(
+    plan: run_plan.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: Mapping[str, np.ndarray]
+) -> tuple[int, train_step.State]:
+    """Load the newest checkpoint, or initialise step 0. Return the step and the state."""
+    like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
+    if resumed := saves.resume(like, plan.resume):
+        if distributed.is_main():
+            print(f"resuming {folder} at step {resumed[0]:,}")
+        return resumed
+    return 0, train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
 
 
-def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -> None:
-    """Raise RunError if the final loss is not finite, or if more than half of the steps were skipped (train.nan)."""
-    loss, skipped = summary.get(f"{loop.EVAL}{train_step.LOSS}", 0.0), summary.get("skipped") or 0
-    faults = [f"{loop.EVAL}{train_step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
-    faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
-    if faults:
-        raise errors.RunError(
-            f"the run in {folder} failed: {' and '.join(faults)}; train another one, with a smaller optim.learning_rate"
-        )
-
-
-def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
-    """Return the files that `work.figures` writes, and its metrics. An error is printed, and does not end the run."""
-    files, metrics = [], {}
-    try:
-        disk.tidy(disk.folder(folder, "figures"))
-        for item in work.figures(params, folder, log.read(folder)):
-            if isinstance(item, dict):
-                metrics.update(item)
-            else:
-                files.append(item)
-    except errors.RunError:
-        raise
-    except (Exception, SystemExit) as error:  # from a plotting library, or the user's code
-        reason = errors.line(error) or "no message"
-        print(f"warning: not all figures in {folder} are drawn: {type(error).__name__}: {reason}", flush=True)
-    return files, metrics
-
-
-def format_result(summary: dict[str, Any], files: list[str]) -> str:
-    """Return the lines to print at the end of a run: metrics, warnings, checkpoints, time, files."""
-    lines, guess = [""], summary.get("guess", {})
-    for name, value in summary.items():
-        if name.startswith(("eval/", "baseline/")):
-            number = f"{value:.4f}" if abs(value) < 1e9 else f"{value:.4g}"
-            lines.append(f"  {name:<22} {number}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
-    for name in guess.keys() & checkpoint.BETTER.keys():
-        if checkpoint.score(summary, f"eval/{name}") <= checkpoint.score(summary, f"baseline/{name}"):
-            lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
-    for kind, row in summary.get("checkpoints", {}).items():
-        metrics = ", ".join(f"{name} {x:.4f}" for name, x in (row or {}).items() if name != "step")
-        lines.append(f"  {kind + ' checkpoint':<22} " + (f"step {row['step']:,}, {metrics}" if row else "none"))
-    lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
-    if summary["tokens_per_second"]:  # 0 if a run was resumed after its last step
-        lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
-    return "\n".join([*lines, *(f"  {file}" for file in files)])
-
-
-def format_table(params: Any, trained: Sequence[bool] = ()) -> str:
-    """Return a line for each parameter (name, letters with their sizes, count) and the total.
-
-    trained: for each parameter, False if it is frozen.
-    """
-    rows, n_trained, leaves = [], 0, jax.tree_util.tree_leaves_with_path(params)
-    for (path, leaf), is_trained in zip(leaves, trained or [True] * len(leaves), strict=True):
-        sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
-        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}", "" if is_trained else "  frozen"))
-        n_trained += leaf.size * is_trained
-    note = "" if all(trained) else f", of which {n_trained:,} are trained"
-    rows.append(("total", "", f"{shapes.total(params):,}", note))
-    a, b, c, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [f"  {name:<{a}}  {sizes:<{b}}  {count:>{c}}{note}" for name, sizes, count, note in rows]
-    return "\n".join([*lines[:-1], "  " + "-" * (a + b + c + 4), lines[-1]])
-
-
-def format_si(value: float, unit: str) -> str:
-    """Return 1.23e9, "FLOP" as "1.23 GFLOP"."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(value) < 1000 or prefix == "P":
-            break
-        value /= 1000
-    return f"{value:.3g} {prefix}{unit}"
-
-
-def print_model(plan: train_step.Plan, state: train_step.State) -> int:
-    """Print the parameter table and the FLOPs of a step. Return the FLOPs: three times those of the forward pass."""
-    shapes.check(state.params)
-    forward = forward_flops(plan, state)
-    batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(format_table(state.params, jax.tree.leaves(optim.select_trained(state.params, plan.task.frozen))))
-    for line in plan.task.lines:
-        print(f"  {line}")
-    for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
-        token = f"; {format_si(forward / (batch * tokens), 'FLOP')} per token forward"
-        begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
-        flops = format_si(3 * forward * size / batch, "FLOP")
-        print(f"  {flops} per step{begin} of {size} examples, {size * tokens:,} tokens{end}", flush=True)
-    return 3 * forward
-
-
-def forward_flops(plan: train_step.Plan, state: train_step.State, *, kernels: bool = False) -> int:
-    """Return `compilation.flops` of the loss of the first batch, on one device."""
-    loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
-    return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
-
-
-def compile_step(plan: train_step.Plan, state: train_step.State) -> tuple[Callable, float]:
-    """Return the training step, compiled for every batch size, and the seconds that it took.
-
-    With JAX_DEBUG_NANS or JAX_DISABLE_JIT, which need the uncompiled function, the step is not compiled yet.
-    """
-    if jax.config.jax_debug_nans or jax.config.jax_disable_jit:
-        return plan.step, 0.0
-    began, alive, compiled = time.perf_counter(), train_step.abstract_alive(plan.mesh), compilation.Compiled()
-    with train_step.device_errors():
-        for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
-            if size not in compiled:
-                batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
-                compiled[size] = plan.step.lower(state, batch, alive).compile()
-    compilation.check_step(compiled.largest(), plan.mesh)
-    return compiled, time.perf_counter() - began
-
-
-def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> train_step.Plan:
-    """Make optimiser and step from the config. Raises UserError for settings that exclude each other."""
-    t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
-    check_training(settings, task, growth, devices)
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    mesh.check_layout(devices, task.layout, params, task.train[0])
-    optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
-    task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
-    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *list_metrics(task)]))
-    probes = log.SYMMETRY in settings.log
-    rate, rule = optim.make_optimiser(settings, task.frozen)
-    if ":" in settings.optim.name:
-        optim.check_updates(settings.optim.name, rule, params)
-    rule = spikes.remember(rule) if t.nan == "skip_spikes" else rule
-    step = train_step.update(
-        task=task,
-        optimiser=rule,
-        rate=rate,
-        mesh=devices,
-        accumulation=t.accumulation,
-        nan=t.nan,
-        probe_due=functools.partial(loop.is_due, every=t.log_every, steps=t.steps) if probes else None,
+def make_progress(plan: run_plan.Plan, start: int, flops: int) -> log.Progress:
+    """Time the matrix products of the devices. Return the progress bar of a single run."""
+    peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
+    if distributed.is_main():
+        print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
+    return log.Progress(
+        start=start,
+        steps=plan.steps,
+        tokens_per_step=batch * plan.task.tokens_per_example,
+        flops_per_step=flops,
+        work=lambda n: plan.growth.before(n) / batch,
+        evaluation=run_plan.evaluation_work(plan.task, batch=batch),
+        evaluations=functools.partial(run_plan.count_due, every=plan.every["evaluate"], steps=plan.steps),
+        peak=peak,
     )
-    return train_step.Plan(
-        task=task,
-        mesh=devices,
-        optimiser=rule,
-        step=step,
-        accumulation=t.accumulation,
-        growth=growth,
-        steps=t.steps,
-        seed=settings.seed,
-        log=settings.log,
-        every={"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every},
-        keep_best=t.keep_best,
-        may_skip=t.nan != "abort",
-    )
-
-
-def check_training(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
-    """Raise UserError for settings of training that exclude each other, and for an invalid batch."""
-    t, name = settings.train, settings.optim.name
-    with by_name.user_errors("in a batch"):
-        shapes.check(task.train[0])
-    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
-    config.at_least(0, {f"train.{name}": getattr(t, name) for name in ("log_every", "evaluate_every", "save_every")})
-    by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
-    checkpoint.check_best(t.keep_best)
-    log.check(settings.log)
-    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
-        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    fault = ""
-    if t.accumulation > 1 and settings.model.norm.startswith("batch"):
-        fault = "train.accumulation > 1 gives each part its own statistics: choose a model.norm other than batch"
-    elif growth.firsts[-1] >= t.steps:
-        fault = f"{batches.GROWTH} begins a batch size at step {growth.firsts[-1]}, and train.steps = {t.steps}"
-    elif log.SYMMETRY in settings.log and task.probe is None:
-        fault = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
-    elif name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
-        fault = "optim.name = hyperball keeps the norms of matrices: with optim.lora or model.output_std = 0 some are 0"
-    if fault:
-        raise errors.UserError(fault)
-
-
-def list_metrics(task: train_step.Task) -> list[str]:
-    """Return the names of the metrics of an evaluation."""
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    metrics, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
-    return sorted(f"{loop.EVAL}{name}" for name in metrics)

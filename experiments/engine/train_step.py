@@ -1,7 +1,6 @@
 """The training step, and the evaluation, of the task that an experiment defines."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import batches, compilation, distributed, errors, mesh as meshes, optim, spikes
+from experiments.engine import compilation, distributed, errors, mesh as meshes, optim, spikes
 from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
@@ -62,27 +61,6 @@ class State:
     key: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything that a run needs, checked before the first file is written (run.plan)."""
-
-    task: Task
-    mesh: Mesh
-    optimiser: optax.GradientTransformation
-    step: Callable  # `update`
-    accumulation: int
-    growth: batches.Growth  # the batch size at every step
-    steps: int
-    seed: int
-    every: dict[str, int]  # steps between two logs, evaluations, saves (0: only at the end)
-    log: Sequence[str]  # the setting `log`: writers in addition to metrics.jsonl, and symmetry
-    keep_best: str  # the name of a metric; '': none
-    may_skip: bool  # whether steps may be skipped (train.nan)
-    resume: int | None = None  # step of the checkpoint to resume from; None: the newest
-    save_minutes: float = 5.0  # minutes after which a checkpoint is written in any case
-    keep: int = 2  # number of newest checkpoints to keep
-
-
 def initial_state(
     task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh, params: Mapping | None = None
 ) -> State:
@@ -119,16 +97,13 @@ def gradient(
     masked tokens are right, and each device holds the gradient of its own parameters. Differentiating a psum inside
     shard_map already sums the gradient of a replicated parameter. Frozen parameters receive no gradient.
     """
-    is_trained = optim.select_trained(params, task.frozen)
-    trained_paths = shapes.flat(is_trained)
+    frozen = optim.find_frozen(params, task.frozen)
 
     def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
-        params = jax.tree.map(lambda x, trained: x if trained else jax.lax.stop_gradient(x), params, is_trained)
+        params = optim.stop_gradients(params, frozen) if frozen else params
         metrics, aux = task.loss(params, batch, key_B=key_B, layout=task.layout)
-        running = {}
-        for path, statistic in shapes.flat(aux.get(RUNNING, {})).items():
-            if trained_paths.get(path):
-                running[path] = statistic, jnp.float32(1)
+        statistics = shapes.flat(aux.get(RUNNING, {}))
+        running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if path not in frozen}
         metrics, running = meshes.total((metrics, running), mesh)
         return metrics[LOSS][0], (metrics, running)
 
@@ -240,19 +215,20 @@ def follow(params: Any, running: dict[str, jax.Array]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(params), leaves.values())
 
 
-def held_out(params: Any, batch: dict, *, task: Task, mesh: Mesh, sharded: Callable = meshes.sharded) -> Ratios:
-    """Return (sum, count) of every metric of a held-out batch."""
+def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
+    """Return the function (params, batch) -> (sum, count) of every metric of a held-out batch."""
 
-    def device_sums(params: Any, batch: dict) -> Ratios:
+    def held_out(params: Any, batch: dict) -> Ratios:
         return meshes.total(task.loss(params, batch, layout=task.layout)[0], mesh)
 
-    specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
-    return sharded(device_sums, mesh, in_specs=specs)(params, batch)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, task.evaluation[0])
+    return sharded(held_out, mesh, in_specs=specs)
 
 
 def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
     """Return `evaluate` for the parameters of one run."""
-    return functools.partial(evaluate, task, mesh, jax.jit(functools.partial(held_out, task=task, mesh=mesh)))
+    return functools.partial(evaluate, task, mesh, jax.jit(make_held_out(task, mesh)))
 
 
 def evaluate(
@@ -264,7 +240,7 @@ def evaluate(
 ) -> dict[str, np.ndarray]:
     """Return the exact mean of every metric over the held-out data: each example once, padding not counted.
 
-    sums: the jitted `held_out`. on_batch: called between two batches; its exceptions end the evaluation.
+    sums: the jitted function of `make_held_out`. on_batch: called between batches; its exceptions end the evaluation.
     """
     totals, previous = {}, {}
     for i in range(len(task.evaluation) + 1):  # results are fetched one batch late, so that the devices never wait

@@ -87,9 +87,9 @@ def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
     frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in fresh if part))
 
     def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
-        trained = shapes.flat(optim.select_trained(params, frozen))
+        fixed = optim.find_frozen(params, frozen)
         with run.file_errors(folder):
-            arrays = {path: leaf for path, leaf in shapes.flat(params).items() if trained[path]}
+            arrays = {path: leaf for path, leaf in shapes.flat(params).items() if path not in fixed}
             safetensors.write(folder / FILE, arrays)
         yield folder / FILE
         yield from work.figures(merge(params, text), folder, rows)

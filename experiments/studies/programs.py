@@ -28,7 +28,9 @@ from experiments.engine import (
     mesh,
     optim,
     run as single,
+    run_plan,
     signals,
+    summary as summaries,
     train_step,
     workdir,
 )
@@ -68,18 +70,18 @@ class Checked(NamedTuple):
 
     def ahead(self, n: int) -> tuple[float, float]:
         """Return the FLOPs of all runs after step n: of their steps, and of their evaluations."""
-        evaluations = loop.count_due(n, every=self.every, steps=self.steps)
+        evaluations = run_plan.count_due(n, every=self.every, steps=self.steps)
         return self.step * (self.steps - n), self.step * self.evaluation * evaluations
 
     def __str__(self) -> str:
         size = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
-        return f"{self.program.name}: {size} {single.format_si(3 * self.flops, 'FLOP')}"
+        return f"{self.program.name}: {size} {summaries.format_si(3 * self.flops, 'FLOP')}"
 
 
 class Ready(NamedTuple):
     """A program with its data."""
 
-    plan: train_step.Plan  # of the first run
+    plan: run_plan.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, train_step.Task]  # by seed
     numbers: dict[str, jax.Array]  # in which the rows differ
@@ -98,21 +100,21 @@ def check(program: studies.Program, session: Session) -> Checked:
             work, plan = _check_run(program, run, session)
     task = work.task
     count = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
-    evaluation, every = loop.evaluation_work(task, batch=plan.growth.sizes[0]), plan.every["evaluate"]
+    evaluation, every = run_plan.evaluation_work(task, batch=plan.growth.sizes[0]), plan.every["evaluate"]
     return Checked(program, work.lines, plan.steps, count, _forward_flops(task), evaluation, every, work.data)
 
 
-def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, train_step.Plan]:
+def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, run_plan.Plan]:
     settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
-    plan = single.make_plan(settings, work.task, session.devices)
+    plan = run_plan.make_plan(settings, work.task, session.devices)
     if t.growth or t.nan != "abort" or t.keep_best:
         raise errors.UserError(
             "train.growth, train.nan and train.keep_best are not for a study: leave them as they are in "
             "configs/base.py (a run whose numbers are not finite stops, and the others go on)"
         )
-    if metric not in (measured := single.list_metrics(work.task)):
+    if metric not in (measured := run_plan.list_metrics(work.task)):
         raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # the whole study has read it
@@ -147,7 +149,7 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
     work = works[first.seed]
     with contextlib.redirect_stdout(None):  # `check` has printed it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
-    plan = single.make_plan(first.settings, work.task, devices)
+    plan = run_plan.make_plan(first.settings, work.task, devices)
     optimiser = functools.partial(optim.make_optimiser, first.settings, plan.task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward_flops(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)

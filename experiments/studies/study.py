@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import checkpoint, config, errors, log, loop, workdir
+from experiments.engine import checkpoint, config, errors, log, run_plan, workdir
 
 # Settings that are numbers inside a program, by their fields: runs that differ in these alone share a program.
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
@@ -157,8 +157,10 @@ def _read_condition(settings: config.Settings, condition: Named) -> config.Setti
     changes = {key: value for key, value in condition.changes.items() if key in OWN}
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
         section = settings.replace(changes).study
-        if not section.metric.startswith(loop.EVAL):
-            raise errors.UserError(f'study.metric = "{section.metric}" must be of an evaluation, as {loop.EVAL}loss')
+        if not section.metric.startswith(run_plan.EVAL):
+            raise errors.UserError(
+                f'study.metric = "{section.metric}" must be of an evaluation, as {run_plan.EVAL}loss'
+            )
         checkpoint.check_best(section.metric, key="study.metric")
         config.at_least(0, {"study.margin": section.margin})
     return section

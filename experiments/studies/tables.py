@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.engine import run
+from experiments.engine import summary as summaries
 from experiments.studies import inference, overall, scaling, sentences, statistics
 
 NONE, UNKNOWN = "-", "unknown"
@@ -32,7 +32,7 @@ def tabulate_condition(condition: statistics.Condition) -> Table:
     rows = []
     for arm in condition.arms:
         params = NONE if arm.params is None else f"{arm.params:,}"
-        flops = NONE if arm.flops_per_token is None else run.format_si(arm.flops_per_token, "").strip()
+        flops = NONE if arm.flops_per_token is None else summaries.format_si(arm.flops_per_token, "").strip()
         row = [arm.name, params, flops, str(arm.n), _format_spread(arm), *_format_difference(arm.difference)]
         row += [_format_steps(arm.threshold_step)] if arm.threshold_step else []
         rows.append(row + [_format_spread(arm.others.get(name)) for name in metrics])

@@ -121,8 +121,8 @@ def step(runs: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
 
 
 def held_out(runs: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
-    """`steps.held_out` of the parameters of all rows, jitted."""
-    sums = functools.partial(steps.held_out, task=runs.task, mesh=runs.mesh, sharded=sharded)
+    """Return the jitted function of `steps.make_held_out` for the parameters of all rows."""
+    sums = steps.make_held_out(runs.task, runs.mesh, sharded=sharded)
     return jax.jit(lambda params, batch: over_rows(runs, lambda params: sums(params, batch))(params))
 
 

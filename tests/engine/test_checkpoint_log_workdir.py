@@ -12,7 +12,7 @@ import tiny
 from errors import raises
 from resuming import SAVE, SETTINGS, STEPS, alike, break_off, linear_task, run, summary
 
-from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, train_step as steps
+from experiments.engine import checkpoint, errors, log, mesh as meshes, run_plan, train_step as steps
 
 SUMMARY = "experiment steps params params_sha256 eval/loss eval/accuracy wall_seconds compile_seconds"
 SUMMARY += " tokens_per_second devices backend versions"  # the contract of a run
@@ -62,7 +62,7 @@ def test_what_a_run_writes(straight):
 def test_the_summary_is_about_the_last_parameters(straight):
     task = linear_task()
     settings = tiny.settings("vision", model=False, **SETTINGS)
-    plan = runs.make_plan(settings, task, meshes.make(data=1))
+    plan = run_plan.make_plan(settings, task, meshes.make(data=1))
     fresh = steps.initial_state(task, plan.optimiser, seed=0, mesh=plan.mesh)
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
     step, last = saves.resume(fresh)

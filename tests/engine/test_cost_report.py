@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 import tiny
 
-from experiments.engine import compilation, disk, mesh, run
+from experiments.engine import compilation, disk, mesh, summary as summaries
 from tfm import loss
 from tfm.attention import explicit, flash, mask, splash
 
@@ -109,7 +109,7 @@ def test_the_peak_is_a_rate_that_products_reach(monkeypatch):
 def test_the_parameter_table():
     shape = jax.ShapeDtypeStruct
     params = {"blocks": {"mlp": {"W1_FD": shape((2, 700, 3), jnp.float32)}}, "head": {"b_C": shape((11,), jnp.float32)}}
-    assert run.format_table(params) == "\n".join(
+    assert summaries.format_table(params) == "\n".join(
         [
             "  blocks/mlp/W1_FD  M=2 F=700 D=3  4,200",
             "  head/b_C          C=11              11",
@@ -121,14 +121,14 @@ def test_the_parameter_table():
 
 def test_numbers_with_prefixes():
     shown = {0: "0 B", 999: "999 B", 1000: "1 kB", 1.5e6: "1.5 MB", 1.23e9: "1.23 GB", 4e12: "4 TB", 5e18: "5e+03 PB"}
-    assert {number: run.format_si(number, "B") for number in shown} == shown
+    assert {number: summaries.format_si(number, "B") for number in shown} == shown
 
 
 def test_the_result_block():
     summary = {"experiment": "vision", "eval/loss": 0.5, "eval/accuracy": 0.2, "baseline/accuracy": 0.1}
     summary |= {"wall_seconds": 12.34, "compile_seconds": 3.21, "tokens_per_second": 12345.6}
     summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
-    lines = run.format_result(summary, ["a.png", "b.json"]).splitlines()
+    lines = summaries.format_result(summary, ["a.png", "b.json"]).splitlines()
     assert lines[1] == "  eval/loss              0.5000"
     assert lines[3] == "  baseline/accuracy      0.1000  always the first"
     assert "12.3 s, 3.2 s of it compiling" in lines[4] and "12,346 tokens/s" in lines[5]
@@ -144,7 +144,7 @@ def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
     assert (outcome.code, outcome.err) == (0, "")
     params = jax.eval_shape(tiny.task_of(tiny.settings("dots", model=False, **changes)).init, jax.random.key(0))
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert run.format_table(params) in outcome.out
+    assert summaries.format_table(params) in outcome.out
     assert "FLOP per step (3 x forward) of 60 examples, 60 tokens" in outcome.out
     moments = 2 * 4 * numbers + 2 * 4  # two per parameter, and two counts of steps
     assert re.search(rf"parameters +{disk.size(4 * numbers)}\n +optimiser +{disk.size(moments)}\n", outcome.out)

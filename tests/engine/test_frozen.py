@@ -8,7 +8,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, mesh, optim, run as runs, train_step as steps
+from experiments.engine import errors, mesh, optim, run_plan, summary as summaries, train_step as steps
 from experiments.studies import programs, study
 from tfm import layout as layouts, shapes
 
@@ -30,7 +30,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
     settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], frozen_task.small_task()
     devices = mesh.make(data=2, fsdp=2) if name == "muon" else mesh.make(data=1)
     shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
-    plan = runs.make_plan(settings.replace({"optim.frozen": frozen}), shared, devices)
+    plan = run_plan.make_plan(settings.replace({"optim.frozen": frozen}), shared, devices)
     state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
     begun, batch = jax.device_get(state.params), plan.task.train[0]
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_frozen(frozen, words):
 
 def test_the_table_marks_what_is_frozen():
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    lines = runs.format_table(params, jax.tree.leaves(optim.select_trained(params, ["*", "!head"]))).splitlines()
+    lines = summaries.format_table(params, optim.find_frozen(params, ["*", "!head"])).splitlines()
     assert (
         lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
     )

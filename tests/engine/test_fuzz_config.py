@@ -11,7 +11,7 @@ import tiny
 from hypothesis import strategies as st
 
 from experiments.dry_run import topology
-from experiments.engine import disk, run, train_step, workdir
+from experiments.engine import disk, run_plan, train_step, workdir
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
@@ -143,7 +143,7 @@ def until_compiling(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_step, "initial_state", abstract)
-    monkeypatch.setattr(run, "compile_step", reached)
+    monkeypatch.setattr(run_plan, "compile_step", reached)
     monkeypatch.setattr(topology, "compile_programs", reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
     monkeypatch.setattr(workdir, "describe_commit", lambda: "")

@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_with_other_data_prints_a_warning(goes_on, tmp_path, 
 
 def test_a_config_that_trained_nothing_binds_no_data(goes_on, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch, pytest.raises(errors.RunError):
-        patch.setattr(loop, "train_and_save", lambda *a, **k: (_ for _ in ()).throw(errors.RunError("stopped")))
+        patch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(errors.RunError("stopped")))
         goes_on()
     goes_on(["x", "y", "z"], "b")
     assert "warning: the data" not in capsys.readouterr().out

@@ -18,7 +18,7 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import by_name, errors, log, run as runs
+from experiments.engine import by_name, errors, log, run as runs, summary as summaries
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -219,5 +219,5 @@ def test_a_result_that_is_no_better_than_the_guess_says_so(reached, constant, wo
     told = {"wall_seconds": 1.0, "compile_seconds": 1.0, "tokens_per_second": 0, "guess": dict.fromkeys(constant, "A")}
     told |= {f"eval/{name}": value for name, value in reached.items()}
     told |= {f"baseline/{name}": value for name, value in constant.items()}
-    lines = [line for line in runs.format_result(told, []).splitlines() if "warning" in line]
+    lines = [line for line in summaries.format_result(told, []).splitlines() if "warning" in line]
     assert len(lines) == len(worse) and all(f"eval/{name} " in line for name, line in zip(worse, lines, strict=True))

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from matrix_steps import ADAM, DECAY, FEW, MATRIX_RATE, MOMENTUM, RATE, ROUNDS, M, drawn, matrix_step, near, taken
 
-from experiments.engine import mesh, optim, run as runs, train_step as steps
+from experiments.engine import mesh, optim, run_plan, train_step as steps
 from tfm import shapes
 
 AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: over which a row is averaged
@@ -71,7 +71,7 @@ def test_what_is_evaluated_is_the_average_of_what_is_trained_and_clipping_frozen
     devices, task, decay = mesh.make(data=1), tiny.linear_task(), 0.7
 
     def trajectory(**more):
-        plan = runs.make_plan(tiny.settings("vision", **changes | more), task, devices)
+        plan = run_plan.make_plan(tiny.settings("vision", **changes | more), task, devices)
         state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
         states, losses = [jax.device_get(state.params)], []
         for i in range(4):

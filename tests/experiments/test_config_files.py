@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import config, config_file, mesh, run as runs
+from experiments.engine import config, config_file, mesh, run_plan
 from experiments.studies import study
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_a_config_file_can_be_trained_and_says_how_to_run_it(file, tmp_path):
     settings, devices = settings_of(file, tmp_path), mesh.make(data=1)
     work = tiny.work_of(settings, devices)
     assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # whose data are made
-    runs.make_plan(settings, work.task, devices)
+    run_plan.make_plan(settings, work.task, devices)
     for key in ("init_from", "init_fresh"):  # read by who makes the devices and starts the run
         getattr(settings, key)
     settings.refuse_unused()

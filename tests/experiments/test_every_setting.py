@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, train_step
+from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, run_plan, train_step
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import study
 
@@ -88,7 +88,7 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
         devices = runs.make_mesh(settings)
         work = adapters.prepare_work(settings, by_name.load_experiment(experiment), devices)
         warm_start.load(settings, work.task.init, resumed=False, files=work.files)
-        plan, state = runs.prepare(settings, work, devices)
+        plan, state = run_plan.prepare(settings, work.task, devices)
     batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], train_step.abstract_alive(devices)
     return {
         "plan": lambda: [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation],

@@ -88,8 +88,8 @@ def cross_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call)
 
 
 def apply_block(params, x_BND, *, spec: block.Spec, **call) -> tuple:
-    """Return block.apply of a call with these fields."""
-    return block.apply(params, x_BND, spec, attentions.Call(**call))
+    """Return the result of the block for a call with these fields."""
+    return block.choose(params, spec.order)(params, x_BND, spec, attentions.Call(**call))
 
 
 SPEC = ("dtype", "remat", "unroll", "share", "cap", "activation")  # fields of transformer.Spec that tests change

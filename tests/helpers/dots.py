@@ -10,7 +10,7 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from experiments.engine import batches, log, run
+from experiments.engine import batches, log, run, run_plan
 
 # A run of it, each of whose steps is logged. The 29 points that are held out are 6 batches.
 CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "mesh.data": 1}
@@ -80,8 +80,8 @@ def signal_with_batch(monkeypatch, step, *numbers):
 
 def planned(monkeypatch, **changes):
     """The plan of a run has these."""
-    make_plan = run.make_plan
-    monkeypatch.setattr(run, "make_plan", lambda *arguments: dataclasses.replace(make_plan(*arguments), **changes))
+    make_plan = run_plan.make_plan
+    monkeypatch.setattr(run_plan, "make_plan", lambda *arguments: dataclasses.replace(make_plan(*arguments), **changes))
 
 
 def launched(folder, *more):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import launch
-from experiments.engine import compilation, run as runs
+from experiments.engine import compilation, summary as summaries
 from experiments.studies import figures
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -205,7 +205,7 @@ def without_output(folder: pathlib.Path, *, draws: bool = False):
     with (folder / "printed.txt").open("w", encoding="utf-8") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "measure_peak", lambda *, devices: 1e9)  # takes a second
         if not draws:
-            patch.setattr(runs, "draw", lambda *arguments: ([], {}))
+            patch.setattr(summaries, "draw", lambda *arguments: ([], {}))
             patch.setattr(figures, "draw", lambda *arguments, **options: [])
         with contextlib.redirect_stdout(file):
             yield

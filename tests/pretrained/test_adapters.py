@@ -14,7 +14,7 @@ import tiny
 import tiny_study
 from errors import raises
 
-from experiments.engine import checkpoint, config, errors, mesh, run, train_step as steps
+from experiments.engine import checkpoint, config, errors, mesh, run, run_plan, train_step as steps
 from experiments.pretrained import adapters, families, gpt2, open_model, safetensors
 from experiments.tools import export
 from tfm import layout as layouts, lora, shapes
@@ -91,7 +91,7 @@ def test_devices_that_share_weights_and_adapters_take_the_same_step():
         devices, (settings, work) = mesh.make(data=1, fsdp=fsdp), small("2:mlp,head")
         layout = layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if fsdp > 1 else None)
         task = adapters.add_adapters(settings, work._replace(task=work.task._replace(layout=layout))).task
-        plan = run.make_plan(settings, task, devices)
+        plan = run_plan.make_plan(settings, task, devices)
         params = {path: np.asarray(leaf) for path, leaf in shapes.flat(tiny.drawn(task)).items()}  # no B is 0
         state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices, params=params)
         remembered = {path for path in shapes.flat(state.opt_state) if "_" in path.split("/")[-1]}
@@ -115,7 +115,7 @@ def test_frozen_adapters_leave_nothing_to_train():
     settings, work = small("2:mlp,head")
     settings = settings.replace({"optim.frozen": ["lora"]})
     with raises(errors.UserError, "optim.frozen"):
-        run.make_plan(settings, adapters.add_adapters(settings, work).task, mesh.make(data=1))
+        run_plan.make_plan(settings, adapters.add_adapters(settings, work).task, mesh.make(data=1))
 
 
 def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):

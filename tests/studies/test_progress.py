@@ -8,7 +8,7 @@ import types
 import pytest
 import tiny
 
-from experiments.engine import log, loop
+from experiments.engine import log, run_plan
 from experiments.studies import programs, progress
 
 STEP, COMPILING = 0.1, 20.0  # seconds
@@ -52,7 +52,7 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
         peak=0.0,
         work=(lambda n: sum(SIZES[:n]) / SIZES[0]) if grows else float,
         evaluation=worth,
-        evaluations=lambda n: loop.count_due(n, every=every, steps=steps) if worth else 0,
+        evaluations=lambda n: run_plan.count_due(n, every=every, steps=steps) if worth else 0,
     )
     compiling, ends = iter([COMPILING]), {}
     for n in range(start + 1, steps + 1):
@@ -60,7 +60,7 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
         clock.now += COMPILING * (n == start + 1)
         line.advance(n, 1.5)
         ends[n] = clock.now
-        if worth and loop.is_due(n, every=every, steps=steps):
+        if worth and run_plan.is_due(n, every=every, steps=steps):
             with line.pause():
                 took = evaluation + next(compiling, 0.0)
                 clock.now += took
@@ -121,10 +121,10 @@ def test_the_live_line_announces_the_same(clock, monkeypatch):
 def test_the_evaluations_that_are_still_to_come():
     for every, steps in itertools.product(range(4), range(1, 9)):
         for n in range(1, steps + 1):
-            due = sum(loop.is_due(m, every=every, steps=steps) for m in range(n, steps + 1))
-            assert loop.count_due(n, every=every, steps=steps) == due
+            due = sum(run_plan.is_due(m, every=every, steps=steps) for m in range(n, steps + 1))
+            assert run_plan.count_due(n, every=every, steps=steps) == due
     task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)  # 4 batches, forward only
-    assert loop.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
+    assert run_plan.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
 
 
 def train_study(clock, line, waiting, *, power, start):
@@ -141,7 +141,7 @@ def train_study(clock, line, waiting, *, power, start):
                 clock.now, trained = clock.now + took, trained + took
                 line.advance(n, 1.5)
                 told.append((number, n, trained))
-            if n == first or loop.is_due(n, every=one.every, steps=one.steps):
+            if n == first or run_plan.is_due(n, every=one.every, steps=one.steps):
                 with line.pause():
                     clock.now += COMPILING * (n == first) + one.evaluation * took
                     trained += one.evaluation * took

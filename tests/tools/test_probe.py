@@ -10,7 +10,7 @@ import tiny
 from errors import raises
 
 from experiments.build import probe
-from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, train_step as steps
+from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, run_plan, train_step as steps
 
 
 def counted(mesh, **options):
@@ -36,7 +36,7 @@ def counted(mesh, **options):
 
 def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
     mesh = meshes.make(data=1)
-    found, calls = counted(mesh, accumulation=2, nan="skip", probe_due=lambda n: loop.is_due(n, every=3, steps=5))
+    found, calls = counted(mesh, accumulation=2, nan="skip", probe_due=lambda n: run_plan.is_due(n, every=3, steps=5))
     probed = [metrics["probe/size"] for metrics in found]
     assert calls == 3 and probed[0] == probed[1] == probed[3] == 0
     assert [probed[n - 1] for n in (3, 5, 6)] == pytest.approx([found[n - 1]["size"] for n in (3, 5, 6)])
@@ -48,8 +48,8 @@ def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
 
 
 def test_what_happens_every_so_many_steps_and_at_the_end():
-    assert [n for n in range(1, 8) if loop.is_due(n, every=3, steps=7)] == [3, 6, 7]
-    assert [n for n in range(1, 8) if loop.is_due(n, every=0, steps=7)] == [7]
+    assert [n for n in range(1, 8) if run_plan.is_due(n, every=3, steps=7)] == [3, 6, 7]
+    assert [n for n in range(1, 8) if run_plan.is_due(n, every=0, steps=7)] == [7]
 
 
 def test_the_probe_finds_on_eight_devices_what_it_finds_on_one():
@@ -84,7 +84,7 @@ def test_a_run_logs_what_is_probed_where_it_logs_the_loss_and_logs_the_same_afte
 def test_a_run_without_a_probe_cannot_log_it():
     changed = tiny.settings("vision", model__score="constant", log=["symmetry"], mesh__data=1, image__patch=4)
     with raises(errors.UserError, "log", "symmetry"):
-        runs.make_plan(changed, tiny.task_of(changed), runs.make_mesh(changed))
+        run_plan.make_plan(changed, tiny.task_of(changed), runs.make_mesh(changed))
 
 
 def test_the_search_for_nan_finds_none_in_steps_without_a_probe():

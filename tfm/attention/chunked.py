@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.attention import block_mask, explicit
+from tfm.attention import explicit
 
 # Forward and gradient on two CPU cores (Zen 4), JAX 0.10.2, in ms: by explicit.py; in the loops of flash.py; in 1, 2,
 # 4, 8 chunks. 8 x 256 tokens, 6 heads, K = 64, causal: 34; 42; 35, 27, 23, 28. 128 x 50 tokens, 4 heads, K = 16, no
@@ -33,7 +33,7 @@ def cut(mask, N: int, S: int, *, tables: int) -> list[Chunk] | None:
     if S > KEYS or tables * rows * S > WEIGHTS:
         return None
     seen_NS = np.ones((N, S), bool)
-    arrays = jax.tree.leaves(block_mask.as_partial(mask))
+    arrays = jax.tree.leaves(mask)
     if mask is not None and not any(isinstance(array, jax.core.Tracer) for array in arrays):
         with jax.ensure_compile_time_eval():
             allowed = mask(np.arange(S - N, S), np.arange(S))

@@ -16,7 +16,7 @@ from cases import B, H, K
 from score_cases import SYMMETRIC, TURNED
 
 from experiments import synthetic
-from experiments.engine import mesh, run as runs, train_step as steps
+from experiments.engine import mesh, run_plan, train_step as steps
 from tfm.attention import explicit, relative_position, score
 
 D, N = 34, 13  # `none` compares D features, of which rotary positions turn pairs
@@ -71,7 +71,7 @@ def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_d
     """Of one head, from step 0 on."""
     settings, devices = tiny.settings("synthetic", **STUDIED | {"model.score": name}), mesh.make(data=1)
     task = synthetic.prepare(settings, devices).task
-    made = runs.make_plan(settings, task, devices)
+    made = run_plan.make_plan(settings, task, devices)
     state = steps.initial_state(task, made.optimiser, seed=settings.seed, mesh=devices)
     odds, metrics = [], {"alive": True}
     for step in range(made.steps + 1):

@@ -1,0 +1,173 @@
+"""The plan of a run: optimiser, step and numbers, made from the settings and checked before a file is written."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from experiments.engine import (
+    batches,
+    by_name,
+    checkpoint,
+    compilation,
+    config,
+    errors,
+    log,
+    mesh,
+    optim,
+    spikes,
+    train_step,
+)
+from tfm import layout as layouts, shapes
+
+EVAL = "eval/"  # prefix of the metrics of an evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything that a run needs, checked before the first file is written."""
+
+    task: train_step.Task
+    mesh: Mesh
+    optimiser: optax.GradientTransformation
+    step: Callable  # train_step.update
+    accumulation: int
+    growth: batches.Growth  # the batch size at every step
+    steps: int
+    seed: int
+    every: dict[str, int]  # steps between two logs, evaluations, saves (0: only at the end)
+    log: Sequence[str]  # the setting `log`: writers in addition to metrics.jsonl, and symmetry
+    keep_best: str  # the name of a metric; '': none
+    may_skip: bool  # whether steps may be skipped (train.nan)
+    resume: int | None = None  # step of the checkpoint to resume from; None: the newest
+    save_minutes: float = 5.0  # minutes after which a checkpoint is written in any case
+    keep: int = 2  # number of newest checkpoints to keep
+
+
+def prepare(
+    settings: config.Settings, task: train_step.Task, devices: Mesh, *, described: bool = False
+) -> tuple[Plan, train_step.State]:
+    """Return the plan of a run, and the shapes, dtypes and shardings of its state.
+
+    described: for a dry run, accept any state that some device can hold. Raises UserError if memory is too small.
+    """
+    plan = make_plan(settings, task, devices)
+    settings.refuse_unused()
+    state = train_step.abstract_state(task, plan.optimiser, mesh=devices)
+    compilation.check_state(state, devices, described=described)
+    return plan, state
+
+
+def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> Plan:
+    """Make optimiser and step from the config. Raises UserError for settings that exclude each other."""
+    t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
+    check_training(settings, task, growth, devices)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    mesh.check_layout(devices, task.layout, params, task.train[0])
+    optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
+    task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
+    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *list_metrics(task)]))
+    probes = log.SYMMETRY in settings.log
+    rate, rule = optim.make_optimiser(settings, task.frozen)
+    if ":" in settings.optim.name:
+        optim.check_updates(settings.optim.name, rule, params)
+    rule = spikes.remember(rule) if t.nan == "skip_spikes" else rule
+    step = train_step.update(
+        task=task,
+        optimiser=rule,
+        rate=rate,
+        mesh=devices,
+        accumulation=t.accumulation,
+        nan=t.nan,
+        probe_due=functools.partial(is_due, every=t.log_every, steps=t.steps) if probes else None,
+    )
+    return Plan(
+        task=task,
+        mesh=devices,
+        optimiser=rule,
+        step=step,
+        accumulation=t.accumulation,
+        growth=growth,
+        steps=t.steps,
+        seed=settings.seed,
+        log=settings.log,
+        every={"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every},
+        keep_best=t.keep_best,
+        may_skip=t.nan != "abort",
+    )
+
+
+def check_training(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
+    """Raise UserError for settings of training that exclude each other, and for an invalid batch."""
+    t, name = settings.train, settings.optim.name
+    with by_name.user_errors("in a batch"):
+        shapes.check(task.train[0])
+    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
+    config.at_least(0, {f"train.{name}": getattr(t, name) for name in ("log_every", "evaluate_every", "save_every")})
+    by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
+    checkpoint.check_best(t.keep_best)
+    log.check(settings.log)
+    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
+        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+    fault = ""
+    if t.accumulation > 1 and settings.model.norm.startswith("batch"):
+        fault = "train.accumulation > 1 gives each part its own statistics: choose a model.norm other than batch"
+    elif growth.firsts[-1] >= t.steps:
+        fault = f"{batches.GROWTH} begins a batch size at step {growth.firsts[-1]}, and train.steps = {t.steps}"
+    elif log.SYMMETRY in settings.log and task.probe is None:
+        fault = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
+    elif name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
+        fault = "optim.name = hyperball keeps the norms of matrices: with optim.lora or model.output_std = 0 some are 0"
+    if fault:
+        raise errors.UserError(fault)
+
+
+def list_metrics(task: train_step.Task) -> list[str]:
+    """Return the names of the metrics of an evaluation."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    metrics, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
+    return sorted(f"{EVAL}{name}" for name in metrics)
+
+
+def compile_step(plan: Plan, state: train_step.State) -> tuple[Callable, float]:
+    """Return the training step, compiled for every batch size, and the seconds that it took.
+
+    With JAX_DEBUG_NANS or JAX_DISABLE_JIT, which need the uncompiled function, the step is not compiled yet.
+    """
+    if jax.config.jax_debug_nans or jax.config.jax_disable_jit:
+        return plan.step, 0.0
+    began, alive, compiled = time.perf_counter(), train_step.abstract_alive(plan.mesh), compilation.Compiled()
+    with train_step.device_errors():
+        for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
+            if size not in compiled:
+                batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
+                compiled[size] = plan.step.lower(state, batch, alive).compile()
+    compilation.check_step(compiled.largest(), plan.mesh)
+    return compiled, time.perf_counter() - began
+
+
+def forward_flops(plan: Plan, state: train_step.State, *, kernels: bool = False) -> int:
+    """Return `compilation.flops` of the loss of the first batch, on one device."""
+    loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
+    return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
+
+
+def is_due(n: Any, *, every: int, steps: int) -> Any:
+    """Return True if n is the last step or a multiple of `every` (0: only the last). n may be an array."""
+    return (n == steps) | (n % every == 0) if every else n == steps
+
+
+def count_due(n: int, *, every: int, steps: int) -> int:
+    """Return the number of later steps at which it `is_due`, including step n."""
+    return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
+
+
+def evaluation_work(task: train_step.Task, *, batch: int) -> float:
+    """Return the cost of an evaluation in training steps of `batch` examples: a forward pass is a third of a step."""
+    examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
+    return examples / (3 * batch)
