@@ -98,7 +98,7 @@ def test_a_config_that_is_not_there(refused, tmp_path):
 
 
 SIZES = """
-model.D=9 | model.D = 9 | model.H = 2 | not divisible
+model.D=9 | model.D = 9 | model.H = 2 | model.H = 2
 model.H=3 | model.D = 8 | model.H = 3
 model.H=0 | model.H
 model.M=0 | model.M | at least 1
