@@ -66,13 +66,13 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     # sparse: most targets are padding
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
-    def hidden(params: Any, batch: dict, **options: Any) -> Any:
-        return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
+    def inputs(batch: dict) -> dict:
+        return {name: batch[name] for name in ("source_BS", "valid_BS", "w_BN")}
 
     def loss(
         params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
     ) -> tuple[train_step.Ratios, dict]:
-        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
@@ -82,7 +82,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         settings,
         model,
         loss,
-        hidden,
+        inputs,
         baseline={"accuracy": baselines.token_accuracy(fields["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
         layout=layout,
@@ -95,7 +95,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     return run.Work(
         task,
         figures=functools.partial(figures, settings, corpus, model, translate),
-        apply=lambda params, batch: model.logits(params, hidden(params, batch)[0]),
+        apply=lambda params, batch: model.apply(params, **inputs(batch))[0],
         files={"tokenizer.json": tokenizer, run.DATA: disk.as_json(corpus.common)},
         lines=corpus.lines,
         data_sha256=corpus.sha256,
