@@ -68,17 +68,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         v_BNP = embed.cut(batch["image_BYXZ"], size=i.patch)
         return {"inputs": {"v_BNP": v_BNP, "w_BN": batch["w_BL"]}, "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.apply(params, **inputs(batch))[0]
 
-    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
-    fields["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
+    fields |= baselines.guess_token(fields["evaluation"], W=W, name="held-out examples'")
     task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(
         task,

@@ -77,9 +77,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         batch_mask = models.add_window(m, masks.padding(batch["valid_BS"])) if masked else mask
         return {"inputs": batch["w_BN"], "mask": batch_mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
@@ -87,16 +85,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         return model.apply(params, **inputs(batch))[0]
 
     most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
-    task = tasks.make_task(
-        settings,
-        model,
-        loss,
-        inputs,
-        baseline={"accuracy": baselines.token_accuracy(data["evaluation"], W=W, answer=most_frequent)},
-        guess={"accuracy": "always the training part's most frequent token"},
-        layout=layout,
-        **data,
-    )
+    data |= baselines.guess_token(data["evaluation"], W=W, answer=most_frequent)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **data)
     sample = fill_windows(corpus, task, logits) if masked else generate_sample(settings, corpus, model)
     return run.Work(
         task,

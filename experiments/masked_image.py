@@ -40,9 +40,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         patches = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
         return {"inputs": patches, "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         prediction_BNP, aux = model.apply(params, **inputs(batch, layout), key_B=key_B, layout=layout)
         target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
         return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"]), aux

@@ -8,7 +8,6 @@ import pathlib
 import re
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
@@ -57,17 +56,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def inputs(batch: dict) -> dict:
         return {"inputs": batch["w_BN"], "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> Any:
         return model.apply(params, **inputs(batch))[0]
 
-    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
-    fields["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
+    fields |= baselines.guess_token(fields["evaluation"], W=W, name="held-out examples'")
     task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(task, figures=functools.partial(figures, settings, task), apply=logits)
 

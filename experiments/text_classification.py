@@ -64,9 +64,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def average(output: jax.Array, batch: dict) -> jax.Array:
         return models.average_tokens(output, batch["valid_BS"]) if pooled else output
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         output, aux = model.apply(params, **inputs(batch), key_B=key_B, layout=layout)
         return class_loss(average(output, batch), batch), aux
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs, disk, run, train_step
+from experiments.engine import config as configs, disk, run
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import beam, generate
@@ -69,26 +69,15 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def inputs(batch: dict) -> dict:
         return {name: batch[name] for name in ("source_BS", "valid_BS", "w_BN")}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
-    another = "always the translation of another sentence"
-    task = tasks.make_task(
-        settings,
-        model,
-        loss,
-        inputs,
-        baseline={"accuracy": baselines.token_accuracy(fields["evaluation"], W=W, answer=count_W.argmax())},
-        guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
-        layout=layout,
-        maps=None,
-        **fields,
-    )
+    fields |= baselines.guess_token(fields["evaluation"], W=W, answer=count_W.argmax())
+    fields["guess"] |= dict.fromkeys(("chrf", "bleu"), "always the translation of another sentence")
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, maps=None, **fields)
     batch = splits.evaluation_batch_size(settings.train, 2 * N, len(corpus.sources))
     translate = translator(model, corpus.subwords, N=N, batch=batch)
     tokenizer = corpus.subwords.library.to_str(pretty=True).encode()

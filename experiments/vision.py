@@ -38,9 +38,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
         return {"inputs": v_BNP, "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         logits_BC, aux = model.apply(params, **inputs(batch, layout), key_B=key_B, layout=layout)
         return class_loss(logits_BC, batch), aux
 
