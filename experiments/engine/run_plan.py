@@ -17,6 +17,7 @@ from experiments.engine import (
     compilation,
     config,
     errors,
+    freeze,
     log,
     mesh,
     optim,
@@ -69,7 +70,7 @@ def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -
     check_training(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
     mesh.check_layout(devices, task.layout, params, task.train[0])
-    optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
+    freeze.check_frozen(settings.optim.frozen, params, before=task.frozen)
     task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *list_metrics(task)]))
     probes = log.SYMMETRY in settings.log

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, mesh, optim, run_plan, summary as summaries, train_step as steps
+from experiments.engine import errors, freeze, mesh, optim, run_plan, summary as summaries, train_step as steps
 from experiments.studies import programs, study
 from tfm import layout as layouts, shapes
 
@@ -20,7 +20,7 @@ WAYS = {
 
 def others(tree, frozen):
     """The tree with None, which is no leaf, in the places of what is frozen."""
-    return jax.tree.map(lambda x, own: x if own else None, tree, optim.select_trained(tree, frozen))
+    return jax.tree.map(lambda x, own: x if own else None, tree, freeze.select_trained(tree, frozen))
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -65,12 +65,12 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
 def test_what_cannot_be_frozen(frozen, words):
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
     with raises(errors.UserError, "optim.frozen", *words):
-        optim.check_frozen(frozen, params)
+        freeze.check_frozen(frozen, params)
 
 
 def test_the_table_marks_what_is_frozen():
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    lines = summaries.format_table(params, optim.find_frozen(params, ["*", "!head"])).splitlines()
+    lines = summaries.format_table(params, freeze.find_frozen(params, ["*", "!head"])).splitlines()
     assert (
         lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
     )
@@ -98,5 +98,5 @@ def test_a_study_freezes_too():
 def test_a_pattern_that_changes_nothing_is_refused(frozen, before, wrong):
     params = jax.eval_shape(frozen_task.small_task().init, jax.random.key(0))
     with raises(errors.UserError, "optim.frozen", f'"{wrong}"'):
-        optim.check_frozen(frozen, params, before)
-    optim.check_frozen(["*", "!head"], params)
+        freeze.check_frozen(frozen, params, before)
+    freeze.check_frozen(["*", "!head"], params)

@@ -28,7 +28,7 @@ from matrix_steps import (
     taken,
 )
 
-from experiments.engine import errors, optim, train_step as steps
+from experiments.engine import errors, optim, orthogonal, train_step as steps
 from tfm import shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
@@ -159,7 +159,7 @@ def test_a_step_is_its_formula_in_every_layer_and_the_rest_is_adamw():
 
 def test_the_singular_values_become_alike_and_zeros_stay():
     W1_MFD = jnp.asarray(np.random.default_rng(0).standard_normal((M, F, D)), jnp.float32).at[1].set(0.0)
-    newton_schulz = optim.orthogonalise(ns_steps=5)
+    newton_schulz = orthogonal.orthogonalise(ns_steps=5)
     steps, _ = jax.jit(newton_schulz.update)({"blocks": {"W1_FD": W1_MFD}}, newton_schulz.init({}))
     before, after = (np.linalg.svd(x[0], compute_uv=False) for x in (W1_MFD, steps["blocks"]["W1_FD"]))
     assert before.max() / before.min() > 3  # so that there was something to do
