@@ -89,9 +89,9 @@ def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
     file = tiny.saved_in(tmp_path, {"config": more | saved})
     inside = {" in study.cond": "study.conditions"}.get(where, where.removeprefix(" in ") or "model.score")
     with raises(errors.UserError, '"evil:x"', f"--config.{inside}="):
-        tiny.loaded(file, given={"optim.name": ""})
+        tiny.loaded(file, explicit={"optim.name": ""})
     given = {inside: None}
-    assert values(tiny.loaded(file, given=given)) == values(base.get_config(name, of=of))
+    assert values(tiny.loaded(file, explicit=given)) == values(base.get_config(name, of=of))
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):

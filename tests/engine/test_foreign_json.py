@@ -27,4 +27,4 @@ def test_code_deep_in_a_value_is_not_run(tmp_path, saved, inside):
     saved["study"] |= {"experiment": "vision"}
     file = tiny.saved_in(tmp_path, {"config": {"experiment": "ablation"} | saved})
     with raises(errors.UserError, '"evil:x"', f"--config.{inside}="):
-        tiny.loaded(file, given={"optim.name": ""})
+        tiny.loaded(file, explicit={"optim.name": ""})
