@@ -25,7 +25,6 @@ from experiments.engine import disk, errors
 
 CHUNK = 2**20  # bytes read at a time
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-EXTRA = 'pip install -e ".[hub]"'
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 PARTS = {  # with their usual spellings
@@ -75,6 +74,17 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     return File(pathlib.PurePath(inside), str(path), size, functools.partial(open, path, "rb"))
 
 
+def find(source: str, named: str, *, hint: str = "", hidden: tuple[str, ...] = (".",)) -> list[File]:
+    """Return the file at a path, or the files of a folder.
+
+    Raises UserError, with the names of other sources (`named`), if the path does not exist.
+    """
+    path = pathlib.Path(os.path.expanduser(source))
+    if not source or not os.path.exists(path):
+        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()}){hint}")
+    return folder(path, hidden) if os.path.isdir(path) else [on_disk(path)]
+
+
 def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
     """Return the files in a folder and below, sorted, except links to folders and names that begin with `hidden`."""
 
@@ -119,20 +129,16 @@ def pieces(file: File, *, text: bool = True, utf8: bool = True) -> Iterator[byte
 
     text: remove the byte order mark, and refuse content that is not text. utf8: refuse other encodings.
     """
-    with disk.reading(file.name, RuntimeError), file.open() as packed:  # RuntimeError: a zip that needs a password
-        content = unpack(file.name, packed)
+    with disk.reading(file.name, RuntimeError), file.open() as content:  # RuntimeError: a zip that needs a password
+        begin = content.peek(len(ZSTD))
+        if begin.startswith(GZIP):
+            content = gzip.GzipFile(fileobj=content)
+        elif begin.startswith(ZSTD):
+            with require_extra(f"{file.name}, compressed with zstd,"):
+                import pyarrow
+            content = pyarrow.input_stream(content, compression="zstd")
         chunks = iter(lambda: content.read(CHUNK), b"")
         yield from check_text(chunks, utf8=utf8) if text else chunks
-
-
-def unpack(name: str, packed: BinaryIO) -> BinaryIO:
-    """Return the file, or the decompressed content of a gzip or zstd file."""
-    begin = packed.peek(len(ZSTD))
-    if begin.startswith(ZSTD):
-        with require_extra(f"{name}, compressed with zstd,"):
-            import pyarrow
-        return pyarrow.input_stream(packed, compression="zstd")
-    return gzip.GzipFile(fileobj=packed) if begin.startswith(GZIP) else packed
 
 
 def check_text(chunks: Iterable[bytes], *, utf8: bool) -> Iterator[bytes]:
@@ -172,12 +178,12 @@ def read(file: File, *, text: bool = True) -> bytes:
 
 
 @contextlib.contextmanager
-def require_extra(feature: str) -> Iterator[None]:
-    """Raise UserError if an import in the block fails."""
+def require_extra(feature: str, extra: str = "hub") -> Iterator[None]:
+    """Raise UserError if an import in the block fails. extra: the optional dependencies that contain the package."""
     try:
         yield
     except ImportError as error:
-        raise errors.UserError(f"{feature} needs the package {error.name}: {EXTRA}") from error
+        raise errors.UserError(f'{feature} needs the package {error.name}: pip install -e ".[{extra}]"') from error
 
 
 def part_of_name(path: pathlib.PurePath) -> str:
@@ -225,27 +231,28 @@ def evaluation_part(parts: Mapping[str, object]) -> str:
 
 
 def split_rows(
-    name: str, section: str, every: list[File], rows: Callable, *, of: str, key: Callable, share: float
+    name: str, section: str, every: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
 ) -> Rows:
     """Return all `rows(file)` in two parts: by names of files (`split_by_names`, if there is a section) or by content.
 
-    By content, about this share is held out, by the rows' keys. of: what the rows are, for messages. Raises UserError
-    if a part has no row.
+    By content, about this share is held out, by the `key` of each row's first text. form: what the rows are, for
+    messages. Raises UserError if a part has no row.
     """
     named = split_by_names(section, every) if section else {}
     used = [named[part] for part in (TRAIN, evaluation_part(named))] if named else [every]
     parts = [[row for file in group for row in rows(file)] for group in used]
     if empty := [group for group, part in zip(used, parts, strict=True) if not part]:
         files_of_part = f" ({join_names(empty[0])})" if named else ""
-        raise errors.UserError(f"{name}{files_of_part} holds no {of}")
-    if named:
-        keys, description = {*map(key, parts[0])}, describe_parts(name, "by their names,", named)
-        if shared := sum(key(row) in keys for row in parts[1]):
-            description += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
-        return Rows(name, *parts, description)
-    out_B = held_out([key(row) for row in parts[0]], share=share)
-    train = [row for row, out in zip(parts[0], out_B, strict=True) if not out]
-    return Rows(name, train, [row for row, out in zip(parts[0], out_B, strict=True) if out], "")
+        raise errors.UserError(f"{name}{files_of_part} has no {form}")
+    keys, *evaluated_keys = ([key(first) for first, _ in part] for part in parts)
+    if not named:
+        out_B = held_out(map(str.encode, keys), share=share)
+        train, evaluation = ([parts[0][b] for b in np.flatnonzero(out_B == held)] for held in (False, True))
+        return Rows(name, train, evaluation, "")
+    description, trained = describe_parts(name, "by their names,", named), {*keys}
+    if shared := sum(each in trained for each in evaluated_keys[0]):
+        description += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
+    return Rows(name, *parts, description)
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
@@ -260,6 +267,11 @@ def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> s
 def join_names(names: Sequence) -> str:
     """Return 'a.txt, b.txt', or 'a.txt and 7 more'."""
     return ", ".join(map(str, names)) if len(names) <= LISTED else f"{names[0]} and {len(names) - 1:,} more"
+
+
+def join_lines(name: str, description: str, lines: Iterable[str]) -> str:
+    """Return the description of a data set, followed by lines about it that begin with its name."""
+    return "\n".join(filter(None, [description, *(f"{name}: {line}" for line in lines)]))
 
 
 def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.data import files
-from experiments.engine import disk, errors
+from experiments.engine import disk
 
 HUB = "hub:"  # prefix of the name of a data set
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
@@ -52,10 +52,7 @@ def read_cells(file: files.File, *fields: str) -> Iterator[Row]:
                 names = cells
                 check_header(place, names, separator)
             elif len(cells) != len(names):
-                raise ValueError(
-                    f"{place} has {len(cells)} cells, and the header {len(names)}, separated by {separator!r}:"
-                    " give both as many"
-                )
+                raise ValueError(f"{place} has {len(cells)} cells, and the header {len(names)} (by {separator!r})")
             else:
                 yield place, dict(zip(names, cells, strict=True))
     except csv.Error as error:
@@ -113,11 +110,6 @@ def select(every: Sequence[files.File], others: Sequence[files.File] = ()) -> li
     return [file for file in tables if ending(file) != ".json" or file.version] or [*others] or tables
 
 
-def is_table(file: files.File, field: str) -> bool:
-    """Return whether to read the file as a table: without a field, only if it cannot be text itself."""
-    return kind(file) is not None and (bool(field) or kind(file) in (read_parquet, read_hub))
-
-
 def content(file: files.File) -> Iterable[bytes]:
     """Return bytes that are the same for the same table."""
     return [file.version.encode()] if file.version else files.pieces(file, text=kind(file) is not read_parquet)
@@ -129,7 +121,7 @@ def rows(file: files.File, field: str) -> Iterator[bytes]:
 
 
 def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts in a field of a table, without empty ones, and the field `label` of their rows, '' without it.
+    """Yield the texts in a field of a table, without empty ones, and the field `label` of their rows, or ''.
 
     Raises UserError if a field is missing, is not text, or names no class.
     """
@@ -156,16 +148,8 @@ def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> Non
 
 
 def find(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
-    """Return the file at a path, the files of a folder, or the splits of a data set (`load_hub`).
-
-    Raises UserError, with the names of other sources (`named`), if there is nothing.
-    """
-    path = pathlib.Path(os.path.expanduser(source))
-    if source.startswith(HUB):
-        return load_hub(source, *fields)
-    if not source or not os.path.exists(path):
-        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()}){hint}")
-    return files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
+    """Return the file at a path, the files of a folder (`files.find`), or the splits of a data set (`load_hub`)."""
+    return load_hub(source, *fields) if source.startswith(HUB) else files.find(source, named, hint=hint)
 
 
 def load_hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
@@ -195,6 +179,6 @@ def as_file(source: str, name: str, rows: Any, fields: tuple[str, ...], version:
     """Return a split of a data set as a file, with these columns only, if it has them."""
     selected = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     info = (rows.info.splits or {}).get(name)
-    size = info.num_bytes if info and info.num_bytes else 1
+    size = (info and info.num_bytes) or 1
     version = f"{source} {name} {version or rows._fingerprint}"
     return files.File(pathlib.PurePath(name), f"{source} ({name})", size, lambda: selected, version=version)
