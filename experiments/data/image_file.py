@@ -78,23 +78,18 @@ def read_published_format(
     path: pathlib.Path, extras: Mapping[str, Any], *, Z: int
 ) -> tuple[pathlib.Path, dict[str, Any]]:
     """Return the file of a published model that describes its images, and the fields of `load_format`."""
-    file, saved = read_processor(path if path.is_dir() else path.parent)
+    folder, saved = path if path.is_dir() else path.parent, None
+    file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if file.exists():
+        saved = disk.read_json(file, says="how images are normalised")
+    elif newest.exists():
+        file, saved = newest, disk.read_json(newest, says="how images are normalised").get("image_processor", {})
     fields = complete(file, saved or {})
     factor = fields["rescale_factor"] if fields["do_rescale"] else 1
     normal = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
     form = {name: value if isinstance(value, list) else [value] * Z for name, value in normal.items()}
     form |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
     return file, form | {"processor": choose_steps(file, fields, *extras["image"]), "assumed": saved is None}
-
-
-def read_processor(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any] | None]:
-    """Return the file of a published model that describes its image processor, and its content, None if missing."""
-    file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
-    if file.exists():
-        return file, disk.read_json(file, says="how images are normalised")
-    if newest.exists():
-        return newest, disk.read_json(newest, says="how images are normalised").get("image_processor", {})
-    return file, None
 
 
 def complete(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
@@ -172,12 +167,6 @@ def open_image(file: files.File) -> Iterator[Any]:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"more than 8 bits a value (mode {image.mode}): save it with 8")
             yield image
-
-
-def upright_size(image: Any) -> tuple[int, int]:
-    """Return rows and columns of the image, rotated by the metadata of the camera."""
-    rotated = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-    return image.size if rotated else image.size[::-1]
 
 
 def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
@@ -266,23 +255,23 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
     if isinstance(images, list | tuple) and any(isinstance(image, Image.Image | np.ndarray) for image in images):
         return np.concatenate([prepare(image, form) for image in images])
     array = np.asarray(images)
-    image_BYXZ = add_axes(array, Y, X, Z)
-    label = f"images of shape {array.shape} and type {array.dtype}"
-    if image_BYXZ.ndim != 4 or not image_BYXZ.size or image_BYXZ.dtype.kind not in "fiu":
-        raise errors.UserError(f"{label}: the model reads numbers of the axes BYXZ, {Y} x {X} x {Z} each")
-    same, slack = image_BYXZ.shape[1:] == (Y, X, Z), SLACK * (high - low)
-    least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
-    if image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
+    image_BYXZ, label, slack = add_axes(array, Y, X, Z), f"images of shape {array.shape}", SLACK * (high - low)
+    valid, least, most = image_BYXZ.ndim == 4 and image_BYXZ.size > 0 and image_BYXZ.dtype.kind in "fiu", 0.0, 0.0
+    if valid:
+        least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
+    if valid and image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
+        same = image_BYXZ.shape[1:] == (Y, X, Z)
         if (not same or "draft" not in form) and image_BYXZ.shape[3] in MODES and Z in MODES:
             squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
             image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
-            same = True
         image_BYXZ = scale(image_BYXZ, form)
     elif not low - slack * (low < 0) <= least <= most <= high + slack or 0 < most <= 1 < high / 4:
-        ranges = f"{label} have values from {least:g} to {most:g}, and the model's own images {low:g} to {high:g}"
-        raise errors.UserError(f"{ranges}: pass these, or uint8 of 0 to 255. For normalised images use model.logits")
-    if not same:
-        raise errors.UserError(f"{label}: the model reads {Y} x {X} x {Z}; of other sizes pass uint8 of 0 to 255")
+        valid = False
+    if not valid or image_BYXZ.shape[1:] != (Y, X, Z):
+        raise errors.UserError(
+            f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} of"
+            f" {low:g} to {high:g}. Pass such numbers, or uint8 of 0 to 255; for normalised images use model.logits"
+        )
     return normalise(image_BYXZ, form)
 
 

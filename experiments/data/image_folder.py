@@ -158,30 +158,20 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
         if not {"Image", "ClassLabel"} <= columns.keys():
             kinds = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in rows.features.items())
             raise errors.UserError(f"{split.name} needs a column Image and one ClassLabel, and has {kinds}")
-        names = classes.read_names(splits, columns["ClassLabel"])
-        examples = list_rows(split, rows, columns["Image"], columns["ClassLabel"], names)
-        if unlabelled := len(rows) - len(examples):
-            lines.append(f"rows left out, of no class, in the split {split.inside}: {unlabelled:,}")
+        images, names = columns["Image"], classes.read_names(splits, columns["ClassLabel"])
+        packed = rows.cast_column(images, type(rows.features[images])(decode=False))
         part = files.PARTS.get(str(split.inside).lower(), files.OTHER) if len(splits) > 1 else files.TRAIN
-        if examples:
-            parts[part] = parts.get(part, []) + examples
+        labelled = {b: label for b, label in enumerate(rows[columns["ClassLabel"]]) if label is not None and label >= 0}
+        for b, label in labelled.items():
+            inside, name = split.inside / str(b), f"{split.name}, row {b:,}"
+            file = files.File(inside, name, 0, functools.partial(open_image, packed, b, images), version=split.version)
+            parts.setdefault(part, []).append((file, names[label]))
+        if unlabelled := len(rows) - len(labelled):
+            lines.append(f"rows left out, of no class, in the split {split.inside}: {unlabelled:,}")
     if files.TRAIN not in parts:
-        names = ", ".join(str(split.inside) for split in splits)
-        raise errors.UserError(f"{source} needs a split called train with images of a class, and has {names}")
+        available = ", ".join(str(split.inside) for split in splits)
+        raise errors.UserError(f"{source} needs a split called train with images of a class, and has {available}")
     return parts, names, lines
-
-
-def list_rows(
-    split: files.File, rows: Any, images: str, labels: str, names: Sequence[str]
-) -> list[tuple[files.File, str]]:
-    """Return the rows of a split that have a class, as image files with their classes."""
-    packed, examples = rows.cast_column(images, type(rows.features[images])(decode=False)), []
-    for number, label in enumerate(rows[labels]):
-        if label is not None and label >= 0:
-            inside, name = pathlib.PurePath(str(split.inside), str(number)), f"{split.name}, row {number:,}"
-            open_row = functools.partial(open_image, packed, number, images)
-            examples.append((files.File(inside, name, 0, open_row, version=split.version), names[label]))
-    return examples
 
 
 def open_image(rows: Any, number: int, column: str) -> BinaryIO:
@@ -225,7 +215,9 @@ def choose_size(images: Sequence[files.File], size: int) -> dict[str, Any]:
 
     def look(file: files.File) -> tuple[bool, tuple[int, int]]:
         with image_file.open_image(file) as image:
-            return image.mode in image_file.GREY, (size, size) if size else image_file.upright_size(image)
+            rotated = image.getexif().get(image_file.ORIENTATION) in (5, 6, 7, 8)  # by the camera: rows are columns
+            sides = image.size if rotated else image.size[::-1]
+            return image.mode in image_file.GREY, (size, size) if size else sides
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         grey, sides = zip(*pool.map(look, images), strict=True)

@@ -90,9 +90,7 @@ def encode(encoder: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tup
     specials = encoder.encode("").tolist()  # [CLS] and [SEP] of BERT's
     begin = [] if specials else [id for id in reversed(range(encoder.size)) if encoder.name(id) == CLS][:1]
     if not specials and not begin:
-        raise errors.UserError(
-            f"the tokenizer has no special token before a text, such as {CLS}, to predict the class"
-        )
+        raise errors.UserError(f"the tokenizer has no special token before a text, such as {CLS}, to predict the class")
     id_BN, valid_BN = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool)
     truncated, end = 0, specials[1:2]
     for b, content in enumerate(texts):

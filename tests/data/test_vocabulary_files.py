@@ -80,7 +80,6 @@ def test_ids_are_those_of_transformers(tmp_path, case):
     ("files", "words"),
     [
         ({"vocab.txt": "[UNK]\n[SEP]\n"}, ("vocab.txt", "[CLS]")),
-        ({"vocab.txt": "\n".join(PIECES), "tokenizer_config.json": '{"do_lower_case": 3}'}, ("do_lower_case", 3)),
         ({"vocab.json": "{", "merges.txt": ""}, ("vocab.json",)),
         ({"vocab.json": '{"a": 0}'}, ("vocab.json",)),
         ({"vocab.txt": "\n".join(PIECES), "added_tokens.json": "{}"}, ("added_tokens.json",)),
