@@ -142,7 +142,7 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
     return size
 
 
-def check(file: pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
+def check(file: str | pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
     """Raise UserError unless the field of the file is valid."""
     if not valid:
         raise errors.UserError(f"{file}: {name} must be {allowed}, and {str(value)[:60]} is not")
@@ -185,10 +185,8 @@ def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, 
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     image, steps = resize(image.convert(MODES.get(Z, "RGB")), processor)
     size = (image.height, image.width, len(image.getbands()))
-    if size != (Y, X, Z):
-        raise errors.UserError(
-            f"{name} becomes {size[0]} x {size[1]} pixels of {size[2]} channels, and the model reads {Y} x {X} of {Z}"
-        )
+    allowed, value = ("{} x {} pixels of {} channels".format(*sides) for sides in ((Y, X, Z), size))
+    check(name, "the processed image", size == (Y, X, Z), allowed, value)
     return np.asarray(image).reshape(Y, X, Z), steps
 
 
