@@ -74,14 +74,14 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     return File(pathlib.PurePath(inside), str(path), size, functools.partial(open, path, "rb"))
 
 
-def find(source: str, named: str, *, hint: str = "", hidden: tuple[str, ...] = (".",)) -> list[File]:
+def find(source: str, alternatives: str, *, hint: str = "", hidden: tuple[str, ...] = (".",)) -> list[File]:
     """Return the file at a path, or the files of a folder.
 
-    Raises UserError, with the names of other sources (`named`), if the path does not exist.
+    Raises UserError, with the `alternatives`, if the path does not exist.
     """
     path = pathlib.Path(os.path.expanduser(source))
     if not source or not os.path.exists(path):
-        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()}){hint}")
+        raise errors.UserError(f"{source!r} is neither {alternatives} nor a path that exists ({path.absolute()}){hint}")
     return folder(path, hidden) if os.path.isdir(path) else [on_disk(path)]
 
 
@@ -219,9 +219,8 @@ def split_by_names(section: str, every: Sequence[File]) -> dict[str, list[File]]
     if not mostly:
         kinds = [part or TRAIN for part in kinds]
     if TRAIN not in kinds:
-        raise errors.UserError(
-            f"every file is named as one to evaluate ({join_names(every)}): {section}.source needs some to train on"
-        )
+        problem = f"every file is named as one to evaluate ({join_names(every)})"
+        raise errors.UserError(f"{problem}: {section}.source needs some to train on")
     return {part: [file for file, kind in zip(every, kinds, strict=True) if kind == part] for part in kinds}
 
 
@@ -238,19 +237,19 @@ def split_rows(
     By content, about this share is held out, by the `key` of each row's first text. form: what the rows are, for
     messages. Raises UserError if a part has no row.
     """
-    named = split_by_names(section, every) if section else {}
-    used = [named[part] for part in (TRAIN, evaluation_part(named))] if named else [every]
+    by_name = split_by_names(section, every) if section else {}
+    used = [by_name[part] for part in (TRAIN, evaluation_part(by_name))] if by_name else [every]
     parts = [[row for file in group for row in rows(file)] for group in used]
     if empty := [group for group, part in zip(used, parts, strict=True) if not part]:
-        files_of_part = f" ({join_names(empty[0])})" if named else ""
+        files_of_part = f" ({join_names(empty[0])})" if by_name else ""
         raise errors.UserError(f"{name}{files_of_part} has no {form}")
     keys, *evaluated_keys = ([key(first) for first, _ in part] for part in parts)
-    if not named:
+    if not by_name:
         out_B = held_out(map(str.encode, keys), share=share)
         train, evaluation = ([parts[0][b] for b in np.flatnonzero(out_B == held)] for held in (False, True))
         return Rows(name, train, evaluation, "")
-    description, trained = describe_parts(name, "by their names,", named), {*keys}
-    if shared := sum(each in trained for each in evaluated_keys[0]):
+    description, trained = describe_parts(name, "by their names,", by_name), {*keys}
+    if shared := sum(key in trained for key in evaluated_keys[0]):
         description += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
     return Rows(name, *parts, description)
 
@@ -282,7 +281,7 @@ def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
     """
     digest_B = [*map(digest, contents)]
     bound = held_out_below(digest_B, share=share)
-    return np.array([each < bound for each in digest_B])
+    return np.array([digest < bound for digest in digest_B])
 
 
 def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:

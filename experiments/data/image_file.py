@@ -202,8 +202,8 @@ def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
         image, steps = image.resize((columns, rows), processor["resample"]), f"resized to {rows} x {columns}"
     if processor["do_center_crop"]:
         rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
-        top, left = (image.height - rows) // 2, (image.width - columns) // 2
-        image = image.crop((left, top, left + columns, top + rows))  # black beyond the edges, as in transformers
+        y, x = (image.height - rows) // 2, (image.width - columns) // 2
+        image = image.crop((x, y, x + columns, y + rows))  # black beyond the edges, as in transformers
         steps += f", cropped to the middle {rows} x {columns}"
     return image, steps
 

@@ -52,9 +52,7 @@ class Images(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        return files.sha256(
-            self.train_image_BYXZ, self.train_label_B, self.evaluation_image_BYXZ, self.evaluation_label_B
-        )
+        return files.sha256(*self[1:5])  # the arrays
 
 
 def load_described(source: str, size: int = 0) -> Images:
@@ -205,8 +203,8 @@ def check_parts(
 ) -> tuple[str, ...]:
     """Return the names of the classes. images, labels: of each part.
 
-    Raises UserError for labels that are out of range, for arrays if there is a size, and for parts of different shapes
-    or scales: only one has pixels from 0 to 1, or from -1 to 1. A part of one colour has any scale.
+    Raises UserError for parts of different shapes or scales (only one has pixels from 0 to 1, or from -1 to 1; a part
+    of one colour has any scale). Raises it for labels that are out of range, and for arrays if there is a size.
     """
     shapes = [image_BYXZ.shape[1:] for image_BYXZ in images]
     ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in images]

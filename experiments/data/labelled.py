@@ -76,7 +76,7 @@ def find(source: str, names: Sequence[str]) -> tuple[list[files.File], list[str]
         top = pathlib.Path(sysconfig.get_path("stdlib"))
         programs = (file for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
         return [files.on_disk(file, file.relative_to(top)) for file in programs], []
-    every = tables.find(source, *names, named=DOCSTRINGS, hint=f": {HINT}")
+    every = tables.find(source, *names, alternatives=DOCSTRINGS, hint=f": {HINT}")
     in_folders = [file for file in every if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
     selected = tables.select(every, in_folders)
     return selected, files.describe_skipped(pathlib.Path(source).expanduser(), every, selected)

@@ -65,9 +65,9 @@ def check_header(place: str, names: Sequence[str], separator: str) -> None:
     if len({*names}) < len(names):
         repeated = next(name for i, name in enumerate(names) if name in names[:i])
         raise ValueError(f"{place}: the column {repeated!r} is there twice: rename one of them")
-    others = [other for other in OTHERS if other in names[0]]
-    if len(names) == 1 and others:
-        raise ValueError(f"{place}: {others[0]!r} separates its columns: it must be {separator!r}")
+    separators = [character for character in OTHERS if character in names[0]]
+    if len(names) == 1 and separators:
+        raise ValueError(f"{place}: {separators[0]!r} separates its columns: it must be {separator!r}")
 
 
 def read_parquet(file: files.File, *fields: str) -> Iterator[Row]:
@@ -104,10 +104,10 @@ def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
     return read_hub if file.version else KINDS.get(ending(file))
 
 
-def select(every: Sequence[files.File], others: Sequence[files.File] = ()) -> list[files.File]:
-    """Return the tables, or else the others. A .json may describe the rest: it is a table if there is nothing else."""
+def select(every: Sequence[files.File], in_folders: Sequence[files.File] = ()) -> list[files.File]:
+    """Return the tables, or else `in_folders`. A .json may describe the rest: it is a table if there is nothing else."""
     tables = [file for file in every if kind(file)]
-    return [file for file in tables if ending(file) != ".json" or file.version] or [*others] or tables
+    return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
 
 def content(file: files.File) -> Iterable[bytes]:
@@ -147,9 +147,9 @@ def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> Non
         raise ValueError(f"{place}: {problems[0]}")
 
 
-def find(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
+def find(source: str, *fields: str, alternatives: str, hint: str = "") -> list[files.File]:
     """Return the file at a path, the files of a folder (`files.find`), or the splits of a data set (`load_hub`)."""
-    return load_hub(source, *fields) if source.startswith(HUB) else files.find(source, named, hint=hint)
+    return load_hub(source, *fields) if source.startswith(HUB) else files.find(source, alternatives, hint=hint)
 
 
 def load_hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:

@@ -97,8 +97,8 @@ def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
     elif source in download.NAMED:
         every = [files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
-        named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        every = tables.find(source, field, named=named)
+        alternatives = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
+        every = tables.find(source, field, alternatives=alternatives)
     selected, problem = tables.select(every), ""
     if every and every == selected and not field:  # a model does not learn commas
         next(tables.rows(every[0], field), None)  # its error lists the fields
@@ -135,13 +135,13 @@ def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[S
     return texts
 
 
-def divide_by_names(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
+def divide_by_names(name: str, by_name: Mapping[str, Sequence[files.File]], field: str) -> Text:
     """Return the parts that file names define, and count the texts that are in both."""
     train, evaluation = (
-        read_once(f"{name}: the part {part} ({files.join_names(named[part])})", named[part], field)
-        for part in (files.TRAIN, files.evaluation_part(named))
+        read_once(f"{name}: the part {part} ({files.join_names(by_name[part])})", by_name[part], field)
+        for part in (files.TRAIN, files.evaluation_part(by_name))
     )
-    description, held_out = files.describe_parts(name, "by their names,", named), [*digests(evaluation)]
+    description, held_out = files.describe_parts(name, "by their names,", by_name), [*digests(evaluation)]
     trained = {*held_out}.intersection(digests(train))
     if count := sum(digest in trained for digest in held_out):
         description += f" ({count:,} of {len(held_out):,} held-out texts are also in the training data)"

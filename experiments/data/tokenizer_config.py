@@ -84,7 +84,7 @@ def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
         precompiled = read_precompiled(saved.get("normalizer"))
         library.normalizer, library.pre_tokenizer, library.decoder = make_parts(name, config, precompiled)
     for token in list_added(config, rules.names if rules else {}):
-        if token.content not in {other.content for other in library.get_added_tokens_decoder().values()}:
+        if token.content not in {added.content for added in library.get_added_tokens_decoder().values()}:
             library.add_tokens([token])
     if rules and rules.around:
         first, last = (name_special(config, role, rules.names) for role in rules.around)
@@ -106,8 +106,8 @@ def list_added(config: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[
     yield from (parse_token(by_id[id]) for id in sorted(by_id, key=int))
     roles = [f"{role}_token" for role in ROLES]
     values = [config.get(role, names.get(role.removesuffix("_token"))) for role in roles]
-    others = {name: value for name, value in config.items() if name.endswith("_token") and name not in roles}
-    values += [value for value in others.values() if isinstance(value, str)]
+    other_roles = {name: value for name, value in config.items() if name.endswith("_token") and name not in roles}
+    values += [value for value in other_roles.values() if isinstance(value, str)]
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     yield from filter(None, map(parse_token, [*values, *(extra.values() if isinstance(extra, dict) else extra)]))
 

@@ -117,7 +117,7 @@ def test_without_a_field_a_table_among_texts_is_one_and_what_is_not_installed_is
 def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
     said = ['5" pipe', '"', '"to be', 'or not"', '""', 'a "b" c']
     write(tmp_path, **{"a.tsv": b"\xef\xbb\xbfsaid\tn\r\n" + "".join(f"{one}\t1\r\n" for one in said).encode()})
-    (file,) = tables.find(str(tmp_path / "a.tsv"), named="")
+    (file,) = tables.find(str(tmp_path / "a.tsv"), alternatives="")
     assert [text for text, _ in tables.pairs(file, "said")] == said
 
 
@@ -130,7 +130,7 @@ def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
 
 def test_what_describes_tables_is_none_of_them(tmp_path):
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 3), "dataset_info.json": b"{}"})
-    assert [file.inside.name for file in tables.select(tables.find(str(tmp_path), named=""))] == ["a.jsonl"]
+    assert [file.inside.name for file in tables.select(tables.find(str(tmp_path), alternatives=""))] == ["a.jsonl"]
 
 
 def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
