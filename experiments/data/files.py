@@ -258,9 +258,8 @@ def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> s
     """Return a line about the part of each file. decision: "by their names," or "by their contents,"."""
     alone = "left alone" if evaluation_part(parts) == VALID else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
-    return f"{name}: {decision} " + "; ".join(
-        f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts
-    )
+    phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)
+    return f"{name}: {decision} " + "; ".join(phrases)
 
 
 def join_names(names: Sequence) -> str:

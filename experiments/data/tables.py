@@ -105,7 +105,7 @@ def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
 
 
 def select(every: Sequence[files.File], in_folders: Sequence[files.File] = ()) -> list[files.File]:
-    """Return the tables, or else `in_folders`. A .json may describe the rest: it is a table if there is nothing else."""
+    """Return the tables, or else `in_folders`. A .json may describe other files: it is a table if it is alone."""
     tables = [file for file in every if kind(file)]
     return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
