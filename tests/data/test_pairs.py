@@ -46,7 +46,10 @@ def test_lines_of_a_file_a_folder_or_a_zip_are_pairs_without_hidden_and_other_fi
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
-    write(tmp_path, **{"set.zip": zipped([("set/", b""), *((f"./set/{name}", one) for name, one in contents.items())])})
+    write(
+        tmp_path,
+        **{"set.zip": zipped([("set/", b""), *((f"./set/{name}", content) for name, content in contents.items())])},
+    )
     for source in ("set", "set.zip"):
         assert load(tmp_path / source) == [("a", "b"), ("c", "d"), ("e", "f")]
 
@@ -114,13 +117,13 @@ def parallel(folder, stem, rows, *, ends=(".en", ".es"), line_end="\n"):
 
 
 def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
-    """The same pairs on the same sides as in one file."""
+    """The parts are equal to the parts of a single file with these pairs."""
     folder, stem = parallel(tmp_path / "one", "europarl-v7.es-en", SAID), "europarl-v7.es-en"
     packed = parallel(tmp_path / "packed", "said", SAID, ends=(".pt_BR.gz", ".zh-CN"), line_end="\r\n")
-    named = parallel(tmp_path / "named", "said", SAID, ends=(".eng", ".spa.gz"))
+    stems = parallel(tmp_path / "stems", "said", SAID, ends=(".eng", ".spa.gz"))
     members = [("README", b"about"), *((file.name, file.read_bytes()) for file in folder.iterdir())]
     moses = write(tmp_path, **{"moses.zip": zipped(members)}) / "moses.zip"
-    for source in (folder, folder / stem, packed, named / "said", moses):
+    for source in (folder, folder / stem, packed, stems / "said", moses):
         assert pairs.load(str(source))[1:3] == pairs.load(str(file))[1:3]
     assert f"the lines of {stem}.en -> {stem}.es are pairs" in pairs.load(str(folder)).description
     write(folder, **{"more.tsv": text(SAID[:100])})
@@ -174,57 +177,57 @@ def test_no_source_sentence_is_in_both_parts(tmp_path, file):
 
 
 @pytest.fixture(scope="module")
-def made():
+def subwords():
     return pairs.train([side for pair in SAID for side in pair], W=277)
 
 
 @hypothesis.given(st.lists(st.text(), max_size=5))
 @hypothesis.example(["[BOS]a king[EOS][PAD]"])  # letters only
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_any_text_is_decoded_to_itself(made, sentences):
-    for text, id_T in zip(sentences, map(np.array, made.rows(sentences)), strict=True):
-        assert made.decode(id_T) == text
-        assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < made.size)
+def test_any_text_is_decoded_to_itself(subwords, sentences):
+    for text, id_T in zip(sentences, map(np.array, subwords.rows(sentences)), strict=True):
+        assert subwords.decode(id_T) == text
+        assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < subwords.size)
 
 
-def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
-    king = made.rows(["a king"])[0]
-    assert made.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
+def test_specials_are_ids_only_and_the_text_ends_at_eos(subwords):
+    king = subwords.rows(["a king"])[0]
+    assert subwords.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
     assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
-    assert [made.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not made.decode([0, 1])
+    assert [subwords.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not subwords.decode([0, 1])
     assert pairs.train([], W=259).size == 259
     with raises(errors.UserError, "pairs.vocabulary", 258, 259):
         pairs.train(["a"], W=258)
-    for call in (lambda: made.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
+    for call in (lambda: subwords.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
         with raises(errors.UserError, repr("\ud800")):
             call()
 
 
-def test_training_depends_on_the_sentences_alone_and_merges_frequent_pairs(made, tmp_path):
+def test_training_depends_on_the_sentences_alone_and_merges_frequent_pairs(subwords, tmp_path):
     sentences = [side for pair in SAID for side in pair]
     random.Random(0).shuffle(sentences)
-    content = made.library.to_str().encode()
-    assert pairs.train(sentences, W=277).library.to_str().encode() == content and made.size == 277
-    assert len(made.rows([" king"])[0]) < 5 == len(made.rows([" gnik"])[0])
+    content = subwords.library.to_str().encode()
+    assert pairs.train(sentences, W=277).library.to_str().encode() == content and subwords.size == 277
+    assert len(subwords.rows([" king"])[0]) < 5 == len(subwords.rows([" gnik"])[0])
     few = pairs.train(["aa"], W=277)
     assert few.size == 3 + 256 + 1 and few.rows(["aa"])[0] == [259]
     saved = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
     sentence = "¿Un rey? two kings\n"
     assert saved.decode(saved.encode(sentence)) == sentence and saved.pad == pairs.PAD and saved.size == 277
-    assert np.array_equal(saved.encode(sentence), made.rows([sentence])[0])
+    assert np.array_equal(saved.encode(sentence), subwords.rows([sentence])[0])
 
 
 # Rows.
 
 
-def test_rows_are_whole_sentences_in_their_order(made):
+def test_rows_are_whole_sentences_in_their_order(subwords):
     long = "a king who reads is worth"
-    rows = pairs.rows(made, [("a", "two kings"), (long, "b"), ("b", long), ("c", "d")], N=7)
+    rows = pairs.rows(subwords, [("a", "two kings"), (long, "b"), ("b", long), ("c", "d")], N=7)
     assert rows.longer == 2 and rows.source_BS.shape == rows.target_BN.shape == (2, 7)
-    assert [made.decode(row) for row in rows.target_BN] == ["two kings", "d"]
+    assert [subwords.decode(row) for row in rows.target_BN] == ["two kings", "d"]
     fetch, n = pairs.examples(rows)
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
-    two, kings = batch["target_BN"][0], made.rows(["two kings"])[0]
+    two, kings = batch["target_BN"][0], subwords.rows(["two kings"])[0]
     length = len(kings)
     assert np.array_equal(two, [*kings, pairs.EOS, *[pairs.PAD] * (6 - length)])
     assert np.array_equal(batch["w_BN"][0], [pairs.BOS, *two[:-1]])
@@ -234,13 +237,13 @@ def test_rows_are_whole_sentences_in_their_order(made):
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
 
 
-def test_rows_are_encoded_in_pieces_and_never_truncated(made):
-    many = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
-    rows = pairs.rows(made, many, N=2)
-    assert rows.longer == 0 and [*map(made.decode, rows.source_BS[-6:])] == [source for source, _ in many[-6:]]
-    (id_T,) = made.rows(["a king who reads is worth"])
+def test_rows_are_encoded_in_pieces_and_never_truncated(subwords):
+    numbers = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
+    rows = pairs.rows(subwords, numbers, N=2)
+    assert rows.longer == 0 and [*map(subwords.decode, rows.source_BS[-6:])] == [source for source, _ in numbers[-6:]]
+    (id_T,) = subwords.rows(["a king who reads is worth"])
     for N, row in ((len(id_T) + 1, [*id_T, pairs.EOS]), (len(id_T), [pairs.PAD] * len(id_T))):
-        id_BN, fits_B = pairs.pad(made, ["a king who reads is worth"], N=N)
+        id_BN, fits_B = pairs.pad(subwords, ["a king who reads is worth"], N=N)
         assert fits_B.tolist() == [N > len(id_T)] and id_BN.tolist() == [row]
     with raises(errors.UserError, 1000, "N = 2"):
-        pairs.rows(made, SAID, N=2)
+        pairs.rows(subwords, SAID, N=2)
