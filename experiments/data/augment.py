@@ -1,8 +1,8 @@
 """Augment training images at random: move, mirror or crop them, or mix them with another image of the batch.
 
 image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
-Each function takes image_BYXZ, the amount and a generator, and returns the new images and `share_B`: the share of each
-image, and of its label, from the image before it in the batch (for the first, the last). None: images are not mixed.
+Each function takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`, None if images are
+not mixed: the share of each image, and of its label, from the previous image in the batch (for the first, the last).
 """
 
 import math

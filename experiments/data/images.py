@@ -31,7 +31,7 @@ CHUNK, VALUES = 4096, 2**24  # the most images, and values, of a chunk of the st
 UNIT = 1.5  # the most that pixels of 0 .. 1 reach; interpolation goes a little beyond 1
 FIELDS = {  # settings of the section `image` that several experiments have
     "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-    "size": (0, "resize image files to so many pixels high and wide; 0: all have one size and keep it"),
+    "size": (0, "height and width in pixels to which image files are resized; 0: all have one size and keep it"),
     "patch": (2, "pixels of a patch's side"),
     "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
 }
@@ -72,7 +72,7 @@ def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
     A path leads to an .npz file (ARRAYS), or to a folder: MNIST's four IDX files, .npz files named as parts, or image
-    files in folders of their classes. Image files, and those of a data set 'hub:NAME', become size x size pixels
+    files in folders of their classes. Image files, and images of a data set 'hub:NAME', become size x size pixels
     (image_folder.py). The validation part is evaluated, or else the test part. A single part is split by content, about
     20 % to evaluate. Raises UserError for a missing source, and for damaged or contradictory files.
     """
@@ -188,7 +188,7 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
         problem = f"images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {image.shape}:"
         problem += " move that axis with np.moveaxis(x, 1, -1)"
     elif label.dtype.kind not in "ui" or label.shape not in ((len(image),), (len(image), 1)):
-        problem = f"{len(image)} images need as many integers for labels, not {label.dtype} of {label.shape}"
+        problem = f"{len(image)} images need one integer each for labels, not {label.dtype} of {label.shape}"
     elif not -FLOAT32_MAX <= image.min() <= image.max() <= FLOAT32_MAX:
         problem = "a pixel is not a finite number"
     else:

@@ -46,7 +46,7 @@ def load(source: str, *, reverse: bool = False) -> files.Rows:
 
     They are tab-separated UTF-8 lines of a file, or of the .tsv and .txt files of a folder or zip. Empty lines are
     skipped; columns after source and target are counted. A folder or zip without such files may contain parallel ones
-    (some.en and some.es), whose lines are pairs. A path may also be the common beginning of two parallel files (some).
+    (some.en and some.es) with a pair in each line. A path may also be the common beginning of parallel files (some).
     Their source is the language that comes first in the alphabet. reverse: exchange source and target.
 
     Sentences are in Unicode's form NFC. Unless file names define the parts (`files.split_rows`), about 5 % of the
@@ -84,7 +84,7 @@ def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
     if os.path.isfile(path) and zipfile.is_zipfile(path):
         return choose_files(files.members(path, zips, HIDDEN))
     if os.path.isdir(path.parent) and not os.path.exists(path):
-        # The files whose names are the path's name and a language: some.en and some.es.gz for some.
+        # The files of the path's name and a language: some.en and some.es.gz for some.
         alike = [file for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if file.is_file()]
         parallel = [file for file in alike if "." not in strip_gz(file).name[len(path.name) + 1 :]]
         if len(parallel) == 2:
@@ -205,7 +205,7 @@ class Subwords(pretrained_tokenizer.Published):
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
-    """Return W ids, or fewer if the text has no more pairs to merge; the same for the same sentences in any order."""
+    """Return W ids, or fewer if the text has too few pairs to merge. The order of the sentences does not matter."""
     config.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # the bytes
     return Subwords(bpe.learn(map(tokenizer.check_unicode, sentences), W=W, specials=SPECIALS))
 

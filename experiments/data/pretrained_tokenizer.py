@@ -90,7 +90,7 @@ class Published(tokenizer.Tokenizer):
         # What an id adds depends on earlier ids; the ids of the last piece are enough. (If bytes are not UTF-8, the
         # byte fallback of the library may change text that was yielded before.)
         window = tokenizer.to_list(after)
-        start = len(window)  # of the ids whose text is not yet yielded
+        start = len(window)  # of the ids without yielded text
         for id in ids:
             window.append(int(id))
             text, before = self.decode(window), self.decode(window[:start])
@@ -187,7 +187,7 @@ class Pieces(tokenizer.Tokenizer):
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     """Return the tokenizer in a file, or in a folder with tokenizer.json or else another of FILES.
 
-    Raises UserError if there is none or more than one.
+    Raises UserError for no tokenizer, and for more than one.
     """
     path = pathlib.Path(path)
     if path.is_dir():

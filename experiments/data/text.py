@@ -111,13 +111,13 @@ def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
 
 
 def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[Source]:
-    """Read each file once. Return those that have text. Raises UserError if there is none."""
+    """Read each file once. Return the files that have text. Raises UserError if no file has text."""
     texts = []
     for file in (file for file in candidates if file.size):
         kind, rows, digest = tables.kind(file), None, hashlib.sha256()
         if kind and (field or kind in (tables.read_parquet, tables.read_hub)):
             rows, digest = functools.partial(tables.rows, file, field), hashlib.sha256(field.encode())
-            next(rows(), None)  # refuses at once what is wrong with all rows
+            next(rows(), None)  # raises at once for errors that all rows share
             read = functools.partial(join, rows)
         elif name == DOCSTRINGS:
             read = functools.partial(read_docstrings, file)

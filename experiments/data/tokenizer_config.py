@@ -1,7 +1,7 @@
 """Apply tokenizer_config.json and the files next to it to a tokenizer.json, as AutoTokenizer of transformers 5 does.
 
 A class that these files name, or that follows from the model's type in config.json, replaces parts of the
-tokenizer.json. Classes other than those of ALIASES are refused, because what they replace is not known here.
+tokenizer.json. Only the classes in ALIASES are supported.
 """
 
 import base64
@@ -18,7 +18,7 @@ from experiments.engine import disk, errors
 
 CONFIG, MAP, MODEL = "tokenizer_config.json", "special_tokens_map.json", "config.json"
 FROM_FILE = "PreTrainedTokenizerFast"  # the class that uses tokenizer.json unchanged
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which new tokens get their ids
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # new tokens get their ids in this order
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ALBERT = vocabulary_files.WORDPIECE | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,7 +29,7 @@ class Rules(NamedTuple):
 
     model: str
     names: Mapping[str, str]  # of the special tokens, if the config does not name them
-    around: tuple[str, ...] = ()  # roles of the special tokens around a text; (): those of tokenizer.json
+    around: tuple[str, ...] = ()  # roles of the special tokens around a text; (): as in tokenizer.json
 
 
 def read(folder: pathlib.Path, default: str = FROM_FILE) -> dict[str, Any]:
@@ -95,13 +95,13 @@ def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def name_special(config: Mapping[str, Any], role: str, names: Mapping[str, str] = {}) -> str | None:
-    """Return the name of the special token with that role; None if there is none."""
+    """Return the name of the special token with that role, or None."""
     token = parse_token(config.get(f"{role}_token", names.get(role)))
     return token and token.content
 
 
 def list_added(config: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[AddedToken]:
-    """Yield the tokens that a config adds, in the order in which new tokens get their ids."""
+    """Yield the tokens that a config adds, in the order of their new ids."""
     by_id = config.get("added_tokens_decoder", {})
     yield from (parse_token(by_id[id]) for id in sorted(by_id, key=int))
     roles = [f"{role}_token" for role in ROLES]

@@ -39,10 +39,9 @@ def causal(
 def masked(
     token_T: np.ndarray, *, N: int, W: int, special: Collection[int], mask_id: int, evaluation: bool = False
 ) -> tuple[batches.Fetch, int]:
-    """Return `(fetch, n)` for `batches`: n windows with masked tokens, by BERT's rule (Devlin et al. 2019, section
-    3.1).
+    """Return `(fetch, n)` for `batches`: n windows with masked tokens, by BERT's rule (Devlin et al. 2019, sec. 3.1).
 
-    Each position is masked with probability RATE, except those of `special` ids. Of these, 80 % become `mask_id`, 10 %
+    Each position is masked with probability RATE, except `special` ids. Of the masked ones, 80 % become `mask_id`, 10 %
     any of the W ids that is not special, 10 % do not change. `w_BN` is the model's input, `target_BN` the tokens before
     masking (int32), `weight_BN` 1 at masked positions, else 0 (float32), `valid_BS` False at padding. n = T - N + 1: a
     window may begin anywhere. In an evaluation they follow one another, n = ceil(T / N), and the masked positions
@@ -85,7 +84,7 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
 
 
 def place(token_T: np.ndarray, *, N: int, extra: int, evaluation: bool) -> tuple[int, int]:
-    """Return the step between windows of N tokens plus `extra`, and their number. Raises UserError if there is none."""
+    """Return the step between windows of N tokens plus `extra`, and their number. Raises UserError without one."""
     if len(token_T) < N + extra:
         data = "held-out" if evaluation else "training"
         problem = f"the {data} data has {len(token_T)} tokens; a window needs {N + extra}"
