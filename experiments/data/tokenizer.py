@@ -141,7 +141,7 @@ def make(
     """
     if kind not in KINDS:
         hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join((*KINDS, BPE))
-        raise errors.UserError(f"there is no tokenizer {kind!r}{hint}: choose {names}, or a path that exists")
+        raise errors.UserError(f"text.tokenizer = {kind} is unknown{hint}: choose {names}, or a path that exists")
     if kind == "bytes":
         return Plain(kind, "", specials)
     train, evaluated = (set(itertools.chain.from_iterable(decode_pieces(part))) for part in (text, evaluation))

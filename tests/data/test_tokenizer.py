@@ -79,7 +79,7 @@ def test_unseen_characters_are_unknown(unseen):
 
 
 def test_an_unknown_kind_lists_the_known_ones_and_characters_need_utf8():
-    with raises(errors.UserError, "'charcters'", "characters", "bpe:8192"):
+    with raises(errors.UserError, "text.tokenizer = charcters", "characters", "bpe:8192"):
         tokenizer.make("charcters", [])
     latin = "naïve".encode("latin-1")
     for documents, evaluation in (([b"a\0", latin], []), ([b"a"], [latin])):
