@@ -248,10 +248,15 @@ def split_rows(
         out_B = held_out(map(str.encode, keys), share=share)
         train, evaluation = ([parts[0][b] for b in np.flatnonzero(out_B == held)] for held in (False, True))
         return Rows(name, train, evaluation, "")
-    description, trained = describe_parts(name, "by their names,", by_name), {*keys}
-    if shared := sum(key in trained for key in evaluated_keys[0]):
-        description += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
-    return Rows(name, *parts, description)
+    return Rows(name, *parts, describe_named(name, by_name, keys, *evaluated_keys))
+
+
+def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable, held_out: Sequence) -> str:
+    """Return a line about the part of each file, and about the held-out keys that are also trained on."""
+    repeated = {*held_out}.intersection(trained)
+    n = sum(key in repeated for key in held_out)
+    remark = f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
+    return describe_parts(name, "by their names,", by_name) + remark
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:

@@ -141,10 +141,7 @@ def divide_by_names(name: str, by_name: Mapping[str, Sequence[files.File]], fiel
         read_once(f"{name}: the part {part} ({files.join_names(by_name[part])})", by_name[part], field)
         for part in (files.TRAIN, files.evaluation_part(by_name))
     )
-    description, held_out = files.describe_parts(name, "by their names,", by_name), [*digests(evaluation)]
-    trained = {*held_out}.intersection(digests(train))
-    if count := sum(digest in trained for digest in held_out):
-        description += f" ({count:,} of {len(held_out):,} held-out texts are also in the training data)"
+    description = files.describe_named(name, by_name, digests(train), [*digests(evaluation)])
     return Text(name, make_part(train), make_part(evaluation), description)
 
 

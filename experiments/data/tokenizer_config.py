@@ -125,7 +125,9 @@ def make_parts(name: str, config: Mapping[str, Any], precompiled: list[Any]) -> 
     pieces_to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if name == "BertTokenizer":
         chinese, accents = config.get("tokenize_chinese_chars") is not False, config.get("strip_accents")
-        normalizer = normalizers.BertNormalizer(True, chinese, accents, lowercase)
+        normalizer = normalizers.BertNormalizer(
+            handle_chinese_chars=chinese, strip_accents=accents, lowercase=lowercase
+        )
         return normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     if name in ("GPT2Tokenizer", "RobertaTokenizer"):  # byte-level BPE
         return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix)), decoders.ByteLevel()

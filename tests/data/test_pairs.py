@@ -151,10 +151,10 @@ def test_names_define_train_valid_and_test(tmp_path):
     loaded = pairs.load(str(tmp_path / "set"))
     assert (loaded.train, loaded.evaluation) == (sides["train"], sides["valid"])
     assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in loaded.description
-    assert "test.en -> test.es left alone" in loaded.description and "trained on, too" not in loaded.description
+    assert "test.en -> test.es left alone" in loaded.description and "in the training data" not in loaded.description
     write(tmp_path / "tsv", **{"said.train.tsv": text(SAID[:900]), "said.dev.tsv": text(SAID[890:920])})
     loaded = pairs.load(str(tmp_path / "tsv"))
-    assert (len(loaded.train), loaded.evaluation) == (900, SAID[890:920]) and "(10 of 30 " in loaded.description
+    assert (len(loaded.train), loaded.evaluation) == (900, SAID[890:920]) and "(10 of 30 held-out" in loaded.description
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
     with raises(errors.UserError, "tsv (said.dev.tsv)"):
         pairs.load(str(tmp_path / "tsv"))

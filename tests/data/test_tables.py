@@ -129,7 +129,7 @@ def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
     write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": separated(["b", "d", "b", "e"], ",")})
     assert "(2 of 4 held-out texts are also in the training data)" in text.load(str(tmp_path), "said").description
     write(tmp_path, **{"valid.csv": separated(["d", "e"], ",")})
-    assert "trained on, too" not in text.load(str(tmp_path), "said").description
+    assert "in the training data" not in text.load(str(tmp_path), "said").description
 
 
 def test_a_json_file_next_to_tables_is_not_a_table(tmp_path):
