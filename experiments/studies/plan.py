@@ -34,7 +34,7 @@ NOTHING = Past({}, {})
 
 
 def comparisons(study: studies.Study) -> dict[Comparison, str]:
-    """Return the comparisons for which the study asks now."""
+    """Return the comparisons in the study's present config."""
     return _comparisons(_planned(study))
 
 
@@ -56,12 +56,12 @@ def read(folder: pathlib.Path) -> Past:
 
 
 def record(folder: pathlib.Path, study: studies.Study) -> None:
-    """Note what is planned, if it has changed."""
+    """Log the plan, if it has changed."""
     _note(folder, "planned", _planned(study))
 
 
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
-    """Note that a verdict over these seeds is read."""
+    """Log that a verdict over these seeds is read."""
     _note(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
 
 

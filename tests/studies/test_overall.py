@@ -8,7 +8,7 @@ import pytest
 import study_folder
 from scipy import stats
 
-from experiments.studies import figures, figures_across, inference, overall, results, runs, statistics, styles, tables
+from experiments.studies import figures, inference, overall, results, runs, statistics, styles, tables
 
 BASE = [2.0, 2.1, 2.2, 2.3]
 SHIFT = {"loss": [0.4, 0.1, 0.1, -0.3], "accuracy": [-1.0, 0.4, 0.8, 0.2]}  # of the arm, by condition
@@ -93,22 +93,20 @@ def test_without_a_gain_of_the_reference_there_is_no_mean_and_no_profile(tmp_pat
     assert (tied.mean, tied.interval, tied.profile) == (None, None, []) and tied.improvement > 0
     table = tables.tabulate_overall(found)
     assert table.rows[0][2:4] == ["-", "-"] and table.notes[1].startswith('No interquartile mean: in "loss"')
-    assert figures_across.draw_numbers(found, {}) is None
+    assert figures.draw_numbers(found, {}) is None
 
 
 def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
     study, conditions, finished = left(tmp_path)
     [block] = results.analyse_across(conditions, finished)
-    drawing, caption = figures_across.draw_numbers(block.numbers, styles.choose_styles(study))
+    drawing, caption = figures.draw_numbers(block.numbers, styles.choose_styles(study))
     line, [arm] = drawing.axes[0].lines[0], block.numbers.arms
     assert line.get_drawstyle() == "steps-pre" and "2 conditions" in caption
     assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
     assert np.array(line.get_data())[:, 1:-1] == pytest.approx(np.array(arm.profile)[:, :2].T * [[100], [1]])
     far = dataclasses.replace(arm, profile=[[-9e3, 0.5, 0.2, 0.8]])  # which would press the others together
-    both, more = figures_across.draw_numbers(
-        dataclasses.replace(block.numbers, arms=[arm, far]), styles.choose_styles(study)
-    )
+    both, more = figures.draw_numbers(dataclasses.replace(block.numbers, arms=[arm, far]), styles.choose_styles(study))
     assert (drawing.axes[0].get_xscale(), both.axes[0].get_xscale()) == ("linear", "symlog")
     assert more.endswith("logarithmic.") and not caption.endswith("logarithmic.")
     assert "4 seeds" in block.table.notes[2]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import study_folder
 
-from experiments.studies import figures, figures_across, results, runs, scaling, statistics, styles, tables
+from experiments.studies import figures, results, runs, scaling, statistics, styles, tables
 
 SIZES = (16, 32, 64)
 NOISE = [0.003, -0.002, 0.001]  # of seeds, which arms share
@@ -119,7 +119,7 @@ def test_a_law_with_a_constant_is_told_with_it(tmp_path, monkeypatch):
     [family] = families(tmp_path, study)
     E = family.laws[0].E
     assert E > 1 and any(f"{E:.4f}" in cell for cell in told(family))
-    law = figures_across.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
+    law = figures.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
     ends = [np.mean([*family.laws[0].values[i].values()]) for i in (0, -1)]
     assert law.get_ydata()[[0, -1]] == pytest.approx(ends, rel=1e-3)
 
@@ -128,7 +128,7 @@ def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
     study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
     [family] = families(tmp_path, study)
-    drawing, _ = figures_across.draw_numbers(family, styles.choose_styles(study))
+    drawing, _ = figures.draw_numbers(family, styles.choose_styles(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
