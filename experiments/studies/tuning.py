@@ -130,29 +130,19 @@ def format_values(values: dict[str, Any]) -> str:
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     """Return the table of the choices; None if nothing was tuned."""
-    rows = []
+    rows, edges = [], []
     for choice in tuned:
-        means = ["diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points]
-        values = ["/".join(map(str, point.values.values())) for point in choice.points]
-        tried = sentences.join_values(map(": ".join, zip(values, means, strict=True)))
-        rows.append(
-            [
-                choice.condition,
-                choice.arm,
-                format_values(choice.best.values),
-                sentences.format_number(choice.best.mean),
-                tried,
-            ]
-        )
+        points = []
+        for point in choice.points:
+            mean = "diverged" if point.mean is None else sentences.format_number(point.mean)
+            points.append(f"{'/'.join(map(str, point.values.values()))}: {mean}")
+        best = [format_values(choice.best.values), sentences.format_number(choice.best.mean)]
+        rows.append([choice.condition, choice.arm, *best, ", ".join(points)])
+        edges += [f"{choice.condition}, {choice.arm} ({', '.join(choice.edges)})"] if choice.edges else []
     notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
-    edges = [
-        f"{choice.condition}, {choice.arm} ({sentences.join_values(choice.edges)})" for choice in tuned if choice.edges
-    ]
     if edges:
-        notes.append(
-            "Best at the smallest or largest value tried, so that better values may lie beyond: "
-            f"{sentences.join_values(edges)}."
-        )
+        beyond = "Best at the smallest or largest value tried, so that better values may lie beyond"
+        notes.append(f"{beyond}: {', '.join(edges)}.")
     return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
 
 
@@ -165,22 +155,18 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
         values, metric = {key: _values(study, choices, key) for key in keys}, study.metric[condition.name]
         if not keys:
             continue
-        panels = [
-            figures.Panel(
-                metric,
-                key,
-                {choice.arm: _curve(choice, key, values[key]) for choice in choices if key in choice.best.values},
-            )
-            for key in keys
-        ]
+        panels = []
+        for key in keys:
+            curves = {one.arm: _curve(one, key, values[key]) for one in choices if key in one.best.values}
+            panels.append(figures.Panel(metric, key, curves))
         drawing, grid, _ = figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
             labels = [styles.shorten(str(x)) for x in values[key]]
             panel.set_xticks(range(len(labels)), labels, parse_math=False)
+        seeds = sentences.count_seeds([len(study.tune_seeds)])
         caption = (
             f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "
-            f"{sentences.count_seeds([len(study.tune_seeds)])}, "
-            "with the other settings at their chosen values. No point if a seed diverged."
+            f"{seeds}, with the other settings at their chosen values. No point if a seed diverged."
         )
         drawn.append(figures.write(folder, drawing, FOLDER, condition.name, caption))
     return drawn
