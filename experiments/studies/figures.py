@@ -100,13 +100,21 @@ def draw_kind(
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
-    """Draw panels of width x height inches. Return the figure, its axes, and the arms that have numbers."""
+    """Draw panels of width x height inches. Return the figure, its axes, and the arms that have numbers.
+
+    Each arm has its mean over seeds as a line, its seeds as thin lines, and a band from smallest to largest.
+    """
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
     drawing = figure.Figure(figsize=size, layout="constrained")
     grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
     legend = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
-        draw_bands(place, panel.curves, style)
+        for arm, (x_I, value_RI) in panel.curves.items():
+            every, zorder = max(1, len(x_I) // 8), 2 if style[arm].line == "-" else 3
+            place.plot(x_I, value_RI.mean(0), **style[arm].look, markevery=every, zorder=zorder)
+            if len(value_RI) > 1:
+                place.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=style[arm].colour, alpha=0.13, lw=0)
+                place.plot(x_I, value_RI.T, color=style[arm].colour, lw=THIN, alpha=0.5, zorder=1.5)
         value = np.concatenate([line.get_ydata() for line in place.lines] or [[]]).astype(float)
         if panel.falls and len(value) and value.max() > 10 * value.min() > 0:
             plots.logarithmic(place, value)
@@ -117,16 +125,6 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
         place.tick_params(labelsize=8)
     styles.draw_legend(drawing, legend)
     return drawing, grid, legend
-
-
-def draw_bands(panel: axes.Axes, curves: Mapping[str, Curve], style: Styles) -> None:
-    """Draw for each arm the mean over seeds as a line, each seed as a thin line, smallest to largest as a band."""
-    for arm, (x_I, value_RI) in curves.items():
-        every, zorder = max(1, len(x_I) // 8), 2 if style[arm].line == "-" else 3
-        panel.plot(x_I, value_RI.mean(0), **style[arm].look, markevery=every, zorder=zorder)
-        if len(value_RI) > 1:
-            panel.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=style[arm].colour, alpha=0.13, lw=0)
-            panel.plot(x_I, value_RI.T, color=style[arm].colour, lw=THIN, alpha=0.5, zorder=1.5)
 
 
 def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict[str, Curve]:
@@ -255,7 +253,7 @@ def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -
     """Draw measures of attention at the end of training over the layers, a panel for each measure."""
     panels = []
     for name, label in finished.ATTENTION.items():
-        curves = stack(runs, lambda run, name=name: run.by_layer(name))
+        curves = stack(runs, lambda run, name=name: {m: x for m, x in enumerate(run.layers(name), 1) if x is not None})
         panels += [Panel(label, "layer", curves)] if curves else []
     if not panels:
         return None
