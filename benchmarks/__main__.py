@@ -30,20 +30,15 @@ PARTICIPANTS = {  # the module, and arguments of its `build`
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 
-def arguments(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+def main(argv: list[str]) -> None:
+    """Measure each workload, print its results, and write the file."""
     names = [*sizes.WORKLOADS, GROWTH]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=names, default=[name for name in names[:-1] if name != "gpu"])
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the numbers to this file")
     parser.add_argument("--rounds", type=int, help="turns of each participant (default: by workload)")
     parser.add_argument("--try", action="store_true", dest="toy", help="use toy sizes")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str]) -> None:
-    """Measure each workload, print its results, and write the file."""
-    flags = arguments(argv)
+    flags = parser.parse_args(argv)
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # for all participants: docs/performance.md
     results: dict[str, Any] = {"machine": machine()}
     print(results["machine"], flush=True)
@@ -92,9 +87,10 @@ def measure(name: str, size: sizes.Workload, start: Any = participant.Participan
     for label, peer in participants.items():
         seconds = [turn["seconds"] / size.steps for turn in turns[label]]  # of a step; for generation, of all tokens
         ratios = [a / b for a, b in zip(seconds, baseline, strict=True)]
-        results[label] = peer.facts | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        results[label] = (
+            peer.facts | turns[label][-1] | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        )
         results[label] |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
-        results[label] |= {"loss": turns[label][-1]["loss"], "peak_bytes": turns[label][-1]["peak_bytes"]}
     return results
 
 
