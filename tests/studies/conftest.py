@@ -1,4 +1,4 @@
-"""What several files of tests compare with: one small study, trained once."""
+"""Fixtures of several test files: one small study, trained once, and a signal."""
 
 import os
 import shutil
@@ -26,18 +26,18 @@ def copy(whole, tmp_path):
 
 @pytest.fixture
 def signalled():
-    """(owner, name, due): SIGTERM comes at the end of such a call, the first time that it is due."""
+    """Return a function (owner, name, due): SIGTERM comes at the end of the first call of owner.name that is due."""
     with pytest.MonkeyPatch.context() as patch:
 
         def when(owner, name, due=lambda *_: True):
-            usual, sent = getattr(owner, name), []
+            original, sent = getattr(owner, name), []
 
             def and_signal(*arguments, **options):
-                found = usual(*arguments, **options)
+                result = original(*arguments, **options)
                 if not sent and due(*arguments):
                     sent.append(True)
                     os.kill(os.getpid(), signal.SIGTERM)
-                return found
+                return result
 
             patch.setattr(owner, name, and_signal)
 
