@@ -107,7 +107,9 @@ def test_choices_are_merged(tuned, tmp_path):
         (part / "config.json").write_text(json.dumps(config))
     merge.merge(parts, tmp_path / "new")
     new, single = (tuning.read(x, study.read(results.load_settings(x))) for x in (tmp_path / "new", folder))
-    assert len(single) == 3 and {choice.arm: choice for choice in new} == {choice.arm: choice for choice in single}
+    assert len(new) == len(single) == 3 and {choice.arm: choice for choice in new} == {
+        choice.arm: choice for choice in single
+    }
 
 
 def test_an_arm_tries_the_values_of_the_study_and_of_the_arm(tmp_path):
