@@ -78,7 +78,7 @@ class Arm:
 
     name: str
     changes: dict[str, Any]
-    params: int | None  # None: no run yet
+    params: int | None  # None: no finished run
     flops_per_token: float | None  # forward
     training_flops: float | None  # of a run
     values: dict[int, float]  # the metric at the end, by seed; and their spread:

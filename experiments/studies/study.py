@@ -31,7 +31,7 @@ NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold", "study.margin")  # settings of the study that a condition may change
 TUNE = "study.tune"  # the setting of the study that an arm may change
 SHARED = ("study", "mesh", "seed", "experiment", "log")  # sections and settings that arms and conditions cannot change
-VALUES = "@"  # between the name of an arm and the values of which it is to choose
+VALUES = "@"  # between the name of an arm and the values of a tuning run
 ONLY = "all"  # the condition of a study that names none
 RESERVED = ("checkpoints", "figures", "source", "tuning")  # other folders in the folder of a study
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # a folder's name; two of them still fit into one
@@ -45,7 +45,7 @@ class Named(NamedTuple):
 
 
 class Study(NamedTuple):
-    """The arms, the conditions in which they are compared, and the seeds by which they are paired."""
+    """The arms, the conditions of their comparisons, and the seeds that pair them."""
 
     experiment: str
     conditions: list[Named]
@@ -76,7 +76,7 @@ class Run(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The condition and the arm, whose seeds share their data."""
+        """The condition and the arm. Runs of one place share their data."""
         return self.condition, self.arm
 
     @property
@@ -99,7 +99,7 @@ class Program(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """The values of those NUMBERS in which the rows differ."""
+        """The values of those NUMBERS that differ between rows."""
         values = [config.flat(run.settings.to_dict()) for run in self.rows]
         columns = {key: np.array([run_values[key] for run_values in values], np.float32) for key in NUMBERS}
         return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
@@ -116,11 +116,10 @@ class Program(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of its checkpoints' folder, which is the same if and only if the runs may be resumed."""
-        lasting = []
+        lasting: list = []
         for run in self.runs:
-            every = config.flat(run.settings.to_dict())  # train.steps counts: the learning rate falls with them
-            same = {key: x for key, x in every.items() if key == "train.steps" or not workdir.may_change(key)}
-            lasting.append([run.name, same])
+            values = config.flat(run.settings.to_dict()).items()  # train.steps counts: the learning rate depends on it
+            lasting.append([run.name, {k: x for k, x in values if k == "train.steps" or not workdir.may_change(k)}])
         lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
         return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
@@ -232,7 +231,7 @@ def runs(
     chosen: the tuned settings of an arm in a condition.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
-    plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # which the study itself measures
+    plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}

@@ -106,10 +106,9 @@ def test_choices_are_merged(tuned, tmp_path):
         config["config"]["study"]["arms"] = [arm for arm in SMALL["study__arms"] if arm[0] != removed]
         (part / "config.json").write_text(json.dumps(config))
     merge.merge(parts, tmp_path / "new")
-    new, single = (tuning.read(x, study.read(results.load_settings(x))) for x in (tmp_path / "new", folder))
-    assert len(new) == len(single) == 3 and {choice.arm: choice for choice in new} == {
-        choice.arm: choice for choice in single
-    }
+    designs = {place: study.read(results.load_settings(place)) for place in (tmp_path / "new", folder)}
+    new, single = (sorted(tuning.read(*item), key=lambda choice: choice.arm) for item in designs.items())
+    assert new == single and len(single) == 3
 
 
 def test_an_arm_tries_the_values_of_the_study_and_of_the_arm(tmp_path):
