@@ -30,15 +30,20 @@ PARTICIPANTS = {  # the module, and arguments of its `build`
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 
-def main(argv: list[str]) -> None:
-    """Measure each workload, print its results, and write the file."""
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
     names = [*sizes.WORKLOADS, GROWTH]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=names, default=[name for name in names[:-1] if name != "gpu"])
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the numbers to this file")
     parser.add_argument("--rounds", type=int, help="turns of each participant (default: by workload)")
     parser.add_argument("--try", action="store_true", dest="toy", help="use toy sizes")
-    flags = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> None:
+    """Measure each workload, print its results, and write the file."""
+    flags = arguments(argv)
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # for all participants: docs/performance.md
     results: dict[str, Any] = {"machine": machine()}
     print(results["machine"], flush=True)

@@ -76,11 +76,11 @@ def run(
 ) -> single.Result | None:
     """Train the runs that are not finished, and write the report. Without a folder, show the plan alone.
 
-    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later. Several
-    processes, also on several machines, may work in the same folder: each program is trained by one of them.
+    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added later. Several processes, also on
+    several machines, may work in the same folder: each program is trained by one of them.
     earlier: the folder of a study with a known spread, for the power of the seeds. device, chips: arguments of
-    single.make_mesh. target, file: arguments of dry_run.compile_and_report. Raises UserError if the setting `seed` is
-    changed, or for several processes.
+    single.make_mesh. target, file: arguments of dry_run.compile_and_report. Raises UserError for a changed `seed` and
+    for several processes.
     """
     study = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:

@@ -13,16 +13,8 @@ from matplotlib import axes, figure, ticker
 
 from experiments.engine import disk
 from experiments.figures import plots
-from experiments.studies import (
-    attention,
-    overall,
-    runs as finished,
-    scaling,
-    sentences,
-    statistics,
-    study as studies,
-    styles,
-)
+from experiments.studies import attention, overall, runs as finished, scaling, sentences, statistics, styles
+from experiments.studies.study import Study
 
 SMOOTHED = 40  # windows of the mean of training losses, each of a single batch
 MOST = 6  # layers shown, evenly spread
@@ -58,7 +50,7 @@ class Panel(NamedTuple):
 
 def draw(
     folder: pathlib.Path,
-    study: studies.Study,
+    study: Study,
     conditions: Sequence[statistics.Condition],
     runs: Sequence[finished.Run],
 ) -> list[Figure]:
@@ -289,7 +281,7 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
 }
 
 
-def draw_across(folder: pathlib.Path, study: studies.Study, across: Iterable[tuple[str, Across]]) -> list[Figure]:
+def draw_across(folder: pathlib.Path, study: Study, across: Iterable[tuple[str, Across]]) -> list[Figure]:
     """Write a figure over several conditions for each kind and its numbers, if an arm has a profile or a law."""
     drawings = [(kind, draw_numbers(numbers, styles.choose_styles(study))) for kind, numbers in across]
     return [write(folder, drawing[0], kind, "", drawing[1]) for kind, drawing in drawings if drawing]

@@ -21,8 +21,8 @@ MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: the
 def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     """Write into `new` the finished runs of all these folders, their sources and a config of all arms and seeds.
 
-    Raises UserError, and writes nothing, if the folders differ in another setting, in an arm or condition of the same
-    name, in the reference, in the code, in an arm's data, or in the results of a run.
+    Raises UserError, and writes nothing, if the folders differ in other settings, the reference or the code. So it does
+    if an arm or condition of the same name differs, or an arm's data, or the results of a run.
     """
     if len(folders) < 2:
         raise errors.UserError("a merge needs at least two folders: --merge=A --merge=B")

@@ -2,7 +2,7 @@
 interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
 
 A gain is a difference to the reference, paired by seed; above 0 the arm is better. It is divided by what the reference
-of that condition gained by training. docs/studies.md says why not by its SD.
+of that condition gained by training. docs/studies.md explains why its SD is no scale.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm over all conditions. Without a mean and a profile if a scale is None."""
+    """One arm over all conditions. Without a mean and a profile if a scale is unknown."""
 
     name: str
     n: int  # pairs

@@ -151,7 +151,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
 
     "conditions" have the fields of statistics.Condition, their arms the fields of statistics.Arm, and so on, with
     "verdict" or "words" added. "overall" is null or has the fields of overall.Overall, each entry of "scaling" has
-    those of scaling.Family. "looks": over how many sets of seeds verdicts were read. "what": the session that writes.
+    the fields of scaling.Family. "looks": the number of sets of seeds with verdicts. "what": the session that writes.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:
@@ -218,7 +218,7 @@ def _verdict(study: studies.Study, analysis: Analysis) -> str:
 
 @functools.cache  # a template is compiled once
 def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
-    """Return the templates. escape: applied to every value, before jinja escapes what is special in HTML."""
+    """Return the templates. escape: applied to every value, before jinja escapes HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -255,7 +255,7 @@ def format_text(folder: pathlib.Path, study: studies.Study) -> str:
     """Return the tables and verdicts of the finished runs, for a terminal."""
     analysis = analyse(folder, study)
     started, waiting = split_by_progress(analysis.conditions)
-    parts = [(one.name, tables.tabulate_condition(one), sentences.describe_condition(one)) for one in started]
+    parts = [(x.name, tables.tabulate_condition(x), sentences.describe_condition(x)) for x in started]
     if overview := tables.tabulate_overview(started):
         parts.append(("all conditions", overview, overview.notes[0]))
     fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)

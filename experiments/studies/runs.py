@@ -102,7 +102,7 @@ def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
 def sketches(params: Any) -> list[Sketch]:
     """Return a few sums of each initial weight, for each of R runs; params: R rows of each leaf.
 
-    The sums of c x are c times those of x. They show whether the arms of a seed begin with the same weights, up to a
+    The sums of c x are c times the sums of x. They show whether the arms of a seed begin with the same weights, up to a
     scale: pairs by seed rely on it.
     """
     run_sketches: list[Sketch] = []

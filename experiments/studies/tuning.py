@@ -151,7 +151,7 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
             continue
         panels = []
         for key in keys:
-            curves = {one.arm: _curve(one, key, values[key]) for one in choices if key in one.best.values}
+            curves = {x.arm: _curve(x, key, values[key]) for x in choices if key in x.best.values}
             panels.append(figures.Panel(metric, key, curves))
         drawing, grid, _ = figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):

@@ -9,18 +9,18 @@ import tiny_study
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory):
-    """The folder of a study that nothing disturbed: tiny_study's arms and seeds."""
-    folder = tmp_path_factory.mktemp("whole")
+def complete(tmp_path_factory):
+    """Return the folder of an undisturbed study with tiny_study's arms and seeds."""
+    folder = tmp_path_factory.mktemp("complete")
     outcome = tiny_study.run(folder)
     assert (outcome.code, outcome.err) == (0, "")
     return folder
 
 
 @pytest.fixture
-def copy(whole, tmp_path):
-    """A copy of it, for a test to do with as it likes."""
-    shutil.copytree(whole / "study", tmp_path / "study")
+def copy(complete, tmp_path):
+    """Return a folder with a copy of the complete study, which the test may change."""
+    shutil.copytree(complete / "study", tmp_path / "study")
     return tmp_path
 
 

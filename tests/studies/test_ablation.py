@@ -63,22 +63,22 @@ def test_launch_run_returns_the_report_of_a_finished_study(copy, monkeypatch):
     assert (result.folder, result.figures, result.params, result.apply) == (folder, [file], None, None)
 
 
-def test_a_run_of_a_study_is_the_run_alone(whole, tmp_path):
+def test_a_run_of_a_study_is_the_run_alone(complete, tmp_path):
     config = tiny.config_file(tmp_path, "dots", **tiny_study.TRAIN | {"optim__learning_rate": 1e-2, "seed": 5})
     assert tiny.run("--config", config, "--workdir", str(tmp_path / "run")).code == 0
-    alone, summaries = json.loads((tmp_path / "run" / "summary.json").read_text()), tiny_study.summaries(whole)
+    alone, summaries = json.loads((tmp_path / "run" / "summary.json").read_text()), tiny_study.summaries(complete)
     fast, lean = summaries["all/fast/seed_5"], summaries["all/lean/seed_5"]
     assert lean["params"] < fast["params"] == alone["params"]
     assert (lean["together"], fast["together"]) == (2, 4)  # two programs
     for name in ("eval/loss", "eval/accuracy", "baseline/accuracy"):  # JAX 0.10.2: to the last bit; 0.12: not quite
         assert fast[name] == pytest.approx(alone[name], rel=1e-5), name
-    rows = [log.read(run) for run in (tmp_path / "run", whole / "study" / "all" / "fast" / "seed_5")]
+    rows = [log.read(run) for run in (tmp_path / "run", complete / "study" / "all" / "fast" / "seed_5")]
     losses = [{row["step"]: row["train/loss"] for row in run_rows if "train/loss" in row} for run_rows in rows]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 3
     assert "attention" not in fast and not any("symmetry/1" in row for row in rows[1])  # log has no symmetry
 
 
-def test_arms_and_seeds_may_be_added_and_foreign_checkpoints_stay(whole, tmp_path, signalled):
+def test_arms_and_seeds_may_be_added_and_foreign_checkpoints_stay(complete, tmp_path, signalled):
     def read_times() -> dict[pathlib.Path, int]:
         return {file: file.stat().st_mtime_ns for file in tmp_path.glob("study/*/*/seed_*/summary.json")}
 
@@ -92,7 +92,7 @@ def test_arms_and_seeds_may_be_added_and_foreign_checkpoints_stay(whole, tmp_pat
     before = read_times()
     assert len(before) == 4
     assert tiny_study.run(tmp_path).code == 0
-    tiny_study.assert_alike(tmp_path, whole, ALL)
+    tiny_study.assert_alike(tmp_path, complete, ALL)
     assert read_times().items() >= before.items()
     planned = [json.loads(line)["planned"] for line in (tmp_path / "study" / "plan.jsonl").read_text().splitlines()]
     assert [(len(entry["arms"]), entry["seeds"]) for entry in planned] == [(2, [3]), (2, [3, 5]), (3, [3, 5])]

@@ -42,11 +42,11 @@ def numbers(folder: pathlib.Path) -> dict:
 
 
 @pytest.fixture
-def halves(whole, tmp_path):
-    """Return two machines' folders of the study `whole`: each has one arm and the reference."""
+def halves(complete, tmp_path):
+    """Return two machines' folders of the study `complete`: each has one arm and the reference."""
     folders = [tmp_path / name for name in "AB"]
     for folder, missing in zip(folders, ("fast", "lean"), strict=True):
-        shutil.copytree(whole / "study", folder)
+        shutil.copytree(complete / "study", folder)
         shutil.rmtree(folder / "all" / missing)
         edit(folder / "config.json", config__study__arms=[arm for arm in ARMS if arm[0] != missing])
     return folders
@@ -78,22 +78,22 @@ def test_the_plan_of_a_part_counts_in_the_merged_study(halves, tmp_path):
     assert f'"gone" against "{ARMS[-1][0]}"' in tiny.command(report, workdir=tmp_path / "new", merge=halves).out
 
 
-def test_merged_halves_equal_the_whole_study(whole, halves, tmp_path):
+def test_merged_halves_equal_the_whole_study(complete, halves, tmp_path):
     (halves[1] / "source" / "mine.py").write_text("a = 1")
     outcome = tiny.command(report, workdir=tmp_path / "new", merge=halves)
     assert (outcome.code, outcome.err) == (0, "")
-    assert numbers(tmp_path / "new") == numbers(whole / "study")
+    assert numbers(tmp_path / "new") == numbers(complete / "study")
     assert {file.name for file in (tmp_path / "new" / "source").iterdir()} >= {"ablation_config.py", "mine.py"}
     shutil.copytree(tmp_path / "new", tmp_path / "study")
-    tiny_study.assert_alike(tmp_path, whole, ALL)
+    tiny_study.assert_alike(tmp_path, complete, ALL)
     saved = json.loads((tmp_path / "new" / "config.json").read_text())["config"]["study"]
     assert saved["arms"] == ARMS and saved["seeds"] == [3, 5]
 
 
-def test_seeds_of_two_machines_are_merged(whole, tmp_path):
+def test_seeds_of_two_machines_are_merged(complete, tmp_path):
     folders = [tmp_path / name for name in "AB"]
     for folder, seed, missing in zip(folders, (5, 3), (3, 5), strict=True):
-        shutil.copytree(whole / "study", folder, ignore=shutil.ignore_patterns(f"seed_{missing}"))
+        shutil.copytree(complete / "study", folder, ignore=shutil.ignore_patterns(f"seed_{missing}"))
         edit(folder / "config.json", config__study__seeds=[seed])
     assert tiny.command(report, workdir=tmp_path / "new", merge=folders).code == 0
     record = numbers(tmp_path / "new")

@@ -68,7 +68,7 @@ STOPS = [
 ]
 
 
-def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_its_report(whole, tmp_path, signalled):
+def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_its_report(complete, tmp_path, signalled):
     report = tmp_path / "study" / "report.json"
     for moment, call, finished, before in STOPS:
         steps_taken: list[int] = []
@@ -86,11 +86,11 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_it
         else:
             assert "no run of the study is finished" in outcome.err and not report.exists()
         if moment == "second evaluation":  # as if it was killed after the first of four rows
-            (row,) = (row for row in log.read(whole / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
+            (row,) = (row for row in log.read(complete / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
             with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps(row) + "\n")
     assert resume(tmp_path)[1] == []  # only the evaluation after the last step, and the results
-    tiny_study.assert_alike(tmp_path, whole, ALL)
+    tiny_study.assert_alike(tmp_path, complete, ALL)
 
 
 def test_a_signal_while_the_last_report_is_drawn_stops_the_study_after_it(copy, signalled):
@@ -115,17 +115,17 @@ def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_
     assert (outcome.code, outcome.err) == (1, message) and report.is_file()
 
 
-def test_another_log_interval_does_not_restart_a_program(whole, tmp_path):
+def test_another_log_interval_does_not_restart_a_program(complete, tmp_path):
     stop_after(tmp_path, 4)
     assert resume(tmp_path, "--config.train.log_every=1", **OF_SECOND)[1] == [5, 6]
-    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
+    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete)
     for name in SECOND:
         assert results[name]["params_sha256"] == expected[name]["params_sha256"]
         assert "wall_seconds" not in results[name]  # unknown after a stop
         assert [row["step"] for row in log.read(tmp_path / "study" / name) if "train/loss" in row] == [2, 4, 5, 6]
 
 
-def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_path, monkeypatch):
+def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(complete, tmp_path, monkeypatch):
     train = loop.train
 
     def poison(training: Any, step: Callable, state: steps.State, batches: Any, **options: Any) -> steps.State:
@@ -140,7 +140,7 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_pat
     stop_after(tmp_path, 4)
     outcome, steps_taken = resume(tmp_path, **OF_SECOND)
     assert steps_taken == [5, 6] and "diverged" in outcome.out
-    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
+    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete)
     assert [results[name]["diverged_at"] for name in SECOND] == [None, 2, None, None]
     for name in SECOND:
         assert (results[name]["params_sha256"] == expected[name]["params_sha256"]) == (name != SECOND[1])
@@ -148,7 +148,7 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_pat
     assert [row["eval/loss"] for row in rows if "eval/loss" in row][1:] == [results[SECOND[1]]["eval/loss"]] * 2
 
 
-def test_a_study_that_is_killed_goes_on_to_the_bit(whole, tmp_path):
+def test_a_study_that_is_killed_goes_on_to_the_bit(complete, tmp_path):
     """A kill leaves the files of that moment: here a copy of them, made while the study is trained."""
     changes, killed = OF_SECOND | {"train__save_every": 2}, tmp_path / "killed"
 
@@ -164,4 +164,4 @@ def test_a_study_that_is_killed_goes_on_to_the_bit(whole, tmp_path):
     assert names & {"2", "4"} and not tiny_study.summaries(killed)
     newest = max(int(name) for name in names if name.isdecimal())
     assert resume(killed, **changes)[1] == list(range(newest + 1, STEPS + 1))
-    tiny_study.assert_alike(killed, whole, SECOND)
+    tiny_study.assert_alike(killed, complete, SECOND)

@@ -179,7 +179,7 @@ def test_invalid_tuning_is_one_sentence_before_anything_is_trained(tmp_path, cha
     assert not (tmp_path / "study").exists()
 
 
-def test_two_processes_share_the_programs_of_a_study(whole, tmp_path, monkeypatch):
+def test_two_processes_share_the_programs_of_a_study(complete, tmp_path, monkeypatch):
     """While the first process trains the first program, a second one trains the second program, waits for the first,
     and is stopped there. Locks hold within a process as between two."""
     original, trained, second = programs.train, [], []
@@ -202,11 +202,11 @@ def test_two_processes_share_the_programs_of_a_study(whole, tmp_path, monkeypatc
     assert stopped.code == 143 and f"{page} holds the 4 of 6 runs that are finished" in stopped.err
     assert re.search(rf"waiting for lean x 2 seeds: .* is in use by .*process {os.getpid()}", stopped.out)
     assert "1 of 2 done" in stopped.out and "1 of 2 done" in outcome.out
-    tiny_study.assert_alike(tmp_path, whole, tiny_study.ALL)
+    tiny_study.assert_alike(tmp_path, complete, tiny_study.ALL)
     assert not list(tmp_path.glob("study/**/lock"))
 
 
-def test_the_rest_of_a_program_is_trained_if_another_process_has_trained_a_part(whole, tmp_path, monkeypatch):
+def test_the_rest_of_a_program_is_trained_if_another_process_has_trained_a_part(complete, tmp_path, monkeypatch):
     """The other process had one seed: it has finished two of the four rows of the second program."""
     original, trained = programs.train, []
 
@@ -222,17 +222,17 @@ def test_the_rest_of_a_program_is_trained_if_another_process_has_trained_a_part(
     assert trained == [lean, [name for name in rest if "seed_5" in name], [name for name in rest if "seed_3" in name]]
     losses, expected = (
         {name: summary["eval/loss"] for name, summary in tiny_study.summaries(folder).items()}
-        for folder in (tmp_path, whole)
+        for folder in (tmp_path, complete)
     )
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_seeds_that_devices_cannot_share_evenly_are_trained(whole, tmp_path):
+def test_seeds_that_devices_cannot_share_evenly_are_trained(complete, tmp_path):
     """Three seeds of two arms over four devices make eight rows. Two of them repeat the last run without effect."""
     arms = {"study__arms": [tiny_study.ARMS[1], ["base", {}]], "study__seeds": [3, 5, 7], "mesh__seed": 4}
     outcome = tiny_study.run(tmp_path, **arms)
     assert (outcome.code, outcome.err) == (0, "") and "seed=4" in outcome.out
-    summaries, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
+    summaries, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete)
     assert len(summaries) == 6 and not list(tmp_path.glob("study/checkpoints/*"))
     for name in tiny_study.ALL[2:]:
         assert summaries[name]["eval/loss"] == pytest.approx(expected[name]["eval/loss"], abs=1e-5)
