@@ -61,10 +61,10 @@ def draw(
         complete = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
         complete_runs = [run for run in runs if (run.condition, run.arm, run.seed) in complete]
         for kind in KINDS if complete_runs else ():
-            if drawing := draw_kind(kind, condition, complete_runs, style):
-                caption = drawing[1][0].upper() + drawing[1][1:]
-                caption = f"{condition.name}: {drawing[1]}" if len(conditions) > 1 else caption
-                written.append(write(folder, drawing[0], kind, condition.name, caption))
+            if figure_and_caption := draw_kind(kind, condition, complete_runs, style):
+                drawing, caption = figure_and_caption
+                caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
+                written.append(write(folder, drawing, kind, condition.name, caption))
     return written
 
 

@@ -118,8 +118,9 @@ class Program(NamedTuple):
         """The name of its checkpoints' folder, which is the same if and only if the runs may be resumed."""
         lasting: list = []
         for run in self.runs:
-            values = config.flat(run.settings.to_dict()).items()  # train.steps counts: the learning rate depends on it
-            lasting.append([run.name, {k: x for k, x in values if k == "train.steps" or not workdir.may_change(k)}])
+            values = config.flat(run.settings.to_dict())  # train.steps counts: the learning rate depends on it
+            fixed = {key: x for key, x in values.items() if key == "train.steps" or not workdir.may_change(key)}
+            lasting.append([run.name, fixed])
         lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
         return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
