@@ -92,9 +92,10 @@ def measure(name: str, size: sizes.Workload, start: Any = participant.Participan
     for label, peer in participants.items():
         seconds = [turn["seconds"] / size.steps for turn in turns[label]]  # of a step; for generation, of all tokens
         ratios = [a / b for a, b in zip(seconds, baseline, strict=True)]
-        results[label] = peer.facts | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        results[label] = (
+            peer.facts | turns[label][-1] | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        )
         results[label] |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
-        results[label] |= {"loss": turns[label][-1]["loss"], "peak_bytes": turns[label][-1]["peak_bytes"]}
     return results
 
 

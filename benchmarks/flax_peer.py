@@ -49,7 +49,7 @@ def build(size: sizes.Workload) -> participant.Built:
     """Build training steps: mean cross-entropy, clipping and AdamW with decay on all but biases and gains."""
     if size.kind != "text":
         raise participant.Unavailable("the Flax peer covers only training on text")
-    model, batches, o = GPT2(size), itertools.cycle(sizes.text_batches(size)), sizes.OPTIMISER
+    model, batches, o = GPT2(size), itertools.cycle(sizes.make_batches(size)), sizes.OPTIMISER
 
     def decay_mask(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)

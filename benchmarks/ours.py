@@ -13,16 +13,7 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments.build import model as models
-from experiments.engine import (
-    by_name,
-    compilation,
-    config,
-    distributed,
-    mesh,
-    run,
-    run_plan,
-    train_step as training_step,
-)
+from experiments.engine import by_name, compilation, config, distributed, mesh, run, run_plan, train_step
 from experiments.tools import generation as generating
 from tfm import head, shapes
 from tfm.attention import mask as masks
@@ -35,14 +26,13 @@ IMAGES = 2048  # of each split
 
 def make_settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> config.Settings:
     """Return the default settings with the model of the workload and these changes."""
-    get_config = importlib.import_module("configs.base").get_config
-    model = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention")}
-    defaults = config.Settings(get_config(experiment), get_config(experiment))
-    return defaults.replace(model | {"model.compute_dtype": size.dtype} | changes)
+    defaults = importlib.import_module("configs.base").get_config(experiment)
+    model = {"model.M": size.M, "model.H": size.H, "model.D": size.D, "model.attention": size.attention}
+    return config.Settings(defaults, defaults).replace(model | {"model.compute_dtype": size.dtype} | changes)
 
 
 def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[str, Any]]:
-    """Write random images, or a text with as many characters as the vocabulary. Return experiment and settings."""
+    """Write random images, or a text that contains every token of the vocabulary. Return experiment and settings."""
     rng = np.random.default_rng(0)
     if size.kind == "images":
         labels = (np.arange(IMAGES) % size.C).astype(np.int64)
@@ -57,7 +47,7 @@ def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[st
     return "language", source | {"text.N": size.N, "text.head": "tied"}
 
 
-def make_plan(size: sizes.Workload) -> training_step.Plan:
+def make_plan(size: sizes.Workload) -> run_plan.Plan:
     """Prepare a run of this workload as the launcher does."""
     changes = {f"optim.{field}": value for field, value in sizes.OPTIMISER.items() if field != "eps"}  # eps is fixed
     changes |= {"train.steps": STEPS, "train.batch_size": size.B, "mesh.data": min(size.devices, os.cpu_count() or 1)}
@@ -66,9 +56,8 @@ def make_plan(size: sizes.Workload) -> training_step.Plan:
         settings = make_settings(experiment, size, changes | source)
         chips = compilation.split(settings.to_dict()["mesh"], size.platform)
         devices = run.make_mesh(settings, size.platform, chips=chips)
-        return run_plan.make_plan(
-            settings, by_name.load_experiment(experiment).prepare(settings, devices).task, devices
-        )
+        work = by_name.load_experiment(experiment).prepare(settings, devices)
+        return run_plan.make_plan(settings, work.task, devices)
 
 
 def training(size: sizes.Workload) -> participant.Built:
@@ -76,25 +65,24 @@ def training(size: sizes.Workload) -> participant.Built:
     plan = make_plan(size)
     batches = itertools.cycle([plan.task.train[i] for i in range(sizes.BATCHES)])
     alive = distributed.put(np.True_, mesh.replicated(plan.mesh))
-    abstract = training_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
+    abstract = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
     start = time.perf_counter()
     lowered = plan.step.lower(abstract, mesh.place_batch(plan.mesh, plan.task.train[0]), alive)
     traced = time.perf_counter()
     step = lowered.compile()
     facts = {"trace_seconds": traced - start, "compile_seconds": time.perf_counter() - traced}
-    state = training_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
-    parameters, latest = shapes.total(state.params), [state, alive]
+    facts["temporary_bytes"] = step.memory_analysis().temp_size_in_bytes
+    state = train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
 
     def steps(n: int) -> float:
-        state, alive = latest
+        nonlocal state, alive
         for _ in range(n):
             state, metrics = step(state, mesh.place_batch(plan.mesh, next(batches)), alive)
             alive = metrics["alive"]
-        latest[:] = jax.block_until_ready((state, alive))
+        jax.block_until_ready((state, alive))
         return float(metrics["loss"])
 
-    facts["temporary_bytes"] = step.memory_analysis().temp_size_in_bytes
-    return participant.Built(steps, parameters, facts)
+    return participant.Built(steps, shapes.total(state.params), facts)
 
 
 def generation(size: sizes.Workload) -> participant.Built:
@@ -102,15 +90,13 @@ def generation(size: sizes.Workload) -> participant.Built:
     m = make_settings("language", size, {}).model
     model = models.build_language_model(m, head=head.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
-    options = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    options |= {"stop": [], "mask": lambda *_: masks.causal, "mesh": mesh.make(data=1)}
-    generator = generating.Generator(model, params, **options)
+    options = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": mesh.make(data=1)}
+    generator = generating.Generator(model, params, mask=lambda *_: masks.causal, **options)
 
     def steps(n: int) -> float:
         for _ in range(n):
             rounds = generating.rounds(generator, [[0]] * size.B, jax.random.key(0), steps=size.new)
-            count = sum(len(row) for texts in rounds for row in texts)
-            if count != size.items_per_step:
+            if (count := sum(len(row) for texts in rounds for row in texts)) != size.items_per_step:
                 raise RuntimeError(f"{count} tokens instead of {size.items_per_step}")
         return 0.0
 

@@ -63,10 +63,10 @@ class Participant:
 
     def __init__(self, name: str, command: tuple[str, ...], size: sizes.Workload):
         context = multiprocessing.get_context("spawn")
-        self.name, (self._connection, other) = name, context.Pipe()
-        self._process = context.Process(target=serve, args=(other, size, *command), daemon=True)
+        self.name, (self._connection, end) = name, context.Pipe()
+        self._process = context.Process(target=serve, args=(end, size, *command), daemon=True)
         self._process.start()
-        other.close()
+        end.close()
         self.facts = self._receive()
 
     def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:

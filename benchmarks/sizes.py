@@ -63,14 +63,14 @@ TEMPERATURE = 0.8  # of generated tokens
 BATCHES = 32  # different batches, used in turn
 
 
-def text_batches(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches (w_BN, target_BN) of int64, as PyTorch needs them. The target is the next token."""
-    token_KBN = np.random.default_rng(0).integers(0, size.W, (BATCHES, size.B, size.N + 1))
-    return [(batch[:, :-1].copy(), batch[:, 1:].copy()) for batch in token_KBN]
+def make_batches(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return batches (w_BN, target_BN) of int64, as PyTorch needs them; the target is the next token.
 
-
-def image_batches(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches (image_BYXZ, label_B): float32 with mean 0 and deviation 1, and int64."""
+    For images: (image_BYXZ, label_B), float32 with mean 0 and deviation 1, and int64.
+    """
     rng = np.random.default_rng(0)
-    shape = (size.B, size.Y, size.Y, 1)
-    return [(rng.standard_normal(shape, np.float32), rng.integers(0, size.C, size.B)) for _ in range(BATCHES)]
+    if size.kind == "images":
+        shape = (size.B, size.Y, size.Y, 1)
+        return [(rng.standard_normal(shape, np.float32), rng.integers(0, size.C, size.B)) for _ in range(BATCHES)]
+    token_KBN = rng.integers(0, size.W, (BATCHES, size.B, size.N + 1))
+    return [(batch[:, :-1].copy(), batch[:, 1:].copy()) for batch in token_KBN]

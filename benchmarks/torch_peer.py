@@ -4,7 +4,6 @@ Attention (scaled_dot_product_attention) and AdamW are fused, and all cores comp
 Generation caches keys and values: a growing cache if eager, a static one if compiled.
 """
 
-import contextlib
 import itertools
 import os
 import shutil
@@ -38,15 +37,13 @@ def training(size: sizes.Workload, mode: str) -> participant.Built:
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else "highest")
     model = (vit if size.kind == "images" else gpt2)(size).to(device).train()
     compiled = torch.compile(model) if mode == "compile" else model
+    batches, name, options = sizes.make_batches(size), "input_ids", {"use_cache": False}
     if size.kind == "images":
-        batches = [(image.transpose(0, 3, 1, 2).copy(), label) for image, label in sizes.image_batches(size)]
-        name, options = "pixel_values", {}
-    else:
-        batches, name, options = sizes.text_batches(size), "input_ids", {"use_cache": False}
+        batches, name, options = [(image.transpose(0, 3, 1, 2).copy(), y) for image, y in batches], "pixel_values", {}
     matrices, vectors = ([p for p in model.parameters() if (p.dim() >= 2) == matrix] for matrix in (True, False))
     groups = [{"params": matrices, "weight_decay": o["weight_decay"]}, {"params": vectors, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True)
-    autocast = torch.autocast(device.type, torch.bfloat16) if size.dtype == "bfloat16" else contextlib.nullcontext()
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=size.dtype == "bfloat16")
     batches = itertools.cycle(batches)
 
     def steps(n: int) -> float:

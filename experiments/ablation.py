@@ -1,4 +1,7 @@
-"""Train and compare arms x seeds: one study, one report. The section `study` of the config says what differs."""
+"""Train and compare arms x seeds: one study, one report. The section `study` of the config lists the differences.
+
+The modules of experiments/studies, in the order of their use, are listed in experiments/studies/study.py.
+"""
 
 import contextlib
 import json
@@ -31,7 +34,7 @@ def config() -> dict[str, dict]:
     """Return the settings of a study: arms x seeds, in each condition. All other settings are common to all runs."""
     return {
         "study": {
-            "experiment": ("", "whose runs these are: language, vision, synthetic, translation, masked_image"),
+            "experiment": ("", "of the runs: language, vision, synthetic, translation, masked_image"),
             "arms": (
                 [],
                 'what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;'
@@ -44,7 +47,7 @@ def config() -> dict[str, dict]:
             "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),
             "margin": (
                 0.0,
-                '"equal" is said where the interval lies within this, 0: never; a condition may have its own',
+                'the verdict is "equal" if the interval lies within this, 0: never; a condition may have its own',
             ),
             "tune": (
                 [],
@@ -56,7 +59,7 @@ def config() -> dict[str, dict]:
             "keep_weights": (False, "the last checkpoint of every run stays in its folder, which can be opened"),
             "looks": (
                 1,
-                "how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all",
+                "how often a verdict is read, with more seeds each time: more looks widen the intervals",
             ),
         }
     }
@@ -73,10 +76,11 @@ def run(
 ) -> single.Result | None:
     """Train the runs that are not finished, and write the report. Without a folder, show the plan alone.
 
-    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later. Several
-    processes, also on several machines, may work in the same folder: each program is trained by one of them.
-    earlier: the folder of a study whose spread tells what the seeds can show. device, chips: as of run.devices.
-    target, file: as of dry_run.compile_and_report. Raises UserError for a `seed`, and for one process of several.
+    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added later. Several processes, also on
+    several machines, may work in the same folder: each program is trained by one of them.
+    earlier: the folder of a study with a known spread, for the power of the seeds. device, chips: arguments of
+    single.make_mesh. target, file: arguments of dry_run.compile_and_report. Raises UserError for a changed `seed` and
+    for several processes.
     """
     study = studies.read(settings)
     if settings.seed != settings.defaults()["seed"]:
@@ -84,8 +88,8 @@ def run(
     devices = single.make_mesh(settings, device, seeds=settings.mesh.seed, chips=chips)
     if jax.process_count() > 1:
         raise errors.UserError(
-            "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "
-            "with the same --workdir, and each takes programs from it"
+            "a study does not run as one of several processes: start it on each machine without --coordinator and "
+            "--distributed, with the same --workdir"
         )
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
     session = programs.Session(study, devices, signals.Requests(), measure, keep_weights, printed=set())
@@ -112,7 +116,7 @@ def run(
 def show_plan(
     settings: configs.Settings, session: programs.Session, earlier: pathlib.Path | None
 ) -> list[programs.Checked]:
-    """Print and return the programs, the first of which choose settings; print what the seeds can show."""
+    """Print and return the programs, first the ones that choose settings, and print the power of the seeds."""
     trials = group(studies.runs(settings, tuning.trials(session.study)), session, tuning=True)
     checked = check_all(trials + group(studies.runs(settings, session.study), session), session)
     for job in checked:
@@ -155,12 +159,12 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
 
 
 def group(runs: list[studies.Run], session: programs.Session, *, tuning: bool = False) -> list[studies.Program]:
-    """Group the runs into programs whose rows the devices can share."""
+    """Group the runs into programs with rows that the devices can share."""
     return studies.programs(runs, tuning=tuning, spread=session.devices.shape.get(mesh.SEED, 1))
 
 
 def check_all(waiting: list[studies.Program], session: programs.Session) -> list[programs.Checked]:
-    """Check that these programs can be trained, and print what their experiments say of the data, each line once."""
+    """Check that these programs can be trained, and print their experiments' lines about the data, each once."""
     checked = []
     for program in waiting:
         session.requests.raise_if_requested()
@@ -196,10 +200,10 @@ def train_all(
         while waiting:
             session.requests.raise_if_requested()
             job, *waiting = waiting
-            with contextlib.ExitStack() as held:
+            with contextlib.ExitStack() as locks:
                 try:
                     for run in job.program.runs:
-                        held.enter_context(workdir.lock(folder / run.name))
+                        locks.enter_context(workdir.lock(folder / run.name))
                 except workdir.InUse as error:
                     waiting, busy = [*waiting, job], busy + 1
                     if busy == len(waiting):  # all of them

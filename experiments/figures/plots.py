@@ -94,9 +94,9 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     (step_I, value_I), infinite_I = _read_points(rows, "train/loss")
     (step_J, value_J), infinite_J = _read_points(rows, "eval/loss")
     if len(step_I):
-        many = len(step_I) >= 20
-        axes.plot(step_I, value_I, color=PALE, lw=0.8, marker="" if many else ".", label="training")
-        if many:
+        is_long = len(step_I) >= 20
+        axes.plot(step_I, value_I, color=PALE, lw=0.8, marker="" if is_long else ".", label="training")
+        if is_long:
             smooth_I = smooth(value_I, 2 * (len(step_I) // 40) + 3)
             axes.plot(step_I, smooth_I, color=BLUE, lw=1.8, label="training, smoothed")
     if len(step_J):

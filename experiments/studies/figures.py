@@ -1,6 +1,9 @@
-"""Figures of a report with their captions: curves, costs, paired differences, symmetry and attention of each layer."""
+"""Figures of a report with their captions.
 
-import operator
+Of one condition: curves, costs, paired differences, symmetry and attention of each layer. Over several conditions:
+performance profiles, and the loss against compute.
+"""
+
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,9 +13,10 @@ from matplotlib import axes, figure, ticker
 
 from experiments.engine import disk
 from experiments.figures import plots
-from experiments.studies import attention, runs as finished, sentences, statistics, study as studies, styles
+from experiments.studies import attention, overall, runs as finished, scaling, sentences, statistics, styles
+from experiments.studies.study import Study
 
-SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
+SMOOTHED = 40  # windows of the mean of training losses, each of a single batch
 MOST = 6  # layers shown, evenly spread
 THIN = 0.5  # width of a seed's line
 BANDS = "Lines are means over seeds, thin lines the seeds, bands from smallest to largest."
@@ -23,7 +27,7 @@ class Figure(NamedTuple):
     """A figure that has been written."""
 
     file: pathlib.Path  # the PNG
-    kind: str  # a key of KINDS, or the kind of a figure of several conditions
+    kind: str  # a key of KINDS, or of a figure over several conditions
     condition: str  # "": several
     caption: str
 
@@ -32,6 +36,7 @@ Curve = tuple[np.ndarray, np.ndarray]  # x_I, value_RI: a row for each of R seed
 Runs = Mapping[str, list[finished.Run]]  # arm -> its runs, for the arms that have some
 Styles = Mapping[str, styles.Style]  # arm -> style
 Drawing = tuple[figure.Figure, str, Iterable[str]] | None  # with its caption and its arms; None if there are no numbers
+Across = overall.Overall | scaling.Family  # numbers over several conditions
 
 
 class Panel(NamedTuple):
@@ -45,7 +50,7 @@ class Panel(NamedTuple):
 
 def draw(
     folder: pathlib.Path,
-    study: studies.Study,
+    study: Study,
     conditions: Sequence[statistics.Condition],
     runs: Sequence[finished.Run],
 ) -> list[Figure]:
@@ -87,38 +92,31 @@ def draw_kind(
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
-    """Draw panels of width x height inches. Return the figure, its axes, and the arms that have numbers."""
+    """Draw panels of width x height inches. Return the figure, its axes, and the arms that have numbers.
+
+    Each arm has its mean over seeds as a line, its seeds as thin lines, and a band from smallest to largest.
+    """
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
     drawing = figure.Figure(figsize=size, layout="constrained")
     grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
     legend = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
-        draw_bands(place, panel.curves, style)
-        dress(place, panel.title, panel.x, falls=panel.falls)
+        for arm, (x_I, value_RI) in panel.curves.items():
+            every, zorder = max(1, len(x_I) // 8), 2 if style[arm].line == "-" else 3
+            place.plot(x_I, value_RI.mean(0), **style[arm].look, markevery=every, zorder=zorder)
+            if len(value_RI) > 1:
+                place.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=style[arm].colour, alpha=0.13, lw=0)
+                place.plot(x_I, value_RI.T, color=style[arm].colour, lw=THIN, alpha=0.5, zorder=1.5)
+        value = np.concatenate([line.get_ydata() for line in place.lines] or [[]]).astype(float)
+        if panel.falls and len(value) and value.max() > 10 * value.min() > 0:
+            plots.logarithmic(place, value)
+        place.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6))
+        place.grid(alpha=0.3)
+        place.set_title(panel.title, fontsize=10)
+        place.set_xlabel(panel.x, fontsize=9)
+        place.tick_params(labelsize=8)
     styles.draw_legend(drawing, legend)
     return drawing, grid, legend
-
-
-def draw_bands(panel: axes.Axes, curves: Mapping[str, Curve], style: Styles) -> None:
-    """Draw for each arm the mean over seeds as a line, each seed as a thin line, smallest to largest as a band."""
-    for arm, (x_I, value_RI) in curves.items():
-        every, zorder = max(1, len(x_I) // 8), 2 if style[arm].line == "-" else 3
-        panel.plot(x_I, value_RI.mean(0), **style[arm].look, markevery=every, zorder=zorder)
-        if len(value_RI) > 1:
-            panel.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=style[arm].colour, alpha=0.13, lw=0)
-            panel.plot(x_I, value_RI.T, color=style[arm].colour, lw=THIN, alpha=0.5, zorder=1.5)
-
-
-def dress(panel: axes.Axes, title: str, x: str, *, falls: bool) -> None:
-    """Set title, labels and grid; the y axis is logarithmic if the values span a decade and `falls` is true."""
-    panel.set_title(title, fontsize=10)
-    value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
-    if falls and len(value) and value.max() > 10 * value.min() > 0:
-        plots.logarithmic(panel, value)
-    panel.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6))
-    panel.grid(alpha=0.3)
-    panel.set_xlabel(x, fontsize=9)
-    panel.tick_params(labelsize=8)
 
 
 def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict[str, Curve]:
@@ -130,9 +128,10 @@ def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict
 def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw over training: the loss, the metric on held-out data, and its paired difference to the reference."""
     metric, less = condition.metric, condition.better == "less"
-    losses = stack(runs, lambda run: run.curve("train/loss"))
-    smoothed = {arm: (step_I, smooth_rows(loss_RI)) for arm, (step_I, loss_RI) in losses.items()}
-    paired = paired_curves(condition, runs)
+    paired, smoothed = paired_curves(condition, runs), {}
+    for arm, (step_I, loss_RI) in stack(runs, lambda run: run.curve("train/loss")).items():
+        width = 2 * (len(step_I) // SMOOTHED // 2) + 1  # 1: few values stay as they are
+        smoothed[arm] = step_I, np.array([plots.smooth(loss_I, width) for loss_I in loss_RI])
     panels = [
         Panel("training loss", "step", smoothed, falls=True),
         Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
@@ -151,12 +150,6 @@ def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     return drawing, caption, arms
 
 
-def smooth_rows(loss_RI: np.ndarray) -> np.ndarray:
-    """Average each row over windows. A row with few values stays as it is."""
-    width = 2 * (loss_RI.shape[1] // SMOOTHED // 2) + 1
-    return np.array([plots.smooth(loss_I, width) for loss_I in loss_RI])
-
-
 def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curve]:
     """Return arm -> the difference of its metric to the reference's of the same seed, at the steps that both have."""
     base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
@@ -165,14 +158,14 @@ def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curv
         base_curve = base[run.seed]
         return {step: x - base_curve[step] for step, x in run.curve(condition.metric).items() if step in base_curve}
 
-    others = {arm: arm_runs for arm, arm_runs in runs.items() if arm != condition.reference}
-    return stack({arm: [run for run in arm_runs if run.seed in base] for arm, arm_runs in others.items()}, difference)
+    paired = {arm: [run for run in arm_runs if run.seed in base] for arm, arm_runs in runs.items()}
+    return stack({arm: arm_runs for arm, arm_runs in paired.items() if arm != condition.reference}, difference)
 
 
 def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
-    """Cut off the y axis if early values would hide those of the second half of training."""
-    late = [x for step_I, x_RI in curves.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
-    low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), panel.get_ylim()
+    """Cut off the y axis if early values would hide the values of the second half of training."""
+    value = [x for step_I, x_RI in curves.values() for x in x_RI[:, 2 * step_I >= max(step_I)].ravel()]
+    low, high, (bottom, top) = min([0.0, *value]), max([0.0, *value]), panel.get_ylim()
     if top - bottom > 5 * (high - low) > 0:
         panel.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
 
@@ -181,14 +174,12 @@ def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Dr
     """Draw the metric on held-out data against the FLOPs and the seconds of training."""
     panels = []
     for name, unit in finished.COSTS.items():
-        runs_with_cost = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
-        curves = stack(runs_with_cost, lambda run: run.curve(condition.metric))
-        scaled = {
-            arm: (step_I * np.mean([run.summary[name] for run in runs_with_cost[arm]]), value_RI)
-            for arm, (step_I, value_RI) in curves.items()
-        }
-        title = f"{condition.metric} against {unit}"
-        panels += [Panel(title, f"{unit} of training", scaled, condition.better == "less")] if scaled else []
+        measured = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
+        curves = stack(measured, lambda run: run.curve(condition.metric))
+        cost = {arm: np.mean([run.summary[name] for run in measured[arm]]) for arm in curves}  # of a step
+        curves = {arm: (step_I * cost[arm], value_RI) for arm, (step_I, value_RI) in curves.items()}
+        panel = Panel(f"{condition.metric} against {unit}", f"{unit} of training", curves, condition.better == "less")
+        panels += [panel] if curves else []
     if not panels:
         return None
     drawing, _, arms = draw_panels([panels], style, width=5, height=3.5)
@@ -229,9 +220,8 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
 
 def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the symmetry and directionality of scores over training: a row for each measure, a column for each layer."""
-    depth = {
-        name: max(len(run.layers(name)) for arm_runs in runs.values() for run in arm_runs) for name in finished.SYMMETRY
-    }
+    every = [run for arm_runs in runs.values() for run in arm_runs]
+    depth = {name: max(len(run.layers(name)) for run in every) for name in finished.SYMMETRY}
     names, layers = [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
     if not names:
         return None
@@ -255,7 +245,7 @@ def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -
     """Draw measures of attention at the end of training over the layers, a panel for each measure."""
     panels = []
     for name, label in finished.ATTENTION.items():
-        curves = stack(runs, operator.methodcaller("by_layer", name))
+        curves = stack(runs, lambda run, name=name: {m: x for m, x in enumerate(run.layers(name), 1) if x is not None})
         panels += [Panel(label, "layer", curves)] if curves else []
     if not panels:
         return None
@@ -269,9 +259,7 @@ def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -
 
 def draw_maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the attention of one held-out example in every arm, of its first run that has kept it."""
-    first = {
-        arm: with_maps[0] for arm, arm_runs in runs.items() if (with_maps := [run for run in arm_runs if run.maps])
-    }
+    first = {run.arm: run for arm_runs in runs.values() for run in reversed(arm_runs) if run.maps}
     if not first:
         return None
     examples = {arm: attention.read(run.maps) for arm, run in first.items()}
@@ -291,3 +279,74 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
     "attention": draw_attention,
     "maps": draw_maps,
 }
+
+
+def draw_across(folder: pathlib.Path, study: Study, across: Iterable[tuple[str, Across]]) -> list[Figure]:
+    """Write a figure over several conditions for each kind and its numbers, if an arm has a profile or a law."""
+    drawings = [(kind, draw_numbers(numbers, styles.choose_styles(study))) for kind, numbers in across]
+    return [write(folder, drawing[0], kind, "", drawing[1]) for kind, drawing in drawings if drawing]
+
+
+def draw_numbers(numbers: Across, style: Styles) -> tuple[figure.Figure, str] | None:
+    """Return the figure of these numbers and its caption; None if no arm has a profile."""
+    arms = numbers.laws if isinstance(numbers, scaling.Family) else [arm for arm in numbers.arms if arm.profile]
+    if not arms:
+        return None
+    drawing = figure.Figure(figsize=(8.5, 4.6), layout="constrained")
+    panel = drawing.add_subplot()
+    caption = (draw_laws if isinstance(numbers, scaling.Family) else draw_profile)(panel, numbers, style)
+    panel.grid(alpha=0.3, which="both")
+    panel.tick_params(labelsize=8, which="both")
+    styles.draw_legend(drawing, {arm.name: style[arm.name] for arm in arms})
+    return drawing, caption
+
+
+def draw_profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
+    """Draw the share of an arm's runs that gained at least x, in all conditions, with its bootstrap band."""
+    every = 100 * np.concatenate([np.array(arm.profile)[:, 0] for arm in measures.arms])
+    ends, middle = [every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)], np.median(np.abs(every))
+    for arm in measures.arms:
+        gain_J, *column_J3 = np.array(arm.profile).T
+        x_J = [ends[0], *(100 * gain_J), ends[1]]
+        share_J, low_J, high_J = ([1.0, *column_J, 0.0] for column_J in column_J3)
+        panel.plot(x_J, share_J, **style[arm.name].look, drawstyle="steps-pre", markevery=slice(1, -1))
+        panel.fill_between(x_J, low_J, high_J, step="pre", color=style[arm.name].colour, alpha=0.13, lw=0)
+    panel.axvline(0, color=style[measures.reference].colour, lw=1.5)
+    panel.axhline(0.5, color="grey", lw=0.8, ls=(0, (1, 3)))
+    far = bool(np.abs(every).max() > 20 * middle > 0)
+    if far:  # an arm far away would press the others together
+        panel.set_xscale("symlog", linthresh=middle)
+        panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    text = f"better than {styles.shorten(measures.reference)} of the same seed by at least, % of its gain by training"
+    panel.set_xlabel(text, fontsize=9)
+    panel.set_ylabel("share of runs", fontsize=9)
+    return (
+        f"Performance profiles over {len(measures.scale)} conditions: the share of an arm's runs that are better than "
+        f"{measures.reference} of the same seed by at least x; a curve farther to the right is better. It crosses the "
+        f"dotted line at its median. Bands are of 95 % of bootstrap samples, at each x alone."
+    ) + f" Beyond {middle:.2g} either way x is logarithmic." * far
+
+
+def draw_laws(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
+    """Draw the loss of each seed, their means and the law of each arm, both axes logarithmic."""
+    for law in family.laws:
+        look = style[law.name].look
+        x_J = np.geomspace(min(law.flops), max(law.flops), 100)
+        panel.plot(x_J, law.E + law.a * (x_J / family.middle) ** -law.b, **(look | {"marker": ""}), zorder=2)
+        for flops, values in zip(law.flops, map(list, map(dict.values, law.values)), strict=True):
+            panel.plot([flops] * len(values), values, **(look | {"ls": "", "mfc": "none", "mew": 0.7}), alpha=0.6)
+            panel.plot(flops, np.mean(values), **(look | {"ls": "", "ms": 5}), zorder=3)
+    panel.axvline(family.middle, color="grey", lw=0.8, ls=(0, (1, 3)))
+    panel.set(xscale="log", yscale="log")
+    panel.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+    panel.yaxis.set_minor_locator(ticker.MaxNLocator(6))  # losses span less than a decade
+    for axis, form in ((panel.yaxis, "%g"), (panel.xaxis, "%.0e")):  # numbers, where matplotlib would set formulas
+        axis.set_major_formatter(ticker.FormatStrFormatter(form))
+        axis.set_minor_formatter(ticker.FormatStrFormatter(form))
+    panel.set_xlabel("FLOPs of a training run", fontsize=9)
+    panel.set_ylabel(styles.shorten(family.metric), fontsize=9)
+    return (
+        f"How {family.metric} at the end of training falls with the FLOPs of a run, in {len(family.conditions)} sizes. "
+        f"Open marks are seeds, full ones their means, lines the fitted laws. The dotted line is C0, where the table "
+        f"compares the arms."
+    )

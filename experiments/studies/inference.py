@@ -1,6 +1,6 @@
 """Inference from small samples: intervals, p-values, power, rates, plateaus, steps to a threshold.
 
-Pure functions of numbers, by scipy's distributions. docs/studies.md says what a study makes of them.
+Pure functions of numbers, by scipy's distributions. docs/studies.md describes their use in a study.
 """
 
 import itertools
@@ -12,12 +12,12 @@ import numpy as np
 import scipy
 from scipy import optimize, stats
 
-LIBRARY = {"scipy": scipy.__version__}  # whose distributions these are
+LIBRARY = {"scipy": scipy.__version__}  # the source of the distributions
 LEVEL = 0.95  # of all intervals of a family together
-POWER = 0.8  # the probability with which a difference is to be shown
+POWER = 0.8  # the probability of showing a difference that exists
 FEWEST = 3  # pairs below which there is no interval and no verdict
-# What 99 % of normal samples of 4, 5, ..., 20 values keep below: their largest gap over the SD on both sides of it.
-# Simulated, 1,000,000 samples each; above 20 values it is less.
+# The 99 % quantile, in normal samples of 4, 5, ..., 20 values, of the largest gap over the SD on both sides of it.
+# Simulated, 1,000,000 samples each. It is smaller for more than 20 values.
 GAPS = (27.9, 13.4, 8.99, 6.99, 5.76, 5.01, 4.47, 4.07, 3.76, 3.53, 3.33, 3.16, 3.04, 2.92, 2.83, 2.76, 2.68)
 SHARE = 0.1  # of the largest value: a smaller gap is no plateau, as between accuracies of 1.0 and 0.99
 
@@ -45,7 +45,7 @@ def interval(difference_XI: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarra
 def holm(p: Sequence[float], m: int) -> list[float]:
     """Correct the p-values of m comparisons (Holm 1979). The i-th smallest, from 0, is multiplied by m - i.
 
-    A corrected p is at least as large as that of a smaller p. Missing p-values count as the largest.
+    A corrected p is at least as large as the corrected p of a smaller p. Missing p-values count as the largest.
     """
     corrected, least = [1.0] * len(p), 0.0
     for i, place in enumerate(np.argsort(p, kind="stable")):

@@ -21,8 +21,8 @@ MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: the
 def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     """Write into `new` the finished runs of all these folders, their sources and a config of all arms and seeds.
 
-    Raises UserError, and writes nothing, if the folders disagree: in another setting, in an arm or condition of the
-    same name, in the reference, the code, an arm's data, or the results of a run.
+    Raises UserError, and writes nothing, if the folders differ in other settings, the reference or the code. So it does
+    if an arm or condition of the same name differs, or an arm's data, or the results of a run.
     """
     if len(folders) < 2:
         raise errors.UserError("a merge needs at least two folders: --merge=A --merge=B")
@@ -30,19 +30,18 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     every = {folder: results.load_settings(folder) for folder in folders}
     studies = {folder: study.read(settings) for folder, settings in every.items()}
     merged = _merge_settings(every, studies)
-    places = _find_runs({folder: runs.load(folder, study_of_folder) for folder, study_of_folder in studies.items()})
+    places = _find_runs(studies)
     if not places:
         raise errors.UserError(f"no run is finished in {' or '.join(map(str, studies))}")
-    trials = {folder / tuning.FOLDER: tuning.trials(study_of_folder) for folder, study_of_folder in studies.items()}
-    tuned = _find_runs({place: runs.load(place, study_of_folder) for place, study_of_folder in trials.items()})
-    places |= {f"{tuning.FOLDER}/{name}": place.parent for name, place in tuned.items()}
-    draft = new.with_name(new.name + disk.DRAFT)  # which becomes the new one if all goes well
+    trials = {folder / tuning.FOLDER: tuning.trials(part) for folder, part in studies.items()}
+    places |= {f"{tuning.FOLDER}/{name}": place.parent for name, place in _find_runs(trials).items()}
+    draft = new.with_name(new.name + disk.DRAFT)  # renamed at the end
     disk.remove(draft)
     try:
         workdir.open_run(draft, merged)
         plan.merge(folders, draft)
-        for sources in (folder / workdir.SOURCES for folder in folders):
-            files = sorted(sources.iterdir()) if sources.is_dir() else []
+        for folder in folders:
+            files = sorted((folder / workdir.SOURCES).glob("*"))
             workdir.keep_sources(draft, {file: file.name for file in files})
         for name, folder in places.items():
             _copy(folder / name, draft / name)
@@ -86,11 +85,11 @@ class Agreement:
             raise errors.UserError(f"{before} and {folder} are not of one study, as they differ in {fact}")
 
 
-def _find_runs(finished: Mapping[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
+def _find_runs(studies: Mapping[pathlib.Path, study.Study]) -> dict[str, pathlib.Path]:
     """Return for each finished run a folder that has it. Raises UserError if runs do not agree."""
     agreement, places = Agreement(), {}
-    for folder, folder_runs in finished.items():
-        for run in folder_runs:
+    for folder, part in studies.items():
+        for run in runs.load(folder, part):
             name = f"{run.condition}/{run.arm}/seed_{run.seed}"
             agreement.check("the code (the commit)", run.summary.get("commit") or "", folder)
             for file, code in [*run.summary.get("sources", {}).items()][1:]:  # the first is the config, with the arms

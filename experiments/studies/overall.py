@@ -2,7 +2,7 @@
 interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
 
 A gain is a difference to the reference, paired by seed; above 0 the arm is better. It is divided by what the reference
-of that condition gained by training. docs/studies.md says why not by its SD.
+of that condition gained by training. docs/studies.md explains why its SD is no scale.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm over all conditions. Without a mean and a profile where a scale is None."""
+    """One arm over all conditions. Without a mean and a profile if a scale is unknown."""
 
     name: str
     n: int  # pairs
@@ -83,9 +83,7 @@ def _arm(
     once, draws = [np.arange(n)[None] for n in counts], inference.resamples(counts, RESAMPLES)
     improvement, improvement_X = (_improvement(wins, places) for places in (once, draws))
     if all(scale.values()):
-        gain_1I, gain_XI = (
-            np.hstack([values[at] for values, at in zip(gains, at, strict=True)]) for at in (once, draws)
-        )
+        gain_1I, gain_XI = (np.hstack([gain[at] for gain, at in zip(gains, at, strict=True)]) for at in (once, draws))
         mean, mean_X = (stats.trim_mean(gain_I, 0.25, axis=1) for gain_I in (gain_1I, gain_XI))
         mean, interval = float(mean[0]), inference.percentiles(mean_X).tolist()
         for x in np.unique(gain_1I):

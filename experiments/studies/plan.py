@@ -1,6 +1,6 @@
 """plan.jsonl, the log of a study's folder: everything that was ever planned in it, and the seeds of every verdict.
 
-So a comparison that is left out later still counts, and seeds that are added to a verdict are declared. A line is
+So a comparison that is left out later still counts, and added seeds are declared. A line is
 {"when", "planned": {"conditions": {name: metric}, "arms", "reference", "seeds"}}, for each time that these change, or
 {"when", "verdict": {"seeds", "looks": study.looks}}.
 """
@@ -34,8 +34,8 @@ NOTHING = Past({}, {})
 
 
 def comparisons(study: studies.Study) -> dict[Comparison, str]:
-    """Return the comparisons for which the study asks now."""
-    return _comparisons(_planned(study))
+    """Return the comparisons in the study's present config."""
+    return _comparisons(_plan(study))
 
 
 def read(folder: pathlib.Path) -> Past:
@@ -47,8 +47,8 @@ def read(folder: pathlib.Path) -> Past:
             seeds = tuple(sorted(row["planned"]["seeds"]))
         else:  # a study that was stopped, and resumed, has the verdict of its end
             judged, share = frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
-            before = verdicts.get(seeds)
-            verdicts[seeds] = judged, max(share, before[1]) if before and before[0] == judged else share
+            before, before_share = verdicts.get(seeds, (judged, 0.0))
+            verdicts[seeds] = judged, max(share, before_share) if before == judged else share
     looks: dict[frozenset[int], float] = {}
     for judged, share in verdicts.values():
         looks[judged] = max(share, looks.get(judged, 0.0))
@@ -56,13 +56,13 @@ def read(folder: pathlib.Path) -> Past:
 
 
 def record(folder: pathlib.Path, study: studies.Study) -> None:
-    """Note what is planned, if it has changed."""
-    _note(folder, "planned", _planned(study))
+    """Log the plan, if it has changed."""
+    _log(folder, "planned", _plan(study))
 
 
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
-    """Note that a verdict over these seeds is read."""
-    _note(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
+    """Log that a verdict over these seeds is read."""
+    _log(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
 
 
 def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
@@ -75,7 +75,7 @@ def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
     _write(new, content)
 
 
-def _planned(study: studies.Study) -> dict[str, Any]:
+def _plan(study: studies.Study) -> dict[str, Any]:
     conditions = {condition.name: study.metric[condition.name] for condition in study.conditions}
     arms = [arm.name for arm in study.arms]
     return {"conditions": conditions, "arms": arms, "reference": study.reference, "seeds": study.seeds}
@@ -93,17 +93,16 @@ def _comparisons(planned: dict[str, Any]) -> dict[Comparison, str]:
 
 def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     file = folder / FILE
-    if not file.exists():
-        return []
     with disk.reading(file):
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
 
 
 def _write(folder: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     disk.write(folder / FILE, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def _note(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:
+def _log(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:
     """Add a line, unless the last one of its kind is the same."""
     rows = _rows(folder)
     if [row[kind] for row in rows if kind in row][-1:] != [entry]:

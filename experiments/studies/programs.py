@@ -59,7 +59,7 @@ class Checked(NamedTuple):
     steps: int
     params: int  # of one run
     flops: int  # of the forward pass for one batch of one run
-    evaluation: float  # the number of steps whose work one evaluation has
+    evaluation: float  # the work of one evaluation, in steps
     every: int  # steps between evaluations
     data: dict[str, Any] = {}  # single.Work.data
 
@@ -84,7 +84,7 @@ class Ready(NamedTuple):
     plan: run_plan.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, train_step.Task]  # by seed
-    numbers: dict[str, jax.Array]  # in which the rows differ
+    numbers: dict[str, jax.Array]  # that differ between rows
     initial: Callable[..., train_step.State]  # vmapped_runs.initial_state of these rows
     batch: dict[str, jax.ShapeDtypeStruct]  # of a step
     work: single.Work  # of the first run; `params` replace the random parameters of every run
@@ -92,16 +92,20 @@ class Ready(NamedTuple):
 
 def check(program: studies.Program, session: Session) -> Checked:
     """Check that the first run of every arm can be trained and compared. Raises UserError, which names the arm."""
-    first_of_arm: dict[str, studies.Run] = {}
-    for run in program.runs:
-        first_of_arm.setdefault(run.arm, run)
-    for run in first_of_arm.values():
+    for run in {run.arm: run for run in reversed(program.runs)}.values():
         with studies.naming(f"condition {run.condition}, arm {run.arm}"):
             work, plan = _check_run(program, run, session)
-    task = work.task
-    count = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
-    evaluation, every = run_plan.evaluation_work(task, batch=plan.growth.sizes[0]), plan.every["evaluate"]
-    return Checked(program, work.lines, plan.steps, count, _forward_flops(task), evaluation, every, work.data)
+    task, params = work.task, jax.eval_shape(work.task.init, jax.random.key(0))
+    return Checked(
+        program=program,
+        lines=work.lines,
+        steps=plan.steps,
+        params=shapes.total(params),
+        flops=compilation.flops(task.loss, params, task.train[0]),
+        evaluation=run_plan.evaluation_work(task, batch=plan.growth.sizes[0]),
+        every=plan.every["evaluate"],
+        data=work.data,
+    )
 
 
 def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, run_plan.Plan]:
@@ -109,13 +113,13 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(settings, work.task, session.devices)
+    fault, metrics = "", run_plan.list_metrics(work.task)
     if t.growth or t.nan != "abort" or t.keep_best:
-        raise errors.UserError(
-            "train.growth, train.nan and train.keep_best are not for a study: leave them as they are in "
-            "configs/base.py (a run whose numbers are not finite stops, and the others go on)"
-        )
-    if metric not in (measured := run_plan.list_metrics(work.task)):
-        raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
+        fault = "a study needs train.growth, train.nan and train.keep_best as they are in configs/base.py"
+    elif metric not in metrics:
+        fault = f"study.metric = {metric} is not measured: choose one of {', '.join(metrics)}"
+    if fault:
+        raise errors.UserError(fault)
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # the whole study has read it
     settings.refuse_unused()
@@ -135,23 +139,17 @@ def prepare_work(program: studies.Program, settings: config.Settings, devices: M
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
 
-def _forward_flops(task: train_step.Task) -> int:
-    """Count the FLOPs of the forward pass of one run, for one batch."""
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    return compilation.flops(task.loss, params, task.train[0])
-
-
 def prepare(program: studies.Program, devices: Mesh) -> Ready:
     """Prepare a checked program: load the data of every seed."""
-    first = program.runs[0]
-    of_seed = {run.seed: run.settings for run in program.runs}
-    works = {seed: prepare_work(program, settings, devices) for seed, settings in of_seed.items()}
+    first, settings = program.runs[0], {run.seed: run.settings for run in program.runs}
+    works = {seed: prepare_work(program, settings[seed], devices) for seed in settings}
     work = works[first.seed]
     with contextlib.redirect_stdout(None):  # `check` has printed it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(first.settings, work.task, devices)
     optimiser = functools.partial(optim.make_optimiser, first.settings, plan.task.frozen)
-    batched = vmapped_runs.side_by_side(devices, 3 * _forward_flops(plan.task))
+    flops = compilation.flops(plan.task.loss, jax.eval_shape(plan.task.init, jax.random.key(0)), plan.task.train[0])
+    batched = vmapped_runs.side_by_side(devices, 3 * flops)
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
     numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
@@ -229,10 +227,9 @@ def _compile(ready: Ready, state: train_step.State) -> tuple[Callable, float]:
 
 def _batches(program: studies.Program, ready: Ready, start: int) -> Iterator[list[dict]]:
     """Yield the batch of every row, step by step; rows of the same seed share one batch."""
-    position = {seed: i for i, seed in enumerate(ready.tasks)}
-    of_seeds = (batches.iterate(task.train, start=start) for task in ready.tasks.values())
-    for batch in zip(*of_seeds, strict=True):
-        yield [batch[position[run.seed]] for run in program.rows]
+    for seed_batches in zip(*(batches.iterate(task.train, start=start) for task in ready.tasks.values()), strict=True):
+        batch = dict(zip(ready.tasks, seed_batches, strict=True))
+        yield [batch[run.seed] for run in program.rows]
 
 
 def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds: float) -> dict[str, Any]:
@@ -297,7 +294,7 @@ def _write_results(
             if run.seed == job.program.runs[0].seed:
                 with disk.draft(place / "maps.npz") as file:
                     np.savez_compressed(file, A_MHNS=A_MHNN)
-        disk.write_json(place / "summary.json", summary | common)  # last: it says that the run is finished
+        disk.write_json(place / "summary.json", summary | common)  # last: it marks the run as finished
 
 
 def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:

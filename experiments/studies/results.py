@@ -23,7 +23,6 @@ import ml_collections
 from experiments.engine import config, disk, errors, log, mesh, workdir
 from experiments.studies import (
     figures,
-    figures_across,
     inference,
     overall,
     plan,
@@ -63,11 +62,10 @@ class Analysis(NamedTuple):
 
 
 def load_settings(folder: pathlib.Path) -> config.Settings:
-    """Load the config of a study's folder without running its code. Raises UserError if there is none."""
-    values = disk.read_json(folder / "config.json", says="what was compared").get("config", {})
-    if "study" not in values:
-        raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
-    settings = ml_collections.ConfigDict(values)
+    """Load the config of a study's folder without running its code. Raises UserError if it is missing."""
+    settings = ml_collections.ConfigDict(disk.read_json(folder / "config.json", says="the arms").get("config", {}))
+    if "study" not in settings:
+        raise errors.UserError(f"{folder}/config.json has no section study: choose the --workdir of a study")
     return config.Settings(settings, settings)
 
 
@@ -80,15 +78,13 @@ def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
 
 def analyse_across(conditions: list[statistics.Condition], finished: list[runs.Run]) -> list[Across]:
     """Return the measures over all conditions, and the laws of loss against compute, as far as they exist."""
-    measures, sections = overall.measure(conditions, finished), []
-    if measures:
+    sections, families = [], scaling.families(conditions)
+    if measures := overall.measure(conditions, finished):
         sections.append(Across("Over all conditions", "profile", measures, tables.tabulate_overall(measures)))
-    families = scaling.families(conditions)
     for i, family in enumerate(families):
         names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
-        sections.append(
-            Across(f"Loss against compute{names}", f"compute{i or ''}", family, tables.tabulate_laws(family))
-        )
+        table = tables.tabulate_laws(family)
+        sections.append(Across(f"Loss against compute{names}", f"compute{i or ''}", family, table))
     return sections
 
 
@@ -98,12 +94,8 @@ def write_report(folder: pathlib.Path, device: str | None = None, correction: st
     device: a line on the devices of this session, if it trains. correction: of the Study, if it is to be another one.
     """
     settings = load_settings(folder)
-    session = {
-        "config": settings.to_dict(),
-        "versions": mesh.versions(),
-        "device": device,
-        "commit": workdir.describe_commit(),
-    }
+    session = {"config": settings.to_dict(), "versions": mesh.versions()}
+    session |= {"device": device, "commit": workdir.describe_commit()}
     study = studies.read(settings)
     return write(folder, study._replace(correction=correction or study.correction), session=session)
 
@@ -120,13 +112,13 @@ def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]
     tuned = tuning.read(folder, study)
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
     pictures = figures.draw(folder, study, analysis.conditions, analysis.runs)
-    pictures += figures_across.draw(folder, study, [(section.kind, section.numbers) for section in analysis.across])
+    pictures += figures.draw_across(folder, study, [(section.kind, section.numbers) for section in analysis.across])
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     started, waiting = split_by_progress(analysis.conditions)
     content = {"title": title, "record": numbers, "conditions": started, "waiting": waiting, "figures": pictures}
     content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": analysis.across}
-    content["tuned"] = tuning.table(tuned)
+    content |= {"tuned": tuning.table(tuned)}
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", format_runs(analysis.runs).encode())
     files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
@@ -157,16 +149,18 @@ def format_runs(finished: list[runs.Run]) -> str:
 def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return report.json, the whole study in numbers; what does not exist (an interval of two seeds) is null.
 
-    "conditions" have the fields of statistics.Condition, their arms those of statistics.Arm, and so on, with "verdict"
-    or "words" added. "overall" is null or has the fields of overall.Overall, "scaling" those of each scaling.Family.
-    "looks": the number of sets of seeds over which verdicts were read. "what": of the session that wrote the report.
+    "conditions" have the fields of statistics.Condition, their arms the fields of statistics.Arm, and so on, with
+    "verdict" or "words" added. "overall" is null or has the fields of overall.Overall, each entry of "scaling" has
+    the fields of scaling.Family. "looks": the number of sets of seeds with verdicts. "what": the session that writes.
     """
-    arms = [(condition.name, arm) for condition in analysis.conditions for arm in condition.arms]
-    missing = [{"condition": where, "arm": arm.name, "seed": seed} for where, arm in arms for seed in arm.missing]
-    diverged = [
-        {"condition": where, "arm": arm.name, "seed": seed, "step": step}
-        for where, arm in arms
-        for seed, step in arm.diverged.items()
+    missing, diverged = [], []
+    for condition in analysis.conditions:
+        for arm in condition.arms:
+            place = {"condition": condition.name, "arm": arm.name}
+            missing += [place | {"seed": seed} for seed in arm.missing]
+            diverged += [place | {"seed": seed, "step": step} for seed, step in arm.diverged.items()]
+    curves = [
+        {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in analysis.runs
     ]
     across = [section.numbers for section in analysis.across]
     report = {
@@ -183,10 +177,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "overall": next((dataclasses.asdict(x) for x in across if isinstance(x, overall.Overall)), None),
         "scaling": [dataclasses.asdict(x) for x in across if isinstance(x, scaling.Family)],
         "ran": _record_runs(analysis.runs),
-        "curves": [
-            {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves}
-            for run in analysis.runs
-        ],
+        "curves": curves,
         "what": {**session, "versions": {**(session.get("versions") or {}), **inference.LIBRARY}},
     }
     return disk.finite(report)
@@ -205,7 +196,7 @@ def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
 def _record_runs(finished: Sequence[runs.Run]) -> dict[str, Any]:
     """Return the software, hardware, data and time of the runs, with the number of runs that report each."""
     summaries = [run.summary for run in finished]
-    seconds = [summary["wall_seconds"] for summary in summaries if summary.get("wall_seconds") is not None]
+    seconds = [x for summary in summaries if (x := summary.get("wall_seconds")) is not None]
     versions = [summary.get("versions", {}) for summary in summaries]
     libraries = dict.fromkeys(name for by_name in versions for name in by_name)
     data: dict[str, dict[str, None]] = {}  # condition -> the different lines about its data, in order
@@ -227,7 +218,7 @@ def _verdict(study: studies.Study, analysis: Analysis) -> str:
 
 @functools.cache  # a template is compiled once
 def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
-    """Return the templates. escape: applied to every value, before jinja escapes what is special in HTML."""
+    """Return the templates. escape: applied to every value, before jinja escapes HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -243,7 +234,7 @@ def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
 
 
 def clean_html(text: str) -> str:
-    """Replace control characters, which HTML does not allow, and keep "95 %" in one line."""
+    """Replace control characters, which HTML forbids, and keep "95 %" in one line."""
     return text.translate(log.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
 
 
@@ -264,13 +255,10 @@ def format_text(folder: pathlib.Path, study: studies.Study) -> str:
     """Return the tables and verdicts of the finished runs, for a terminal."""
     analysis = analyse(folder, study)
     started, waiting = split_by_progress(analysis.conditions)
-    parts = [
-        (condition.name, tables.tabulate_condition(condition), sentences.describe_condition(condition))
-        for condition in started
-    ]
-    overview = tables.tabulate_overview(started)
-    parts += [("all conditions", overview, overview.notes[0])] if overview else []
+    parts = [(x.name, tables.tabulate_condition(x), sentences.describe_condition(x)) for x in started]
+    if overview := tables.tabulate_overview(started):
+        parts.append(("all conditions", overview, overview.notes[0]))
     fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
     indented = functools.partial(fill, initial_indent="  ", subsequent_indent="  ")
-    blocks = [f"{name}\n{tables.align(table)}\n\n{indented(below)}" for name, table, below in parts]
+    blocks = [f"{name}\n{tables.align(table)}\n\n{indented(text)}" for name, table, text in parts]
     return "\n\n".join([*blocks, *waiting, fill(_verdict(study, analysis))]).translate(log.CONTROL)

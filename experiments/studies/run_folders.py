@@ -33,8 +33,8 @@ def enter_runs(
             before = disk.read_json(saved, says="its settings").get("data") or data[run.place]
             if before != data[run.place]:
                 raise errors.UserError(
-                    f"{folder / run.name} was trained on other data than there are now, so the seeds of arm {run.arm} "
-                    "could not be compared: bring back the data, or choose another --workdir"
+                    f"{folder / run.name} was trained on other data, so the seeds of arm {run.arm} could not be "
+                    "compared: restore the data, or choose another --workdir"
                 )
     for run in runs:
         with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
@@ -62,7 +62,7 @@ def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
 
 
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
-    """Remove the checkpoints of these runs, which are all finished; those of other runs stay."""
+    """Remove the checkpoints of these finished runs. Checkpoints of other runs stay."""
     kinds = "|".join(re.escape(run.kind) for run in runs)
     for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):

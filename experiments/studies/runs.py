@@ -76,10 +76,6 @@ class Run(NamedTuple):
         curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
 
-    def by_layer(self, name: str) -> dict[int, float]:
-        """Return layer, from 1 -> the values of `layers` that are finite."""
-        return {m: x for m, x in enumerate(self.layers(name), 1) if x is not None}
-
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
     """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read."""
@@ -104,9 +100,9 @@ def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sketches(params: Any) -> list[Sketch]:
-    """Return a few sums of each weight with which each of R runs begins; params: the rows of all.
+    """Return a few sums of each initial weight, for each of R runs; params: R rows of each leaf.
 
-    The sums of c x are c times those of x. They show whether the arms of a seed begin with the same weights, up to a
+    The sums of c x are c times the sums of x. They show whether the arms of a seed begin with the same weights, up to a
     scale: pairs by seed rely on it.
     """
     run_sketches: list[Sketch] = []

@@ -17,7 +17,7 @@ from experiments.studies import inference, statistics
 
 FEWEST, WITH_CONSTANT = 3, 5  # sizes for a law, and for one with E: three numbers, and two points to spare
 RESAMPLES = 300
-# What may differ between sizes of one model, on the same data: the learning rate may go with the size.
+# Settings that may differ between sizes of one model on the same data. The learning rate may depend on the size.
 SIZES = {"model.M", "model.D", "model.H", "model.K", "model.G", "model.F", "model.E"}
 SIZES |= {"train.steps", "train.batch_size", "optim.learning_rate", "optim.weight_decay", "optim.warmup_steps"}
 
@@ -34,8 +34,8 @@ class Law:
     b_interval: list[float] | None
     E: float
     misfit: float  # the largest |L(C) / loss - 1|
-    compute: float | None  # FLOPs for L_reference(C_0), over C_0; None: outside of what was measured; 1: the reference
-    compute_interval: list[float] | None  # its end is inf where the law never gets there
+    compute: float | None  # FLOPs for L_reference(C_0), over C_0; None: not among the measured sizes; 1: the reference
+    compute_interval: list[float] | None  # its end is inf if the law never reaches that loss
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,9 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
     """Fit the law of an arm. pairs: for each size, the points of arm and reference; seeds of both count."""
     x_SI = np.array([[flops for flops, _ in sides] for sides in pairs]).T / middle  # S: the arm, the reference
     losses = []  # of each size: two rows, the arm and the reference, over the seeds that both have
-    for (_, arm_losses), (_, base_losses) in pairs:
-        seeds = [seed for seed in arm_losses if seed in base_losses]
-        losses.append(
-            np.array([[losses_of_side[seed] for seed in seeds] for losses_of_side in (arm_losses, base_losses)])
-        )
+    for (_, arm_loss), (_, base_loss) in pairs:
+        seeds = [seed for seed in arm_loss if seed in base_loss]
+        losses.append(np.array([[loss[seed] for seed in seeds] for loss in (arm_loss, base_loss)]))
     counts = [loss_SR.shape[1] for loss_SR in losses]
 
     def fit_sides(places: Sequence[np.ndarray]) -> list[Numbers]:

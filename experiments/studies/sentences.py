@@ -99,29 +99,27 @@ def describe_condition(condition: statistics.Condition) -> str:
         hold = f" They hold at 95 % for {describe_family(condition)} (Bonferroni)." if condition.together > 1 else ""
         sentences.append(f"Intervals are {PAIRED}.{hold}")
     sentences += describe_mismatches(condition)
-    ends = [
-        f"{quote(arm.name)} seed {seed} "
-        f"({f'{condition.metric} not finite' if step is None else f'diverged at step {step:,}'})"
-        for arm in condition.arms
-        for seed, step in arm.diverged.items()
-    ]
-    if ends:
-        sentences.append(f"Excluded from the means: {', '.join(ends)} (leaving out diverged runs flatters an arm).")
+    diverged = []
+    for arm in condition.arms:
+        for seed, step in arm.diverged.items():
+            end = f"{condition.metric} not finite" if step is None else f"diverged at step {step:,}"
+            diverged.append(f"{quote(arm.name)} seed {seed} ({end})")
+    if diverged:
+        sentences.append(f"Excluded from the means: {', '.join(diverged)} (leaving out diverged runs flatters an arm).")
     if missing := [f"{quote(arm.name)} seed {join_values(arm.missing)}" for arm in condition.arms if arm.missing]:
         sentences.append(f"Not finished yet: {'; '.join(missing)}.")
     return " ".join(sentences)
 
 
 def describe_mismatches(condition: statistics.Condition) -> list[str]:
-    """Write sentences on the arms whose data or initial values differ from the reference's."""
+    """Write sentences on the arms with other data or initial values than the reference."""
     reference, sentences = quote(condition.reference), []
     for arm in condition.arms:
-        if arm.other_evaluation:
-            which = f"other held-out examples than {reference} in seed {join_values(arm.other_evaluation)}"
-            sentences.append(f"{quote(arm.name)} has {which}: the difference may come from the data.")
-        if arm.other_batches:
-            which = f"other training batches than {reference} in seed {join_values(arm.other_batches)}"
-            sentences.append(f"{quote(arm.name)} has {which}: the difference may come from the batches.")
+        held_out = ("held-out examples", arm.other_evaluation, "data")
+        for examples, seeds, source in (held_out, ("training batches", arm.other_batches, "batches")):
+            if seeds:
+                mismatch = f"has other {examples} than {reference} in seed {join_values(seeds)}"
+                sentences.append(f"{quote(arm.name)} {mismatch}: the difference may come from the {source}.")
         if arm.other_initial:
             sentences.append(
                 f"{quote(arm.name)} starts from other values than {reference}, beyond a change of scale, in weights "
@@ -131,7 +129,7 @@ def describe_mismatches(condition: statistics.Condition) -> list[str]:
 
 
 def describe_study(conditions: Sequence[statistics.Condition]) -> str:
-    """Write one paragraph on the study: in which conditions each arm was worse, better, or neither."""
+    """Write one paragraph on the study: the conditions where each arm was worse, better, or neither."""
     arms = [arm for condition in conditions for arm in condition.arms]
     missing, diverged = sum(len(arm.missing) for arm in arms), sum(len(arm.diverged) for arm in arms)
     sentences = [f"The study is not finished: {missing} of its runs are missing."] if missing else []
@@ -143,14 +141,14 @@ def describe_study(conditions: Sequence[statistics.Condition]) -> str:
         return " ".join([*sentences, f"No verdict: {least}."])
     counts = [difference.rates[0].n if difference.rates else difference.n for difference in verdicts]
     sentences += [f"Against {reference}, {count_seeds(counts)}."]
-    alike: dict[str, list[str]] = {}  # phrase -> the arms of which it is true
-    for arms_of_name in zip(*(condition.compared for condition in conditions), strict=True):
-        alike.setdefault(_describe_arm_everywhere(arms_of_name, conditions), []).append(arms_of_name[0].name)
+    alike: dict[str, list[str]] = {}  # phrase -> the arms that it describes
+    for arm_C in zip(*(condition.compared for condition in conditions), strict=True):
+        alike.setdefault(_describe_arm_everywhere(arm_C, conditions), []).append(arm_C[0].name)
     sentences += [f"{quote(*names)}: {phrase}." for phrase, names in alike.items()]
-    if len(conditions) > 1:
-        alone = "Each interval is corrected within its condition, not for the number of conditions."
-        every = f"All intervals hold at 95 % for {describe_family(conditions[0])}."
-        sentences += [alone if conditions[0].family == "condition" else every]
+    if len(conditions) > 1 and conditions[0].family == "condition":
+        sentences.append("Each interval is corrected within its condition, not for the number of conditions.")
+    elif len(conditions) > 1:
+        sentences.append(f"All intervals hold at 95 % for {describe_family(conditions[0])}.")
     return " ".join(sentences)
 
 
@@ -161,11 +159,11 @@ def _describe_arm_everywhere(arms: Sequence[statistics.Arm], conditions: Sequenc
         places.setdefault(arm.difference.kind, []).append((condition, arm.difference))
     phrases = []
     for kind, pairs in places.items():
-        those, differences = zip(*pairs, strict=True)
-        reach = ""
-        if kind == statistics.OPEN and len({condition.metric for condition in those}) == 1:
-            reach = f" ({describe_range(those[0], differences)}{' at the widest' * (len(those) > 1)}, 95 %)"
-        phrases.append(f"{_insert_margins(kind, those)}{_list_conditions(those, conditions)}{reach}")
+        subset, differences = zip(*pairs, strict=True)
+        phrases.append(f"{_insert_margins(kind, subset)}{_list_conditions(subset, conditions)}")
+        if kind == statistics.OPEN and len({condition.metric for condition in subset}) == 1:
+            widest = " at the widest" if len(subset) > 1 else ""
+            phrases[-1] += f" ({describe_range(subset[0], differences)}{widest}, 95 %)"
     return "; ".join(phrases)
 
 
@@ -180,23 +178,21 @@ def _list_conditions(subset: Sequence[statistics.Condition], conditions: Sequenc
     if len(conditions) == 1:
         return ""
     is_all = len(subset) == len(conditions) > 2
-    return (
-        f" in all {len(subset)} conditions" if is_all else f" in {join_names([condition.name for condition in subset])}"
-    )
+    return f" in {f'all {len(subset)} conditions' if is_all else join_names([entry.name for entry in subset])}"
 
 
 def describe_plan_log(study: studies.Study, past: plan.Past) -> list[str]:
     """Write sentences on earlier plans and analyses in plan.jsonl that affect the verdict."""
     current, sentences = plan.comparisons(study), []
-    if gone := [text for comparison, text in past.comparisons.items() if comparison not in current]:
+    if removed := [text for comparison, text in past.comparisons.items() if comparison not in current]:
         counted = "Planned earlier in this folder, no longer in the study, and still counted as comparisons"
-        sentences += [f"{counted}: {_shorten(gone, '; ')}."]
+        sentences.append(f"{counted}: {_shorten(removed, '; ')}.")
     if past.share > 1 + 1e-9:  # a sum of shares
-        sentences += [
-            f"Verdicts were read over {len(past.looks)} different sets of seeds, more than study.looks allows: "
-            f"the level no longer holds. Up to {5 * past.share:.3g} % of such studies report a difference by chance, "
-            f"instead of 5 %."
-        ]
+        sentences.append(
+            f"Verdicts were read over {len(past.looks)} different sets of seeds, more than study.looks allows: the "
+            f"level no longer holds. Up to {5 * past.share:.3g} % of such studies report a difference by chance, "
+            "instead of 5 %."
+        )
     return sentences
 
 
@@ -207,15 +203,15 @@ def describe_power(study: studies.Study, conditions: Sequence[statistics.Conditi
         return f"power: {count_seeds([n])} can show no difference; at least {inference.FEWEST} are needed"
     least = inference.detectable(n, m)
     needed = join_values(f"one of {effect} takes {inference.seeds_for(effect, m)} seeds" for effect in (1, 2))
-    reaches = []
+    ranges = []
     for condition in conditions:
         if std := [arm.difference.std for arm in condition.compared if arm.difference.std]:
-            reach = " to ".join(dict.fromkeys(format_number(least * x) for x in (min(std), max(std))))
-            reaches.append(f"{reach} in {condition.metric}{_list_conditions([condition], conditions)}")
+            ends = " to ".join(dict.fromkeys(format_number(least * x) for x in (min(std), max(std))))
+            ranges.append(f"{ends} in {condition.metric}{_list_conditions([condition], conditions)}")
     return (
         f"power: {count_seeds([n])} show a difference of {least:.2g} standard deviations of the paired difference with "
         f"probability {inference.POWER}, for {describe_family(conditions[0])}; {needed}"
-        + (f"\nwith the standard deviations of the runs in {folder}: {'; '.join(reaches)}" if reaches else "")
+        + (f"\nwith the standard deviations of the runs in {folder}: {'; '.join(ranges)}" if ranges else "")
     )
 
 

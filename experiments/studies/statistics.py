@@ -1,7 +1,6 @@
 """The numbers of a study: spread over seeds, differences paired by seed and their intervals, steps to a threshold.
 
-Pure functions of the runs, and of what was ever planned in the study's folder. report.json has these fields under these
-names.
+Pure functions of the runs and of the study's plan log. report.json has these fields under these names.
 """
 
 import itertools
@@ -18,14 +17,14 @@ from experiments.studies import inference, plan, runs as finished, study as stud
 
 Runs = list[finished.Run]
 Curves = Mapping[int, Mapping[int, float]]  # seed -> step -> value
-ROUNDING = float(np.finfo(np.float32).eps)  # what metrics are computed in: a spread below this, relative, is none
+ROUNDING = float(np.finfo(np.float32).eps)  # relative: a smaller spread is rounding
 BEST = {"less": 0.0, "more": 1.0}  # of the metrics there are: loss, accuracy, explained
 
-# What is known of an arm against the reference: its kind.
+# The kinds of a comparison of an arm with the reference.
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
 SAME, CEILING, EQUAL, FEW = "identical", "at the ceiling", "equal within the margin", "too few seeds"
-UNSTABLE, STUCK = "unstable", "in two clusters"  # the mean would not tell what happened
-FLAT = "no spread"  # as much in every seed, and so little that it may be a step or two of an accuracy
+UNSTABLE, STUCK = "unstable", "in two clusters"  # means are not compared
+FLAT = "no spread"  # equal in every seed, and so small that it may be a step or two of an accuracy
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,20 @@ class Spread:
 class Difference:
     """Arm minus reference, paired by seed.
 
-    `interval` and `p` are None if there are fewer than three pairs, if the differences vary by no more than rounding,
-    or if seeds diverged or stayed on a plateau.
+    `interval` and `p` are None for fewer than three pairs, for differences that vary only by rounding, and if seeds
+    diverged or stayed on a plateau.
     """
 
     by_seed: dict[int, float]
     mean: float | None
     std: float | None
     n: int
-    kind: str  # what the interval says
+    kind: str  # one of the constants above
     interval: tuple[float, float] | None = None  # 95 % for all comparisons of the family, and all looks, together
     p: float | None = None  # two-sided, uncorrected
     p_corrected: float | None = None  # Holm's over the family, times the looks, at most 1
-    correlation: float | None = None  # of the arm's values with the reference's: what pairing gains
-    detectable: float | None = None  # the smallest one that so many seeds of this spread show with probability 0.8
+    correlation: float | None = None  # between the arm's values and the reference's: the gain of pairing
+    detectable: float | None = None  # the smallest that n seeds of this spread show with probability 0.8
     rates: list[inference.Rate] | None = None  # of unstable and stuck seeds: the arm's, the reference's
 
 
@@ -66,11 +65,11 @@ class ThresholdStep:
     """
 
     by_seed: dict[int, float | None]
-    median: float | None  # a seed that never got there is later than all; None where the median is such
-    reached: int  # of so many seeds:
+    median: float | None  # a seed that never reached it is later than all; None: half of the seeds or more never did
+    reached: int  # the number of seeds that did, of all `of`
     of: int
-    difference: float | None  # mean of the paired ones; None for the reference, and where a pair has a None
-    interval: tuple[float, float] | None  # as of the metric's differences: a family of its own
+    difference: float | None  # paired mean; None for the reference, and if a pair has a None
+    interval: tuple[float, float] | None  # as of Difference; a family apart from the metric's
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Arm:
 
     name: str
     changes: dict[str, Any]
-    params: int | None  # None: no run yet
+    params: int | None  # None: no finished run
     flops_per_token: float | None  # forward
     training_flops: float | None  # of a run
     values: dict[int, float]  # the metric at the end, by seed; and their spread:
@@ -87,13 +86,13 @@ class Arm:
     std: float | None
     n: int
     others: dict[str, Spread]  # other evaluated metrics
-    other_evaluation: list[int]  # seeds whose held-out examples are not those of the reference
-    other_batches: list[int]  # seeds whose training batches are not those of the reference
+    other_evaluation: list[int]  # seeds that have other held-out examples than the reference
+    other_batches: list[int]  # seeds that have other training batches than the reference
     other_initial: list[str]  # weights that do not begin with the reference's values, nor a multiple of them
     threshold_step: ThresholdStep | None  # None: no threshold
     difference: Difference | None  # None: the reference itself
-    symmetry: dict[str, list[float | None]]  # measure -> of each layer at the end, mean over seeds
-    attention: dict[str, list[float | None]]  # the same
+    symmetry: dict[str, list[float | None]]  # measure -> mean over seeds, by layer, at the end
+    attention: dict[str, list[float | None]]  # likewise
     diverged: dict[int, int | None]  # the step, by seed; None: the end was reached, with a metric that is not finite
     missing: list[int]  # seeds that have no finished run
 
@@ -108,12 +107,12 @@ class Condition:
     better: str  # "less" or "more"
     threshold: float | None
     evaluation_interval: int | None  # steps between evaluations
-    family: str  # whose comparisons intervals hold for together: those of the "study" or of the "condition"
-    comparisons: int  # m, of the family: all that were ever planned in this folder, also where runs are missing
-    looks: int  # at verdicts, for which they hold together too
+    family: str  # intervals hold together for all comparisons of the "study" or of the "condition"
+    comparisons: int  # m, of the family: all that were ever planned in this folder, also if runs are missing
+    looks: int  # planned analyses, for which they hold together too
     margin: float  # of equality; 0: it is not claimed
-    baseline: dict[str, float]  # what needs no training, by metric
-    guess: dict[str, str]  # and what that is, in words
+    baseline: dict[str, float]  # metric -> its value without training
+    guess: dict[str, str]  # metric -> the name of that baseline
     reference: str
     arms: list[Arm]
 
@@ -139,9 +138,8 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past 
     for entry in study.conditions:
         condition_runs, metric = [run for run in runs if run.condition == entry.name], study.metric[entry.name]
         gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(metric))))
-        baselines = [
-            (k[9:], x) for run in condition_runs[::-1] for k, x in run.summary.items() if k.startswith("baseline/")
-        ]
+        summary = {key: x for run in condition_runs[::-1] for key, x in run.summary.items() if x is not None}
+        baseline = {key.removeprefix("baseline/"): x for key, x in summary.items() if key.startswith("baseline/")}
         condition = Condition(
             name=entry.name,
             changes=entry.changes,
@@ -153,19 +151,17 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past 
             comparisons=sum(study.correction == "study" or where == entry.name for where, *_ in planned),
             looks=study.looks,
             margin=study.margin[entry.name],
-            baseline={name: x for name, x in baselines if x is not None},
+            baseline=baseline,
             guess={name: words for run in condition_runs for name, words in run.summary.get("guess", {}).items()},
             reference=study.reference,
             arms=[],
         )
-        reference = [run for run in condition_runs if run.arm == study.reference]
+        runs_by_arm = {arm.name: [run for run in condition_runs if run.arm == arm.name] for arm in study.arms}
         for arm in study.arms:
-            of_arm = [run for run in condition_runs if run.arm == arm.name]
-            base = [] if arm.name == study.reference else reference
-            condition.arms.append(_arm(condition, arm, study.seeds, of_arm, base))
+            base = [] if arm.name == study.reference else runs_by_arm[study.reference]
+            condition.arms.append(_arm(condition, arm, study.seeds, runs_by_arm[arm.name], base))
         conditions.append(condition)
-    families = [conditions] if study.correction == "study" else [[condition] for condition in conditions]
-    for family in families:
+    for family in [conditions] if study.correction == "study" else [[condition] for condition in conditions]:
         _correct(family)
     return conditions
 
@@ -185,25 +181,18 @@ def _correct(family: Sequence[Condition]) -> None:
 
 
 def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """Compute the numbers of the arm `named`. `reference` is empty for the reference itself."""
-    metric, values = condition.metric, _values(runs, condition.metric)
+    """Compute the numbers of the arm `entry`. `reference` is empty for the reference itself."""
+    values = _values(runs, condition.metric)
     ended = [run for run in runs if run.seed in values]
-    names = [name for run in ended for name in run.summary if name.startswith("eval/")]
-    metrics = [name for name in dict.fromkeys(names) if name != metric]
-    spreads = {name: spread(_values((run for run in ended if name in run.summary), name).values()) for name in metrics}
-    spreads = {name: x for name, x in spreads.items() if x.n}
+    metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))
+    measured = {name: _values([run for run in ended if name in run.summary], name) for name in metrics}
     pairs = [(run, base) for run in ended for base in reference if base.seed == run.seed]
-    unpaired = (
-        finished.unpaired_weights(run.summary.get("initial", {}), base.summary.get("initial", {}))
-        for run, base in pairs
+    initial = ([run.summary.get("initial", {}) for run in pair] for pair in pairs)
+    curves = (
+        {run.seed: run.curve(condition.metric) if run.value(condition.metric) is not None else {} for run in side}
+        for side in (runs, reference)
     )
-    threshold = condition.threshold and threshold_step(
-        _curves(runs, metric),
-        _curves(reference, metric),
-        condition.threshold,
-        m=condition.together,
-        better=condition.better,
-    )
+    options = {"m": condition.together, "better": condition.better}
     return Arm(
         name=entry.name,
         changes=entry.changes,
@@ -212,11 +201,11 @@ def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Run
         training_flops=max((run.flops for run in runs if run.flops), default=None),
         values=values,
         **vars(spread(values.values())),
-        others=spreads,
+        others={name: spread(x.values()) for name, x in measured.items() if x and name != condition.metric},
         other_evaluation=_unlike(pairs, "evaluation_crc32"),
         other_batches=_unlike(pairs, "training_crc32"),
-        other_initial=list(dict.fromkeys(itertools.chain(*unpaired))),
-        threshold_step=threshold,
+        other_initial=list(dict.fromkeys(name for pair in initial for name in finished.unpaired_weights(*pair))),
+        threshold_step=threshold_step(*curves, condition.threshold, **options) if condition.threshold else None,
         difference=None if entry.name == condition.reference else _difference(condition, runs, reference),
         symmetry=_layer_means(ended, finished.SYMMETRY),
         attention=_layer_means(ended, finished.ATTENTION),
@@ -228,11 +217,6 @@ def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Run
 def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
     """Return seed -> final metric, for the runs that have it."""
     return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
-
-
-def _curves(runs: Runs, metric: str) -> Curves:
-    """Return seed -> curve of the metric; the curve of a diverged run is empty."""
-    return {run.seed: run.curve(metric) if run.value(metric) is not None else {} for run in runs}
 
 
 def _unlike(pairs: Iterable[tuple[finished.Run, finished.Run]], digest: str) -> list[int]:

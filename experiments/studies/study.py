@@ -1,4 +1,16 @@
-"""A study as its config describes it: conditions x arms x seeds, and the runs that one program trains together."""
+"""A study as its config describes it: conditions x arms x seeds, and the runs that one program trains together.
+
+experiments/ablation.py uses the modules of this package in this order:
+1. study reads the config, and groups the runs into programs; plan logs what was planned, in plan.jsonl.
+2. tuning lists the runs that choose settings for the arms, and reads their choices.
+3. run_folders makes the folders of the runs.
+4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs), and measures the attention of the
+   trained models (attention); progress shows how far it is.
+5. runs loads the finished runs. statistics compares the arms in each condition, overall and scaling over several
+   conditions; inference computes their intervals.
+6. results writes the report from sentences, tables and figures; styles are the looks of the arms in the figures.
+merge copies the folders of several machines into one, before step 5.
+"""
 
 import contextlib
 import itertools
@@ -18,7 +30,8 @@ from experiments.engine import checkpoint, config, errors, log, run_plan, workdi
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold", "study.margin")  # settings of the study that a condition may change
 TUNE = "study.tune"  # the setting of the study that an arm may change
-VALUES = "@"  # between the name of an arm and the values of which it is to choose
+SHARED = ("study", "mesh", "seed", "experiment", "log")  # sections and settings that arms and conditions cannot change
+VALUES = "@"  # between the name of an arm and the values of a tuning run
 ONLY = "all"  # the condition of a study that names none
 RESERVED = ("checkpoints", "figures", "source", "tuning")  # other folders in the folder of a study
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # a folder's name; two of them still fit into one
@@ -32,7 +45,7 @@ class Named(NamedTuple):
 
 
 class Study(NamedTuple):
-    """The arms, the conditions in which they are compared, and the seeds by which they are paired."""
+    """The arms, the conditions of their comparisons, and the seeds that pair them."""
 
     experiment: str
     conditions: list[Named]
@@ -63,7 +76,7 @@ class Run(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The condition and the arm, whose seeds share their data."""
+        """The condition and the arm. Runs of one place share their data."""
         return self.condition, self.arm
 
     @property
@@ -86,7 +99,7 @@ class Program(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """The values of those NUMBERS in which the rows differ."""
+        """The values of those NUMBERS that differ between rows."""
         values = [config.flat(run.settings.to_dict()) for run in self.rows]
         columns = {key: np.array([run_values[key] for run_values in values], np.float32) for key in NUMBERS}
         return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
@@ -103,11 +116,11 @@ class Program(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of its checkpoints' folder, which is the same if and only if the runs may be resumed."""
-        lasting = []
+        lasting: list = []
         for run in self.runs:
-            every = config.flat(run.settings.to_dict())  # train.steps counts: the learning rate falls with them
-            same = {key: x for key, x in every.items() if key == "train.steps" or not workdir.may_change(key)}
-            lasting.append([run.name, same])
+            values = config.flat(run.settings.to_dict())  # train.steps counts: the learning rate depends on it
+            fixed = {key: x for key, x in values.items() if key == "train.steps" or not workdir.may_change(key)}
+            lasting.append([run.name, fixed])
         lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
         return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
@@ -126,12 +139,13 @@ def read(settings: config.Settings) -> Study:
     s = settings.study
     arms = _read_named("study.arms", s.arms)
     conditions = _read_named("study.conditions", s.conditions) or [Named(ONLY, {})]
-    if len(arms) < 2:
-        raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
     config.at_least(1, {"study.looks": s.looks})
-    _check_seeds("study.seeds", s.seeds)
     sections = {condition.name: _read_condition(settings, condition) for condition in conditions}
-    study = Study(
+    common = _read_grid(TUNE, s.tune)
+    grid = {arm.name: common | _read_grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
+    if fault := next(_find_faults(settings, arms, grid), None):
+        raise errors.UserError(fault)
+    return Study(
         experiment=s.experiment,
         conditions=conditions,
         arms=arms,
@@ -141,15 +155,9 @@ def read(settings: config.Settings) -> Study:
         threshold={name: section.threshold for name, section in sections.items()},
         margin={name: section.margin for name, section in sections.items()},
         looks=s.looks,
+        grid=grid if any(grid.values()) else {},
+        tune_seeds=list(s.tune_seeds) if any(grid.values()) else (),
     )
-    common = _read_grid(TUNE, s.tune)
-    grid = {arm.name: common | _read_grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
-    if not any(grid.values()):
-        if [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
-            raise errors.UserError(f"study.tune_seeds = {s.tune_seeds} has no effect without values in {TUNE}")
-        return study
-    _check_grid(study, grid, s.tune_seeds)
-    return study._replace(grid=grid, tune_seeds=list(s.tune_seeds))
 
 
 def _read_condition(settings: config.Settings, condition: Named) -> config.Settings:
@@ -158,26 +166,36 @@ def _read_condition(settings: config.Settings, condition: Named) -> config.Setti
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
         section = settings.replace(changes).study
         if not section.metric.startswith(run_plan.EVAL):
-            raise errors.UserError(
-                f'study.metric = "{section.metric}" must be of an evaluation, as {run_plan.EVAL}loss'
-            )
+            raise errors.UserError(f'study.metric = "{section.metric}" must begin with {run_plan.EVAL}, as eval/loss')
         checkpoint.check_best(section.metric, key="study.metric")
         config.at_least(0, {"study.margin": section.margin})
     return section
 
 
-def _check_seeds(key: str, seeds: Any) -> None:
-    if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise errors.UserError(f"{key} must be different integers, and {config.format_value(seeds)} are not")
-    for seed in seeds:
-        config.check_seed(seed)
+def _find_faults(settings: config.Settings, arms: Sequence[Named], grid: Mapping[str, Mapping]) -> Iterator[str]:
+    """Yield a sentence for each fault of arms, seeds and tuning. Raises UserError for seeds out of range."""
+    s, tunes = settings.study, any(grid.values())
+    if len(arms) < 2:
+        yield 'a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]'
+    for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if tunes else [0]}.items():
+        if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
+            yield f"{key} must be different integers, and {config.format_value(seeds)} are not"
+        for seed in seeds:
+            config.check_seed(seed)
+    if not tunes and [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
+        yield f"study.tune_seeds = {s.tune_seeds} has no effect without values in {TUNE}"
+    for seed in sorted({*s.seeds} & {*s.tune_seeds}) if tunes else ():
+        yield f"study.tune_seeds must differ from study.seeds, and {seed} is in both"
+    for arm in arms:
+        for key in sorted(grid[arm.name].keys() & arm.changes.keys()):
+            yield f"arm {arm.name} sets {key}, which {TUNE} would choose: leave one of them out"
 
 
 def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Iterator[tuple[str, Any]]:
-    """Yield the pairs of a name and a value of this type. Raises UserError for anything else."""
+    """Yield the pairs of a name and a value of this type. Raises UserError for anything else, and for an empty list."""
     for value in values:
         pair = isinstance(value, list | tuple) and len(value) == 2
-        if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind):
+        if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind) or value[1] in ([], ()):
             raise errors.UserError(
                 f"{key} is a list of pairs, as [{example}, ...], and {config.format_value(value)} is not one"
             )
@@ -188,23 +206,9 @@ def _read_grid(key: str, pairs: Any) -> dict[str, list]:
     """Return setting -> the values that are tried, each once."""
     grid: dict[str, list] = {}
     for setting, values in _pairs(key, pairs, list | tuple, '["optim.learning_rate", [0.001, 0.003]]'):
-        if not values:
-            raise errors.UserError(f"{key}: {setting} has no values to try")
         tried = grid.setdefault(setting, [])
         tried += [x for i, x in enumerate(values) if x not in [*tried, *values[:i]]]
     return grid
-
-
-def _check_grid(study: Study, grid: Mapping[str, Mapping], seeds: Sequence[int]) -> None:
-    """Raise UserError if a seed is for tuning and for the comparison, or an arm sets what it also tunes."""
-    _check_seeds("study.tune_seeds", seeds)
-    if overlap := sorted({*study.seeds} & {*seeds}):
-        raise errors.UserError(f"study.tune_seeds must differ from study.seeds, and {overlap[0]} is in both")
-    for arm in study.arms:
-        if overlap := sorted(grid[arm.name].keys() & arm.changes.keys()):
-            raise errors.UserError(
-                f"arm {arm.name} sets {overlap[0]}, which {TUNE} would choose: leave one of them out"
-            )
 
 
 def _read_named(key: str, pairs: Any) -> list[Named]:
@@ -228,7 +232,7 @@ def runs(
     chosen: the tuned settings of an arm in a condition.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
-    plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # which the study itself measures
+    plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
@@ -236,11 +240,10 @@ def runs(
         of_arm |= chosen.get((condition.name, arm.name), {})
         changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
-            for key in changes:
-                if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "log"):
-                    raise errors.UserError(f"{key} is the same for a whole study")
-            if overlap := sorted(of_condition.keys() & of_arm.keys()):
-                raise errors.UserError(f"the condition and the arm both set {', '.join(overlap)}")
+            shared = [f"{key} is the same for a whole study" for key in changes if key.split(".")[0] in SHARED]
+            twice = [f"the condition and the arm both set {key}" for key in of_condition if key in of_arm]
+            if faults := shared + twice:
+                raise errors.UserError(faults[0])
             alone = settings.replace(plain | changes | {"seed": seed}, without="study", explicit=changes)
         every.append(Run(condition.name, arm.name, seed, alone))
     return every

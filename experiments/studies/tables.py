@@ -40,11 +40,8 @@ def tabulate_condition(condition: statistics.Condition) -> Table:
 
 
 def _format_spread(spread: statistics.Spread | statistics.Arm | None) -> str:
-    if spread is None or spread.mean is None:
-        return NONE
-    return sentences.format_number(spread.mean) + (
-        f" ± {sentences.format_number(spread.std)}" if spread.std is not None else ""
-    )
+    numbers = [] if spread is None else [x for x in (spread.mean, spread.std) if x is not None]
+    return " ± ".join(map(sentences.format_number, numbers)) or NONE
 
 
 def _format_difference(difference: statistics.Difference | None) -> list[str]:
@@ -76,26 +73,19 @@ def _format_steps(step: statistics.ThresholdStep) -> str:
 def _write_notes(condition: statistics.Condition) -> list[str]:
     notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
     if condition.together > 1:
-        level = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
-        notes[0] += (
-            f" Intervals hold for {sentences.describe_family(condition)} (Bonferroni: {level} each); p is Holm's."
-        )
-    compared = [arm for arm in condition.compared if arm.difference.detectable]
-    if compared:
-        by_pairs = sorted((arm.difference for arm in compared), key=lambda difference: difference.n)
+        level = f"Bonferroni: {100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} % each"
+        notes[0] += f" Intervals hold for {sentences.describe_family(condition)} ({level}); p is Holm's."
+    differences = {sentences.quote(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
+    if differences:
+        by_pairs = sorted(differences.values(), key=lambda difference: -difference.n)
         factors = [f"{difference.detectable / difference.std:.2g}" for difference in by_pairs]
-        least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
-        smallest = sentences.join_values(
-            f"{sentences.quote(arm.name)} {sentences.format_number(arm.difference.detectable)}" for arm in compared
-        )
-        pairs = sentences.join_values(
-            f"{sentences.quote(arm.name)} {arm.difference.correlation:.2f}"
-            for arm in compared
-            if arm.difference.correlation is not None
-        )
+        least = " to ".join(dict.fromkeys([factors[0], factors[-1]]))
+        detectable = [f"{arm} {sentences.format_number(x.detectable)}" for arm, x in differences.items()]
+        pairs = [f"{arm} {x.correlation:.2f}" for arm, x in differences.items() if x.correlation is not None]
         notes.append(
             f"Power: these seeds show {least} standard deviations of the paired difference with probability "
-            f"{inference.POWER}: {smallest}." + (f" Correlation of the pairs: {pairs}." if pairs else "")
+            f"{inference.POWER}: {', '.join(detectable)}."
+            + (f" Correlation of the pairs: {', '.join(pairs)}." if pairs else "")
         )
     if condition.threshold:
         interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else UNKNOWN
@@ -117,21 +107,12 @@ def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | Non
     reference, arms = conditions[0].reference, [arm.name for arm in conditions[0].compared]
     rows, kinds = [], []
     for condition in conditions:
-        base = condition.base
-        differences = [arm.difference for arm in condition.compared]
-        short = [SHORT.get(difference.kind, difference.kind) for difference in differences]
-        cells = [
-            f"{format_signed(difference.mean)} {kind}" for difference, kind in zip(differences, short, strict=True)
-        ]
-        rows.append(
-            [
-                condition.name,
-                condition.metric,
-                NONE if base.mean is None else sentences.format_number(base.mean),
-                *cells,
-            ]
-        )
-        kinds.append(["", "", "", *short])
+        base = condition.base.mean
+        rows.append([condition.name, condition.metric, NONE if base is None else sentences.format_number(base)])
+        kinds.append(["", "", ""])
+        for difference in [arm.difference for arm in condition.compared]:
+            kinds[-1].append(SHORT.get(difference.kind, difference.kind))
+            rows[-1].append(f"{format_signed(difference.mean)} {kinds[-1][-1]}")
     note = (
         f"Under an arm: its mean difference to {sentences.quote(reference)}, and what its interval says of it. open: "
         f"no difference was found; same: no more than rounding; two clusters: some did not leave a plateau."
@@ -143,9 +124,9 @@ def tabulate_overall(measures: overall.Overall) -> Table:
     """Return a row for each arm: interquartile mean and probability of improvement over all conditions."""
     rows, reference = [], sentences.quote(measures.reference)
     for arm in measures.arms:
-        mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _format_range(arm.interval, "+.2%")]
-        share = [f"{arm.improvement:.2f}", _format_range(arm.improvement_interval, ".2f")]
-        rows.append([arm.name, str(arm.n), *(cell.replace("%", " %") for cell in mean), *share])
+        mean = NONE if arm.mean is None else f"{arm.mean:+.2%}".replace("%", " %")
+        improvement = [f"{arm.improvement:.2f}", _format_range(arm.improvement_interval, ".2f")]
+        rows.append([arm.name, str(arm.n), mean, _format_range(arm.interval, "+.2%"), *improvement])
     gained = sentences.join_values(f"{name} {sentences.format_number(x)}" for name, x in measures.scale.items() if x)
     unknown = sentences.quote(*(name for name, x in measures.scale.items() if not x))
     notes = [
@@ -159,10 +140,9 @@ def tabulate_overall(measures: overall.Overall) -> Table:
         f"not rest on them. With {sentences.count_seeds([measures.seeds])} in a condition they are too narrow "
         "(docs/studies.md).",
     ]
+    notes += _note_left_out(measures.left_out, "for a diverged run or too few pairs in a condition")
     head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
-    return Table(
-        head, rows, notes + _note_left_out(measures.left_out, "for a diverged run or too few pairs in a condition")
-    )
+    return Table(head, rows, notes)
 
 
 def _note_left_out(arms: Sequence[str], reason: str) -> list[str]:
@@ -170,20 +150,19 @@ def _note_left_out(arms: Sequence[str], reason: str) -> list[str]:
 
 
 def _format_range(interval: Sequence[float] | None, form: str) -> str:
-    return NONE if interval is None else " to ".join(f"{x:{form}}" if x < 1e9 else "without end" for x in interval)
+    ends = [f"{x:{form}}".replace("%", " %") if x < 1e9 else "without end" for x in interval or ()]
+    return " to ".join(ends) or NONE
 
 
 def tabulate_laws(family: scaling.Family) -> Table:
-    """Return a row for each arm: its law, and the compute with which it reaches the reference's loss."""
+    """Return a row for each arm: its law, and the compute that gives the reference's loss."""
     rows, reference, sizes = [], sentences.quote(family.reference), len(family.conditions)
     constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
         row = [law.name, sentences.format_number(law.a), f"{law.b:.4f}", _format_range(law.b_interval, ".4f")]
         row += [sentences.format_number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
-        compute = [
-            NONE if law.compute is None else f"{law.compute:.2f} times",
-            _format_range(law.compute_interval, ".2f"),
-        ]
+        compute = NONE if law.compute is None else f"{law.compute:.2f} times"
+        compute = [compute, _format_range(law.compute_interval, ".2f")]
         rows.append(row + (["reference", NONE] if law.name == family.reference else compute))
     law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
     notes = [
@@ -209,20 +188,14 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
     for kind, entry in [*entries, *(("arm", arm) for arm in conditions[0]["arms"])]:
         changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in entry["changes"].items())
         rows.append([f"{kind} {entry['name']}", sentences.join_values(changes) or "no changes"])
-    versions = sentences.join_values(
-        f"{name} {_format_counts(counts, ' and ')}" for name, counts in ran["versions"].items()
-    )
+    versions = [f"{name} {_format_counts(counts, ' and ')}" for name, counts in ran["versions"].items()]
     seconds = ran["training_seconds"]
-    rows += [
-        ["code of the runs", _format_counts(ran["commits"])],
-        ["hardware of the runs", _format_counts(ran["devices"])],
-    ]
-    rows += [["versions of the runs", versions or UNKNOWN]]
+    rows += [["code of the runs", _format_counts(ran["commits"])]]
+    rows += [["hardware of the runs", _format_counts(ran["devices"])]]
+    rows += [["versions of the runs", ", ".join(versions) or UNKNOWN]]
     rows += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
-    data = {f"data, {condition}": "; ".join(line.strip() for line in lines) for condition, lines in ran["data"].items()}
-    if len(set(data.values())) == 1:
-        data = {"data": next(iter(data.values()))}
-    rows += [[label, lines] for label, lines in data.items()]
+    data = [[f"data, {name}", "; ".join(line.strip() for line in lines)] for name, lines in ran["data"].items()]
+    rows += [["data", data[0][1]]] if len({text for _, text in data}) == 1 else data
     author = [session.get("commit") or "code that is not from a checkout", session.get("device")]
     versions = sentences.join_values(f"{name} {version}" for name, version in session["versions"].items())
     rows += [["report written by", ", on ".join(filter(None, author))], ["report written with", versions]]
@@ -233,17 +206,15 @@ def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
     """Return 'a', or 'a (20 runs), b (10 runs)'."""
     if len(counts) < 2:
         return next(iter(counts), UNKNOWN)
-    return between.join(f"{words} ({count} run{'s' if count > 1 else ''})" for words, count in counts.items())
+    return between.join(f"{value} ({count} run{'s' if count > 1 else ''})" for value, count in counts.items())
 
 
 def align(table: Table) -> str:
     """Return the table for a terminal, without the FLOPs and without columns that are empty."""
-    columns = [
-        i for i, name in enumerate(table.head) if name != "FLOP/token" and {row[i] for row in table.rows} != {NONE}
-    ]
-    lines = [[" ".join(row[i].split()) for i in columns] for row in (table.head, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
-        for line in lines
-    )
+    columns = []
+    for name, *cells in zip(table.head, *table.rows, strict=True):
+        if name != "FLOP/token" and {*cells} != {NONE}:
+            column = [" ".join(cell.split()) for cell in (name, *cells)]
+            width, side = max(map(len, column)), ">" if columns else "<"
+            columns.append([f"{cell:{side}{width}}" for cell in column])
+    return "\n".join(f"  {'  '.join(line)}".rstrip() for line in zip(*columns, strict=True))

@@ -42,13 +42,13 @@ class Tuned(NamedTuple):
     arm: str
     points: list[Point]
     best: Point
-    edges: list[str]  # settings whose best value is the smallest or the largest that was tried
+    edges: list[str]  # numeric settings with the smallest or the largest of several values as the best one
 
     def record(self) -> dict[str, Any]:
         """Return the entry of report.json."""
         tried = [{"values": point.values, "mean": point.mean, "by_seed": point.metric} for point in self.points]
-        chosen = {"chosen": self.best.values, "at_the_end": self.edges}
-        return {"condition": self.condition, "arm": self.arm, **chosen, "tried": tried}
+        place = {"condition": self.condition, "arm": self.arm}
+        return place | {"chosen": self.best.values, "at_the_end": self.edges, "tried": tried}
 
     def __str__(self) -> str:
         edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
@@ -84,7 +84,7 @@ def _name(arm: str, values: dict[str, Any]) -> str:
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """Return the choice of every arm whose tuning runs are all finished: the best mean over seeds, the first of equals.
+    """Return the choice of every arm that has finished all tuning runs: the best mean over seeds, the first of equals.
 
     Raises RunError if a seed diverged with each of an arm's values.
     """
@@ -100,23 +100,17 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
         sign = 1 if checkpoint.BETTER[metric.rpartition("/")[2]] is min else -1
         best = min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
         if best.mean is None:
-            raise errors.RunError(
-                f"condition {condition.name}, arm {arm.name}: a seed diverged with each of its values of "
-                f"{studies.TUNE}: try other values"
-            )
-        tuned.append(Tuned(condition.name, arm.name, points, best, _edges(study.grid[arm.name], best.values)))
+            place = f"condition {condition.name}, arm {arm.name}"
+            raise errors.RunError(f"{place}: a seed diverged with each value of {studies.TUNE}. Try other values.")
+        grid = {key: values for key, values in study.grid[arm.name].items() if len(values) > 1 and _numeric(values)}
+        edges = [key for key, values in grid.items() if best.values[key] in (min(values), max(values))]
+        tuned.append(Tuned(condition.name, arm.name, points, best, edges))
     return tuned
 
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the chosen settings by condition and arm, for `study.runs`."""
     return {(choice.condition, choice.arm): choice.best.values for choice in read(folder, study)}
-
-
-def _edges(grid: Any, best: dict[str, Any]) -> list[str]:
-    """Return the numeric settings whose best value is the smallest or the largest of several."""
-    numbers = {key: x for key, x in grid.items() if len(x) > 1 and _numeric(x)}
-    return [key for key, values in numbers.items() if best[key] in (min(values), max(values))]
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -130,29 +124,19 @@ def format_values(values: dict[str, Any]) -> str:
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     """Return the table of the choices; None if nothing was tuned."""
-    rows = []
+    rows, edges = [], []
     for choice in tuned:
-        means = ["diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points]
-        values = ["/".join(map(str, point.values.values())) for point in choice.points]
-        tried = sentences.join_values(map(": ".join, zip(values, means, strict=True)))
-        rows.append(
-            [
-                choice.condition,
-                choice.arm,
-                format_values(choice.best.values),
-                sentences.format_number(choice.best.mean),
-                tried,
-            ]
-        )
+        points = []
+        for point in choice.points:
+            mean = "diverged" if point.mean is None else sentences.format_number(point.mean)
+            points.append(f"{'/'.join(map(str, point.values.values()))}: {mean}")
+        best = [format_values(choice.best.values), sentences.format_number(choice.best.mean)]
+        rows.append([choice.condition, choice.arm, *best, ", ".join(points)])
+        edges += [f"{choice.condition}, {choice.arm} ({', '.join(choice.edges)})"] if choice.edges else []
     notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
-    edges = [
-        f"{choice.condition}, {choice.arm} ({sentences.join_values(choice.edges)})" for choice in tuned if choice.edges
-    ]
     if edges:
-        notes.append(
-            "Best at the smallest or largest value tried, so that better values may lie beyond: "
-            f"{sentences.join_values(edges)}."
-        )
+        beyond = "Best at the smallest or largest value tried, so that better values may lie beyond"
+        notes.append(f"{beyond}: {', '.join(edges)}.")
     return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
 
 
@@ -165,22 +149,18 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
         values, metric = {key: _values(study, choices, key) for key in keys}, study.metric[condition.name]
         if not keys:
             continue
-        panels = [
-            figures.Panel(
-                metric,
-                key,
-                {choice.arm: _curve(choice, key, values[key]) for choice in choices if key in choice.best.values},
-            )
-            for key in keys
-        ]
+        panels = []
+        for key in keys:
+            curves = {x.arm: _curve(x, key, values[key]) for x in choices if key in x.best.values}
+            panels.append(figures.Panel(metric, key, curves))
         drawing, grid, _ = figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
             labels = [styles.shorten(str(x)) for x in values[key]]
             panel.set_xticks(range(len(labels)), labels, parse_math=False)
+        seeds = sentences.count_seeds([len(study.tune_seeds)])
         caption = (
             f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "
-            f"{sentences.count_seeds([len(study.tune_seeds)])}, "
-            "with the other settings at their chosen values. No point if a seed diverged."
+            f"{seeds}, with the other settings at their chosen values. No point if a seed diverged."
         )
         drawn.append(figures.write(folder, drawing, FOLDER, condition.name, caption))
     return drawn

@@ -1,8 +1,7 @@
-"""Several runs as one program: the state of each is a row of the same arrays (R of them), and one step takes them all.
+"""Several runs as one program: the states of R runs are rows of the same arrays, and one step updates them all.
 
 A row is trained as it would be alone: batches and initial values come from its seed. Rows can differ in numbers:
-learning rate, weight decay, initial scale. A row whose numbers are no longer
-finite stays as it is, and the others go on.
+learning rate, weight decay, initial scale. If a row is no longer finite, its state stays, and the others go on.
 """
 
 import functools

@@ -84,7 +84,7 @@ def test_ours_and_the_peers_have_the_same_number_of_parameters(name):
     parameters = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
     assert parameters == sum(p.numel() for p in model.parameters())
     if name == "step_a":
-        example = sizes.text_batches(size.changed(B=1))[0][0]
+        example = sizes.make_batches(size.changed(B=1))[0][0]
         flax = jax.eval_shape(flax_peer.GPT2(size).init, jax.random.key(0), example)["params"]
         assert parameters == sum(leaf.size for leaf in jax.tree.leaves(flax))
         assert task.train[0]["w_BN"].shape == (size.B, size.N)
@@ -112,7 +112,7 @@ def test_generation_draws_the_tokens_of_the_workload(monkeypatch):
 def test_the_text_has_every_token(W, tmp_path):
     ours.write_data(tmp_path, TINY["text"].changed(W=W))
     assert len(set((tmp_path / "data.txt").read_text(encoding="utf-8"))) == W
-    w_BN, target_BN = sizes.text_batches(TINY["text"].changed(W=W))[0]
+    w_BN, target_BN = sizes.make_batches(TINY["text"].changed(W=W))[0]
     np.testing.assert_array_equal(w_BN[:, 1:], target_BN[:, :-1])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.studies import study as studies
+from experiments.studies import runs, statistics, study as studies
 
 WHAT = {
     "config": {"experiment": "ablation", "train": {"steps": 300}},
@@ -70,6 +70,11 @@ def losses(folder: pathlib.Path, condition: str, ends: Mapping[str, Sequence[flo
     for arm, losses in ends.items():
         for seed, loss in enumerate(losses):
             run(folder, condition, arm, seed, ends={"eval/loss": loss}, **summary)
+
+
+def analyse(folder: pathlib.Path, design: studies.Study) -> list[statistics.Condition]:
+    """Return the numbers of each condition, from the runs in the folder."""
+    return statistics.analyse(design, runs.load(folder, design))
 
 
 def whole(folder: pathlib.Path, design: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300) -> None:

@@ -1,4 +1,4 @@
-"""What a study infers from its samples: false positives and power as simulated, corrections and rates by hand."""
+"""Inference from small samples: false positives and power by simulation, corrections and rates by hand."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,13 @@ from experiments.studies import inference
 
 
 def hits(difference_XI, m):
-    """Where the interval is beside 0."""
+    """Return True for each interval that does not contain 0."""
     low, high = inference.interval(difference_XI, m)
     return (low > 0) | (high < 0)
 
 
 def test_a_whole_study_of_35_comparisons_has_5_percent_of_false_positives():
-    """Seven conditions of five arms beside a reference, five seeds that share noise; nothing differs."""
+    """Seven conditions of five arms and a reference, with five seeds that share noise. No arm differs."""
     random = np.random.default_rng(0)
     value_XCAI = random.normal(size=(2000, 7, 6, 5)) + random.normal(size=(2000, 7, 1, 5))
     difference_XCAI = value_XCAI[:, :, 1:] - value_XCAI[:, :, :1]

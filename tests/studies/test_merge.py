@@ -1,4 +1,4 @@
-"""The report of a study's folder without training, and of folders that are brought together."""
+"""The report of a study's folder without training, and of merged folders."""
 
 import json
 import pathlib
@@ -16,14 +16,14 @@ from experiments.tools import report
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Nothing is drawn; and no experiment is asked for its data."""
+    """Draw nothing, and fail if an experiment is prepared."""
     monkeypatch.setattr(figures, "draw", lambda *_: [])
     for owner, name in ((by_name, "load_experiment"), (programs, "check")):
-        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("an experiment was asked"))
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("an experiment was prepared"))
 
 
 def edit(file: pathlib.Path, **changes) -> None:
-    """changes: of a JSON file, the keys of inner objects behind two underscores."""
+    """Change a JSON file. Two underscores separate the keys of nested objects."""
     content = json.loads(file.read_text())
     for key, value in changes.items():
         *path, last = key.split("__")
@@ -35,24 +35,24 @@ def edit(file: pathlib.Path, **changes) -> None:
 
 
 def numbers(folder: pathlib.Path) -> dict:
-    """report.json but for the session that wrote it, and the order of the runs that it counts."""
-    found = json.loads((folder / "report.json").read_text())
-    assert found.pop("what")["versions"]
-    return found
+    """Return report.json without the session that wrote it."""
+    record = json.loads((folder / "report.json").read_text())
+    assert record.pop("what")["versions"]
+    return record
 
 
 @pytest.fixture
-def halves(whole, tmp_path):
-    """Two machines' folders of the study `whole`: each has an arm of its own, and the reference."""
+def halves(complete, tmp_path):
+    """Return two machines' folders of the study `complete`: each has one arm and the reference."""
     folders = [tmp_path / name for name in "AB"]
-    for folder, other in zip(folders, ("fast", "lean"), strict=True):
-        shutil.copytree(whole / "study", folder)
-        shutil.rmtree(folder / "all" / other)
-        edit(folder / "config.json", config__study__arms=[one for one in ARMS if one[0] != other])
+    for folder, missing in zip(folders, ("fast", "lean"), strict=True):
+        shutil.copytree(complete / "study", folder)
+        shutil.rmtree(folder / "all" / missing)
+        edit(folder / "config.json", config__study__arms=[arm for arm in ARMS if arm[0] != missing])
     return folders
 
 
-def test_a_report_is_written_anew_without_training(copy):
+def test_a_report_is_rewritten_without_training(copy):
     folder = copy / "study"
     before, page = numbers(folder), (folder / "report.md").read_text()
     for name in ("report.json", "report.md", "report.html", "runs.csv"):
@@ -60,54 +60,52 @@ def test_a_report_is_written_anew_without_training(copy):
     outcome = tiny.command(report, workdir=folder)
     assert (outcome.code, outcome.err) == (0, "") and before["verdict"][:30] in outcome.out
     assert numbers(folder) == before and (folder / "report.html").is_file()
-    of_session = "* report written by: "
-    assert page.split(of_session)[0] == (folder / "report.md").read_text().split(of_session)[0]
+    session = "* report written by: "
+    assert page.split(session)[0] == (folder / "report.md").read_text().split(session)[0]
 
 
-def test_what_is_no_study_has_no_report(tmp_path):
-    gone = tmp_path / "gone"
-    assert str(gone) in tiny.refusal(report, workdir=gone) and not gone.exists()
+def test_another_folder_than_a_study_has_no_report(tmp_path):
+    missing = tmp_path / "missing"
+    assert str(missing) in tiny.refusal(report, workdir=missing) and not missing.exists()
     (tmp_path / "config.json").write_text('{"config": {"train": {"steps": 3}}}')
     assert str(tmp_path) in tiny.refusal(report, workdir=tmp_path)
 
 
-def test_what_was_planned_in_a_part_counts_in_the_whole(halves, tmp_path):
-    more = {"conditions": {"all": "eval/loss"}, "arms": ["gone", ARMS[-1][0]], "reference": ARMS[-1][0], "seeds": [0]}
+def test_the_plan_of_a_part_counts_in_the_merged_study(halves, tmp_path):
+    plan = {"conditions": {"all": "eval/loss"}, "arms": ["gone", ARMS[-1][0]], "reference": ARMS[-1][0], "seeds": [0]}
     with (halves[1] / "plan.jsonl").open("a") as file:
-        file.write(json.dumps({"when": "", "planned": more}) + "\n")
+        file.write(json.dumps({"when": "", "planned": plan}) + "\n")
     assert f'"gone" against "{ARMS[-1][0]}"' in tiny.command(report, workdir=tmp_path / "new", merge=halves).out
 
 
-def test_two_halves_make_the_whole(whole, halves, tmp_path):
+def test_merged_halves_equal_the_whole_study(complete, halves, tmp_path):
     (halves[1] / "source" / "mine.py").write_text("a = 1")
     outcome = tiny.command(report, workdir=tmp_path / "new", merge=halves)
     assert (outcome.code, outcome.err) == (0, "")
-    assert numbers(tmp_path / "new") == numbers(whole / "study")
+    assert numbers(tmp_path / "new") == numbers(complete / "study")
     assert {file.name for file in (tmp_path / "new" / "source").iterdir()} >= {"ablation_config.py", "mine.py"}
     shutil.copytree(tmp_path / "new", tmp_path / "study")
-    tiny_study.assert_alike(tmp_path, whole, ALL)
+    tiny_study.assert_alike(tmp_path, complete, ALL)
     saved = json.loads((tmp_path / "new" / "config.json").read_text())["config"]["study"]
     assert saved["arms"] == ARMS and saved["seeds"] == [3, 5]
 
 
-def test_seeds_of_other_machines_come_together(whole, tmp_path):
+def test_seeds_of_two_machines_are_merged(complete, tmp_path):
     folders = [tmp_path / name for name in "AB"]
-    for folder, mine, other in zip(folders, (5, 3), (3, 5), strict=True):
-        shutil.copytree(whole / "study", folder, ignore=shutil.ignore_patterns(f"seed_{other}"))
-        edit(folder / "config.json", config__study__seeds=[mine])
+    for folder, seed, missing in zip(folders, (5, 3), (3, 5), strict=True):
+        shutil.copytree(complete / "study", folder, ignore=shutil.ignore_patterns(f"seed_{missing}"))
+        edit(folder / "config.json", config__study__seeds=[seed])
     assert tiny.command(report, workdir=tmp_path / "new", merge=folders).code == 0
-    found = numbers(tmp_path / "new")
-    assert found["seeds"] == [5, 3] and found["finished_runs"] == 6 and found["missing"] == []
+    record = numbers(tmp_path / "new")
+    assert record["seeds"] == [5, 3] and record["finished_runs"] == 6 and record["missing"] == []
 
 
 BASE = "all/base/seed_5/summary.json"
-REFUSED = [  # changes of files, and what differs then
+CHANGED = [ARMS[1], ["base", {"optim.betas": [0.5, 0.99]}]]
+REFUSED = [  # changes of files, and the fact that differs then
     ([("config.json", {"config__train__steps": 7})], "train.steps"),
     ([("config.json", {"config__study__arms": ARMS[2:] + ARMS[1:2]})], "the reference"),
-    (
-        [("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.betas": [0.5, 0.99]}]]})],
-        '"base" of study.arms',
-    ),
+    ([("config.json", {"config__study__arms": CHANGED})], '"base" of study.arms'),
     ([(BASE, {"commit": "beef"})], "the code"),
     ([(place + BASE, {"sources": {"config.py": place, "mine.py": place}}) for place in ("", "../A/")], "mine.py"),
     ([(BASE, {"data_sha256": "beef"})], "the data of all/base/seed_5"),
@@ -116,19 +114,19 @@ REFUSED = [  # changes of files, and what differs then
 
 
 @pytest.mark.parametrize(("changes", "fact"), REFUSED, ids=[fact for _, fact in REFUSED])
-def test_what_is_not_one_study_is_not_merged(halves, tmp_path, changes, fact):
+def test_folders_that_disagree_are_not_merged(halves, tmp_path, changes, fact):
     for name, change in changes:
         edit(halves[1] / name, **change)
     error = tiny.refusal(report, workdir=tmp_path / "new", merge=halves)
     assert all(str(part) in error for part in (*halves, fact))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["A", "B"]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["A", "B"]
 
 
 def test_a_report_of_each_condition_alone_is_written_on_request(copy):
     folder = copy / "study"
-    for given, family in (({"correction": "condition"}, "condition"), ({}, "study")):
-        told = tiny.command(report, workdir=folder, **given)
-        assert (told.code, numbers(folder)["conditions"][0]["family"]) == (0, family)
+    for flags, family in (({"correction": "condition"}, "condition"), ({}, "study")):
+        outcome = tiny.command(report, workdir=folder, **flags)
+        assert (outcome.code, numbers(folder)["conditions"][0]["family"]) == (0, family)
         assert f"comparisons of this {family} together" in (folder / "report.md").read_text()
     assert '"arms"' in tiny.refusal(report, workdir=folder, correction="arms")
 
@@ -142,7 +140,7 @@ def test_a_merge_takes_two_folders_with_runs_and_a_new_one(halves, tmp_path):
     assert f"{halves[0]} or {halves[1]}" in tiny.refusal(report, workdir=new, merge=halves) and not new.exists()
 
 
-def test_a_merge_leaves_out_what_no_run_writes(halves, tmp_path):
+def test_a_merge_leaves_out_foreign_files(halves, tmp_path):
     run = sorted(halves[0].glob("all/*/seed_*"))[0]
     with (run / "core").open("wb") as file:
         file.truncate(2**40)

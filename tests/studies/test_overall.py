@@ -1,4 +1,4 @@
-"""What a study says of all conditions together: measures that are known, and nothing where they cannot be said."""
+"""Measures over all conditions of a study: values by hand, and None if they are unknown."""
 
 import dataclasses
 import json
@@ -8,42 +8,41 @@ import pytest
 import study_folder
 from scipy import stats
 
-from experiments.studies import figures, figures_across, inference, overall, results, runs, statistics, styles, tables
+from experiments.studies import figures, inference, overall, results, runs, statistics, styles, tables
 
 BASE = [2.0, 2.1, 2.2, 2.3]
 SHIFT = {"loss": [0.4, 0.1, 0.1, -0.3], "accuracy": [-1.0, 0.4, 0.8, 0.2]}  # of the arm, by condition
 
 
-def left(folder, arms=("tied", "base"), *, start=6.0, ends=None):
-    """The conditions "loss" and "accuracy", better where more: each arm's values at the end."""
+def analyse(folder, arms=("tied", "base"), *, start=6.0, ends=None):
+    """Write runs of the conditions "loss" and "accuracy" and return the study, its numbers and its runs."""
     study = study_folder.study(arms, conditions=[*SHIFT], seeds=range(4))
     study = study._replace(metric={"loss": "eval/loss", "accuracy": "eval/accuracy"})
     for condition, shift in SHIFT.items():
         metric = study.metric[condition]
         for arm in study.arms:
-            plus = np.zeros(4) if arm.name == study.reference else shift
-            for seed, end in enumerate((ends or {}).get((condition, arm.name), np.array(BASE) + plus)):
-                first = start if condition == "loss" else 0.0
-                rows = [] if start is None else [{"step": 0, metric: first}]
+            shifts = np.zeros(4) if arm.name == study.reference else shift
+            for seed, end in enumerate((ends or {}).get((condition, arm.name), np.array(BASE) + shifts)):
+                rows = [] if start is None else [{"step": 0, metric: start if condition == "loss" else 0.0}]
                 study_folder.run(folder, condition, arm.name, seed, ends={metric: end}, rows=rows)
     finished = runs.load(folder, study)
     return study, statistics.analyse(study, finished), finished
 
 
-def measured(folder, **more):
-    return overall.measure(*left(folder, **more)[1:])
+def measure(folder, **options):
+    return overall.measure(*analyse(folder, **options)[1:])
 
 
 def test_the_measures_are_those_of_the_paper_by_hand(tmp_path):
-    found = measured(tmp_path)
+    measures = measure(tmp_path)
     scale = {"loss": 6.0 - 2.15, "accuracy": 2.15}
-    assert found.scale == pytest.approx(scale) and (found.seeds, found.left_out) == (4, [])
-    [tied] = found.arms
+    assert measures.scale == pytest.approx(scale) and (measures.seeds, measures.left_out) == (4, [])
+    [tied] = measures.arms
     gains = [-x / scale["loss"] for x in SHIFT["loss"]] + [x / scale["accuracy"] for x in SHIFT["accuracy"]]
     assert tied.mean == pytest.approx(np.mean(sorted(gains)[2:6])) and tied.n == 8
-    wins = [stats.mannwhitneyu(np.add(BASE, of), BASE, method="asymptotic").statistic / 16 for of in SHIFT.values()]
+    wins = [stats.mannwhitneyu(np.add(BASE, x), BASE, method="asymptotic").statistic / 16 for x in SHIFT.values()]
     assert tied.improvement == pytest.approx((1 - wins[0] + wins[1]) / 2)
-    for i, gain in enumerate(np.unique(np.round(gains, 12))):  # 0.1 is there twice
+    for i, gain in enumerate(np.unique(np.round(gains, 12))):  # 0.1 occurs twice
         x, share, low, high = tied.profile[i]
         assert (x, share) == pytest.approx((gain, np.mean(np.array(gains) >= gain - 1e-9)))
         assert 0 <= low <= share <= high <= 1
@@ -51,22 +50,22 @@ def test_the_measures_are_those_of_the_paper_by_hand(tmp_path):
     assert 0 <= tied.improvement_interval[0] < tied.improvement < tied.improvement_interval[1] <= 1
 
 
-def test_the_bootstrap_draws_seeds_within_a_condition_and_always_the_same(tmp_path):
-    """Where the seeds of each condition agree, however much conditions differ, nothing is left to draw."""
+def test_the_bootstrap_draws_seeds_within_a_condition_and_is_reproducible(tmp_path):
+    """If the seeds of each condition agree, the interval is a point, however much conditions differ."""
     ends = {("loss", "tied"): [x + 1 for x in BASE], ("accuracy", "tied"): [x + 1 for x in BASE]}
-    [tied] = measured(tmp_path / "constant", ends=ends).arms
+    [tied] = measure(tmp_path / "constant", ends=ends).arms
     assert tied.interval == pytest.approx([tied.mean] * 2)
     draws = inference.resamples([3, 5], 7)
-    assert [one.shape for one in draws] == [(7, 3), (7, 5)] and [one.max() for one in draws] == [2, 4]
+    assert [draw.shape for draw in draws] == [(7, 3), (7, 5)] and [draw.max() for draw in draws] == [2, 4]
     assert all(np.array_equal(*pair) for pair in zip(draws, inference.resamples([3, 5], 7), strict=True))
-    assert measured(tmp_path / "a").arms == measured(tmp_path / "b").arms
-    for many, most in ((10, 1951), (60, np.inf)):  # of 2,000
-        low, high = inference.percentiles(np.array([*range(1, 2001 - many), *[np.inf] * many])).tolist()
+    assert measure(tmp_path / "a").arms == measure(tmp_path / "b").arms
+    for count, most in ((10, 1951), (60, np.inf)):  # of 2,000
+        low, high = inference.percentiles(np.array([*range(1, 2001 - count), *[np.inf] * count])).tolist()
         assert 50 <= low <= 51 and most - 1 <= high <= most
 
 
 @pytest.mark.parametrize(
-    ("change", "kept"),
+    ("change", "names"),
     [
         ({}, ["tied"]),
         ({"ends": {("loss", "tied"): [1.0, 2.0]}}, None),  # too few pairs
@@ -74,48 +73,47 @@ def test_the_bootstrap_draws_seeds_within_a_condition_and_always_the_same(tmp_pa
         ({"ends": {("accuracy", "base"): [1.0, 2.0, 3.0, None]}}, None),  # of the reference
     ],
 )
-def test_an_arm_without_pairs_or_with_a_diverged_run_has_no_measures(tmp_path, change, kept):
-    found = measured(tmp_path, **change)
-    assert kept is None and found is None or [arm.name for arm in found.arms] == kept
-    found = measured(tmp_path / "more", arms=("tied", "other", "base"), ends={("loss", "other"): BASE[:2]})
-    assert [arm.name for arm in found.arms] == ["tied"] and found.left_out == ["other"]
+def test_an_arm_without_pairs_or_with_a_diverged_run_has_no_measures(tmp_path, change, names):
+    measures = measure(tmp_path, **change)
+    assert (measures and [arm.name for arm in measures.arms]) == names
+    measures = measure(tmp_path / "more", arms=("tied", "other", "base"), ends={("loss", "other"): BASE[:2]})
+    assert [arm.name for arm in measures.arms] == ["tied"] and measures.left_out == ["other"]
     study = study_folder.study(("tied", "base"), conditions=("loss",), seeds=range(4))
     finished = runs.load(tmp_path, study)
     assert overall.measure(statistics.analyse(study, finished), finished) is None  # of one condition
-    assert '"other"' in tables.tabulate_overall(found).notes[-1]
+    assert '"other"' in tables.tabulate_overall(measures).notes[-1]
 
 
 @pytest.mark.parametrize("start", [None, 2.0])
 def test_without_a_gain_of_the_reference_there_is_no_mean_and_no_profile(tmp_path, start):
-    """The reference began nowhere that is known, or at what it ends with or better."""
-    found = measured(tmp_path, start=start)
-    [tied] = found.arms
+    """The start of the reference is unknown, or not worse than its end."""
+    measures = measure(tmp_path, start=start)
+    [tied] = measures.arms
     assert (tied.mean, tied.interval, tied.profile) == (None, None, []) and tied.improvement > 0
-    table = tables.tabulate_overall(found)
+    table = tables.tabulate_overall(measures)
     assert table.rows[0][2:4] == ["-", "-"] and table.notes[1].startswith('No interquartile mean: in "loss"')
-    assert figures_across.draw_numbers(found, {}) is None
+    assert figures.draw_numbers(measures, {}) is None
 
 
-def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch):
+def test_the_profile_is_drawn_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
-    study, conditions, finished = left(tmp_path)
+    study, conditions, finished = analyse(tmp_path)
     [block] = results.analyse_across(conditions, finished)
-    drawing, caption = figures_across.draw_numbers(block.numbers, styles.choose_styles(study))
+    style = styles.choose_styles(study)
+    drawing, caption = figures.draw_numbers(block.numbers, style)
     line, [arm] = drawing.axes[0].lines[0], block.numbers.arms
     assert line.get_drawstyle() == "steps-pre" and "2 conditions" in caption
     assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
     assert np.array(line.get_data())[:, 1:-1] == pytest.approx(np.array(arm.profile)[:, :2].T * [[100], [1]])
     far = dataclasses.replace(arm, profile=[[-9e3, 0.5, 0.2, 0.8]])  # which would press the others together
-    both, more = figures_across.draw_numbers(
-        dataclasses.replace(block.numbers, arms=[arm, far]), styles.choose_styles(study)
-    )
-    assert (drawing.axes[0].get_xscale(), both.axes[0].get_xscale()) == ("linear", "symlog")
-    assert more.endswith("logarithmic.") and not caption.endswith("logarithmic.")
+    wide, wide_caption = figures.draw_numbers(dataclasses.replace(block.numbers, arms=[arm, far]), style)
+    assert (drawing.axes[0].get_xscale(), wide.axes[0].get_xscale()) == ("linear", "symlog")
+    assert wide_caption.endswith("logarithmic.") and not caption.endswith("logarithmic.")
     assert "4 seeds" in block.table.notes[2]
     files = results.write(tmp_path, study, session={})
     text = [file.read_text() for file in files[:4]]
     numbers = json.loads(text[0])
     assert numbers["overall"]["arms"][0]["improvement"] == pytest.approx(arm.improvement) and numbers["scaling"] == []
     assert "## Over all conditions" in text[1] and "![profile](figures/profile.png)" in text[1]
-    assert all(block.table.rows[0][4] in one and "P(better)" in one for one in text[1:])
+    assert all(block.table.rows[0][4] in page and "P(better)" in page for page in text[1:])
     assert (tmp_path / "figures" / "profile.svg").is_file()

@@ -1,6 +1,5 @@
-"""Arms are compared by pairs: within a seed all of them get the same batches, and begin with the same numbers."""
+"""Arms are paired by seed: within a seed they all get the same batches and begin with the same numbers."""
 
-import pathlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,66 +13,61 @@ from experiments.studies import programs, runs as finished, vmapped_runs
 from tfm import shapes
 
 SEEDS, STEPS = (3, 5), 3
-# Two programs; the last two arms are rows of that of `asymmetric`: other numbers, the same model.
+# Two programs: the last two arms, which differ in numbers only, are rows of the program of `asymmetric`.
 ARMS = [[name, {"model.score": name}] for name in ("tied", "asymmetric")]
 ARMS += [["fast", {"optim.learning_rate": 1e-2}], ["wide", {"model.score_std": 2.0}]]
 SMALL = {"study__experiment": "language", "train__steps": STEPS, "train__evaluate_every": 0, "model__M": 1}
+SMALL |= {"study__arms": ARMS, "text__objective": "masked"}
 
 
-class Seen(NamedTuple):
-    """What the training of one run got."""
+class Inputs(NamedTuple):
+    """The inputs of the training of one run."""
 
     params: dict[str, np.ndarray]  # of step 0, by the paths of their names
-    key: np.ndarray  # from which its dropout follows
+    key: np.ndarray  # of dropout
     batches: list[dict[str, np.ndarray]]  # of every step
 
 
-def copied(tree, r: int):
-    """Row r, on the host: the step is to have the state's memory."""
+def copy_row(tree, r: int):
+    """Copy row r to the host, because the step takes the state's memory."""
     return jax.tree.map(lambda x: np.asarray(x)[r].copy(), tree)
 
 
 def idle(state, batch, alive, numbers):
-    """A step that trains nothing."""
+    """Count a step without training."""
     return state.replace(step=state.step + alive), {steps.LOSS: 0.0 * alive, "alive": alive}
 
 
-def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
-    """A study, and what the step of each run really got, by arm and seed. Compiling others takes seconds."""
-    seen, now, run, train = {}, [], programs.train, loop.train
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Return (arm, seed) -> the inputs of each run of a study with masked tokens. Nothing else is compiled."""
+    inputs, current, train_program, train = {}, [], programs.train, loop.train
 
-    def run_and_tell(one, *arguments, **options):
-        now[:] = one.program.runs
-        run(one, *arguments, **options)
+    def record_program(job, *arguments):
+        current[:] = job.program.runs
+        train_program(job, *arguments)
 
-    def watching(beside, step, state, batches, **options):
-        for r, one in enumerate(now):
-            leaves = jax.tree_util.tree_leaves_with_path(copied(state.params, r))
+    def record_state(training, step, state, batches, **options):
+        for r, run in enumerate(current):
+            leaves = jax.tree_util.tree_leaves_with_path(copy_row(state.params, r))
             params = {"/".join(shapes.names(path)): leaf for path, leaf in leaves}
-            seen[one.arm, one.seed] = Seen(params, copied(jax.random.key_data(state.key), r), [])
+            inputs[run.arm, run.seed] = Inputs(params, copy_row(jax.random.key_data(state.key), r), [])
 
-        def step_and_tell(state, batch, alive):
-            for r, one in enumerate(now):
-                seen[one.arm, one.seed].batches.append(copied(batch, r))
+        def record_batch(state, batch, alive):
+            for r, run in enumerate(current):
+                inputs[run.arm, run.seed].batches.append(copy_row(batch, r))
             return step(state, batch, alive)
 
-        return train(beside, step_and_tell, state, batches, **options)
+        return train(training, record_batch, state, batches, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "train", run_and_tell)
-        patch.setattr(loop, "train", watching)
-        patch.setattr(vmapped_runs, "step", lambda of: jax.jit(idle))
-        zeros = {"loss": np.zeros(len(SEEDS) * len(ARMS))}
-        patch.setattr(vmapped_runs, "evaluator", lambda of: lambda *_: zeros)
-        outcome = tiny_study.run(folder, **(SMALL | changes))
+        patch.setattr(programs, "train", record_program)
+        patch.setattr(loop, "train", record_state)
+        patch.setattr(vmapped_runs, "step", lambda _: jax.jit(idle))
+        patch.setattr(vmapped_runs, "evaluator", lambda _: lambda *_: {"loss": np.zeros(len(SEEDS) * len(ARMS))})
+        outcome = tiny_study.run(tmp_path_factory.mktemp("pairs"), **SMALL)
     assert (outcome.code, outcome.err) == (0, "")
-    return seen
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """Of all arms; each step draws the words that it hides."""
-    return watched(tmp_path_factory.mktemp("pairs"), study__arms=ARMS, text__objective="masked")
+    return inputs
 
 
 def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], names: Iterable[str]) -> None:
@@ -82,59 +76,57 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], names: Itera
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-def drawn(params: dict[str, np.ndarray]) -> list[str]:
-    """What is not all zeros or all ones."""
+def random_names(params: dict[str, np.ndarray]) -> list[str]:
+    """Return the names of the parameters that are not constant."""
     return [name for name, leaf in params.items() if np.ptp(leaf) > 0]
 
 
-def test_within_a_seed_all_arms_get_the_same_batches_and_begin_with_the_same_values(seen):
+def test_within_a_seed_all_arms_get_the_same_batches_and_begin_with_the_same_values(inputs):
     for seed in SEEDS:
-        first, *others = [one for (_, of), one in seen.items() if of == seed]
-        assert len(others) >= 2
-        for one in others:
-            assert len(one.batches) == len(first.batches) == STEPS
-            for mine, right in zip(one.batches, first.batches, strict=True):
-                assert mine.keys() == right.keys() >= {"w_BN", "target_BN", "weight_BN", "example_B"}
-                assert_same(mine, right, right)
-            common = {name for name in one.params.keys() & first.params.keys() if "/score/" not in name}
-            found = {name.split("/")[-1] for name in common & set(drawn(first.params))}
-            assert found >= {"E_WD", "P_ND", "Uv_HKD", "Uo_HDK", "W1_FD", "W2_DF", "G_WD"}
-            assert_same(one.params, first.params, common)
-            np.testing.assert_array_equal(one.key, first.key)
+        first, *rest = [run for (_, run_seed), run in inputs.items() if run_seed == seed]
+        assert len(rest) >= 2
+        for run in rest:
+            assert len(run.batches) == len(first.batches) == STEPS
+            for batch, expected in zip(run.batches, first.batches, strict=True):
+                assert batch.keys() == expected.keys() >= {"w_BN", "target_BN", "weight_BN", "example_B"}
+                assert_same(batch, expected, expected)
+            common = {name for name in run.params.keys() & first.params.keys() if "/score/" not in name}
+            names = {name.split("/")[-1] for name in common & set(random_names(first.params))}
+            assert names >= {"E_WD", "P_ND", "Uv_HKD", "Uo_HDK", "W1_FD", "W2_DF", "G_WD"}
+            assert_same(run.params, first.params, common)
+            np.testing.assert_array_equal(run.key, first.key)
         examples = np.concatenate([batch["example_B"] for batch in first.batches])
-        assert len(set(examples.tolist())) == STEPS * tiny_study.TRAIN["train__batch_size"]  # other ones in every step
+        assert len(set(examples.tolist())) == STEPS * tiny_study.TRAIN["train__batch_size"]  # no example twice
 
 
-def test_seeds_differ_in_batches_and_in_all_that_is_drawn(seen):
-    for arm in {arm for arm, _ in seen}:
-        one, other = (seen[arm, seed] for seed in SEEDS)
-        assert not np.array_equal(one.key, other.key)
-        for mine, its in zip(one.batches, other.batches, strict=True):
-            assert not np.array_equal(mine["example_B"], its["example_B"])
-        for name in drawn(one.params):
-            assert not np.array_equal(one.params[name], other.params[name]), name
+def test_seeds_differ_in_batches_and_in_all_random_values(inputs):
+    for arm, _ in ARMS:
+        a, b = (inputs[arm, seed] for seed in SEEDS)
+        assert not np.array_equal(a.key, b.key)
+        for batches in zip(a.batches, b.batches, strict=True):
+            assert not np.array_equal(*(batch["example_B"] for batch in batches))
+        for name in random_names(a.params):
+            assert not np.array_equal(a.params[name], b.params[name]), name
 
 
-def test_scores_with_the_same_matrices_begin_with_the_same(seen):
+def test_scores_with_the_same_matrices_begin_with_the_same_values(inputs):
     for seed in SEEDS:
-        of = {arm: {name.split("/")[-1]: x for name, x in seen[arm, seed].params.items()} for arm, _ in ARMS}
-        usual, both = of["asymmetric"], ["Uq_HKD", "Uk_HKD"]
-        assert_same(usual, of["fast"], both)
-        assert_same({name: 2 * usual[name] for name in both}, of["wide"], both)
-        assert not np.array_equal(usual["Uq_HKD"], usual["Uk_HKD"])
+        params = {arm: {name.split("/")[-1]: x for name, x in inputs[arm, seed].params.items()} for arm, _ in ARMS}
+        base, names = params["asymmetric"], ["Uq_HKD", "Uk_HKD"]
+        assert_same(base, params["fast"], names)
+        assert_same({name: 2 * base[name] for name in names}, params["wide"], names)
+        assert not np.array_equal(base["Uq_HKD"], base["Uk_HKD"])
 
 
-def test_any_other_initial_value_is_seen_and_a_scale_is_not():
+def test_sketches_show_other_initial_values_but_not_another_scale():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 4, 7)).astype(np.float32)
-    others = {"last": x.copy(), "moved": np.roll(x, finished.SUMS)}
-    others |= {"turned": x[:, ::-1], "drawn": rng.standard_normal(x.shape)}
-    others["last"][-1, -1, -1] += 0.01
+    unlike = {"last": x.copy(), "rolled": np.roll(x, finished.SUMS)}
+    unlike |= {"reversed": x[:, ::-1], "random": rng.standard_normal(x.shape)}
+    unlike["last"][-1, -1, -1] += 0.01
     scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
-    sketch = {name: finished.sketches({"U_HKD": y[None]})[0] for name, y in (others | scaled).items()}
-    for name, one in sketch.items():
-        assert finished.unpaired_weights(one, sketch["same"]) == (["U_HKD"] if name in others else []), name
-    assert (
-        finished.unpaired_weights(finished.sketches({"U_HKD": x[None, :2]})[0], sketch["same"]) == []
-    )  # of another shape
-    assert finished.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketch["same"], {}]
+    sketches = {name: finished.sketches({"U_HKD": y[None]})[0] for name, y in (unlike | scaled).items()}
+    sketches["another shape"] = finished.sketches({"U_HKD": x[None, :2]})[0]
+    for name, sketch in sketches.items():
+        assert finished.unpaired_weights(sketch, sketches["same"]) == (["U_HKD"] if name in unlike else []), name
+    assert finished.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketches["same"], {}]

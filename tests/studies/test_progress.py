@@ -1,4 +1,4 @@
-"""The time left that the live lines announce, of a run and of a study, against what a made-up clock then shows."""
+"""The time left in the progress bars of a run and of a study, against a simulated clock."""
 
 import io
 import itertools
@@ -18,32 +18,32 @@ LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, loss.*)?$", re.M)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """.now is what time.perf_counter gives; every step is told in a plain line."""
+    """Return the clock: `now` is the time of time.perf_counter. Every step prints a plain line."""
     clock = types.SimpleNamespace(now=1000.0)
     monkeypatch.setattr(log.time, "perf_counter", lambda: clock.now)
-    for one in (log.Progress, progress.Progress):
-        monkeypatch.setattr(one, "EVERY_SECONDS", -1.0)
+    for line in (log.Progress, progress.Progress):
+        monkeypatch.setattr(line, "EVERY_SECONDS", -1.0)
     return clock
 
 
-def seconds(told):
-    """'1:02:03' -> 3723.0; None for '?'."""
-    return None if told == "?" else float(sum(60**i * int(part) for i, part in enumerate(told.split(":")[::-1])))
+def parse_seconds(text):
+    """Return 3723.0 for '1:02:03', None for '?'."""
+    return None if text == "?" else float(sum(60**i * int(part) for i, part in enumerate(text.split(":")[::-1])))
 
 
-def near(announced, truth):
-    """Within a factor of 1.5, or half a second, as whole ones are told."""
-    return announced is not None and truth / 1.5 - 0.5 <= announced <= 1.5 * truth + 0.5
+def near(estimate, truth):
+    """Return True within a factor of 1.5, or half a second, because whole seconds are printed."""
+    return estimate is not None and truth / 1.5 - 0.5 <= estimate <= 1.5 * truth + 0.5
 
 
-def announced(out):
-    """[(step, seconds left)] of every plain line."""
-    return [(int(n.replace(",", "")), seconds(left)) for n, left in LINE.findall(out)]
+def parse_lines(out):
+    """Return [(step, seconds left)] of every plain line."""
+    return [(int(n.replace(",", "")), parse_seconds(left)) for n, left in LINE.findall(out)]
 
 
-def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, grows=False, slow=0):
-    """{step: clock} of a run, as experiments/engine/loop.py tells its steps. The first one of the session compiles, and
-    so does the first evaluation; they take so many seconds, and are said to be worth so many steps."""
+def simulate_run(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, grows=False, slow=0):
+    """Return step -> clock of a run, with the calls of experiments/engine/loop.py. The first step and the first
+    evaluation compile. evaluation: seconds; worth: the steps that it counts as."""
     line = log.Progress(
         start=start,
         steps=steps,
@@ -70,36 +70,27 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
 
 
 @pytest.mark.parametrize(
-    ("run", "known"),
+    "run",
     [
-        ({}, 10),
-        ({"steps": 10_000}, 10),
-        ({"start": 800}, 10),
-        ({"grows": True}, 10),
-        ({"slow": 4}, 10),  # in their first steps some machines find the memory
-        ({"every": 50, "evaluation": 2.0, "worth": 20.0}, 10),
-        ({"every": 5, "evaluation": 2.0, "worth": 16.0}, 10),  # the first one is seen before the tenth step
-        ({"every": 100, "evaluation": 9.0, "worth": 80.0, "start": 300}, 10),
+        {},
+        {"steps": 10_000},
+        {"start": 800},
+        {"grows": True},
+        {"slow": 4},  # in their first steps some machines find the memory
+        {"every": 50, "evaluation": 2.0, "worth": 20.0},
+        {"every": 5, "evaluation": 2.0, "worth": 16.0},  # the first evaluation comes before the tenth step
+        {"every": 100, "evaluation": 9.0, "worth": 80.0, "start": 300},
     ],
 )
-def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run, known):
-    ends = trained(clock, **run)
+def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run):
+    ends = simulate_run(clock, **run)
     out, start = capsys.readouterr().out, run.get("start", 0)
-    said = dict(announced(out))
-    assert out.splitlines()[0].endswith("? left, loss 1.5000")  # and no throughput, that of a step that compiles
-    assert {said[start + n] for n in range(1, 10)} == {None} and len(said) == len(ends)
-    for n, then in list(ends.items())[known - 1 :]:
+    estimates = dict(parse_lines(out))
+    assert out.splitlines()[0].endswith("? left, loss 1.5000")  # without throughput, because the step compiles
+    assert {estimates[start + n] for n in range(1, 10)} == {None} and len(estimates) == len(ends)
+    for n, end in list(ends.items())[9:]:
         compiling = COMPILING if n <= start + run.get("every", 0) else 0.0
-        assert near(said[n], clock.now - then - compiling), f"after step {n}"
-
-
-def test_throughput_is_without_the_first_step_of_several(clock):
-    line = log.Progress(start=7, steps=9, tokens_per_step=30, flops_per_step=1, peak=0.0)
-    assert line.tokens_per_second() == 0
-    for n, took, throughput in ((8, 15.0, 2), (9, 3.0, 10)):
-        clock.now += took
-        line.advance(n, None)
-        assert line.tokens_per_second() == throughput
+        assert near(estimates[n], clock.now - end - compiling), f"after step {n}"
 
 
 def test_the_live_line_announces_the_same(clock, monkeypatch):
@@ -111,14 +102,14 @@ def test_the_live_line_announces_the_same(clock, monkeypatch):
     for n in range(1, 11):
         clock.now += COMPILING if n == 1 else STEP
         line.advance(n, 1.5 if n == 10 else None)
-    line.say("a line, below which the live one is drawn anew")
-    told = "loss 1.5000, 100 tokens/s, 50 % of matrix-product speed"
-    assert f"10/1000 steps, 01:39 left, {told} |" in terminal.getvalue()
+    line.say("a line above the live one")
+    text = "loss 1.5000, 100 tokens/s, 50 % of matrix-product speed"
+    assert f"10/1000 steps, 01:39 left, {text} |" in terminal.getvalue()
     line.close()
-    assert f"10/1000 steps, {told} |" in terminal.getvalue().splitlines()[-1]
+    assert f"10/1000 steps, {text} |" in terminal.getvalue().splitlines()[-1]
 
 
-def test_the_evaluations_that_are_still_to_come():
+def test_remaining_evaluations_are_counted():
     for every, steps in itertools.product(range(4), range(1, 9)):
         for n in range(1, steps + 1):
             due = sum(run_plan.is_due(m, every=every, steps=steps) for m in range(n, steps + 1))
@@ -127,27 +118,27 @@ def test_the_evaluations_that_are_still_to_come():
     assert run_plan.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
 
 
-def train_study(clock, line, waiting, *, power, start):
-    """([(program, step, seconds of steps and evaluations so far)], their seconds), told as ablation.py and programs.py
-    do. A step's seconds are as its FLOPs to this power."""
-    told, trained = [], 0.0
-    for number, one in enumerate(waiting):
-        line.begin(one)
-        took, first = STEP * (one.flops * len(one.program.runs)) ** power, start if number == 0 else 0
-        clock.now += COMPILING  # of the step; that of the evaluation comes with the first one
+def simulate_study(clock, waiting, *, power, start):
+    """Return [(program, step, seconds of steps and evaluations so far)] and all their seconds, with the calls of
+    ablation.py and programs.py. A step takes its FLOPs to this power."""
+    line, records, trained = progress.Progress(waiting), [], 0.0
+    for number, job in enumerate(waiting):
+        line.begin(job)
+        took, first = STEP * (job.flops * len(job.program.runs)) ** power, start if number == 0 else 0
+        clock.now += COMPILING  # of the step; the first evaluation compiles its own program
         line.go_on(first)
-        for n in range(first, one.steps + 1):
+        for n in range(first, job.steps + 1):
             if n > first:
                 clock.now, trained = clock.now + took, trained + took
                 line.advance(n, 1.5)
-                told.append((number, n, trained))
-            if n == first or run_plan.is_due(n, every=one.every, steps=one.steps):
+                records.append((number, n, trained))
+            if n == first or run_plan.is_due(n, every=job.every, steps=job.steps):
                 with line.pause():
-                    clock.now += COMPILING * (n == first) + one.evaluation * took
-                    trained += one.evaluation * took
+                    clock.now += COMPILING * (n == first) + job.evaluation * took
+                    trained += job.evaluation * took
         clock.now += 1  # results
     line.close()
-    return told, trained
+    return records, trained
 
 
 @pytest.mark.parametrize(("power", "start"), [(1, 0), (1, 200), (0.8, 0)])  # large arms come nearer to the peak
@@ -157,8 +148,8 @@ def test_after_ten_steps_the_time_left_of_a_study_is_about_right(clock, capsys, 
         for _ in range(3)
         for name, n, flops in (("small", 1, 1), ("large", 2, 2))
     ]
-    told, trained = train_study(clock, progress.Progress(waiting), waiting, power=power, start=start)
-    said = announced(capsys.readouterr().out)
-    assert len(said) == len(told) and said[0][1] is None
-    for (number, n, so_far), (_, left) in zip(told[9:], said[9:], strict=True):
-        assert near(left, trained - so_far), f"after step {n} of program {number}"
+    records, trained = simulate_study(clock, waiting, power=power, start=start)
+    estimates = parse_lines(capsys.readouterr().out)
+    assert len(estimates) == len(records) and estimates[0][1] is None
+    for (number, n, so_far), (_, estimate) in zip(records[9:], estimates[9:], strict=True):
+        assert near(estimate, trained - so_far), f"after step {n} of program {number}"

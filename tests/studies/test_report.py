@@ -1,4 +1,4 @@
-"""The report's files: whole, alike in what they say, and safe whatever the names in them are."""
+"""The report's files: complete, consistent with each other, and safe for any text in them."""
 
 import base64
 import csv
@@ -18,19 +18,19 @@ from experiments.studies import figures, results, runs, statistics, tables
 ARMS = ("none", "tied", "asymmetric")
 STUDY = study_folder.study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
 HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
-COSTS = ("flops_per_token", "seconds", "diverged_at")  # of runs.csv, behind the parameters
-FIGURES = 5  # files of a report before them
+COSTS = ("flops_per_token", "seconds", "diverged_at")  # of runs.csv, after the parameters
+FIGURES = 5  # index of the first figure among the files of a report
 EMPTY = {"meta", "img"}  # elements without an end
 ONE = {"commit": "beef", "device": "a large computer", "versions": {"jax": "1", "numpy": "7"}, "wall_seconds": 1000.4}
 OTHER = {"commit": "", "device": "another one", "versions": {"jax": "2", "numpy": "7"}, "wall_seconds": 234.3}
 
 
 class Page(html.parser.HTMLParser):
-    """What a browser would make of it: elements in order with their attributes, and words by the element around."""
+    """A parsed HTML page: its elements in order with their attributes, and its texts with their elements."""
 
     def __init__(self, file):
         super().__init__()
-        self.elements, self.words, self._open = [], [], []
+        self.elements, self.texts, self._open = [], [], []
         self.feed(file.read_text())
         self.close()
         assert self._open == []
@@ -44,18 +44,18 @@ class Page(html.parser.HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append((self._open[-1] if self._open else "", data))
+        self.texts.append((self._open[-1] if self._open else "", data))
 
     def of(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
 
     def text(self, *tags):
-        return [data.replace("\N{NO-BREAK SPACE}", " ") for tag, data in self.words if tag in tags]
+        return [data.replace("\N{NO-BREAK SPACE}", " ") for tag, data in self.texts if tag in tags]
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
-    """The folder of a study of two conditions, in the second nothing to look into, and the files of its report."""
+    """Return the folder of a study of two conditions, the second with losses only, and the files of its report."""
     folder, study = tmp_path_factory.mktemp("study"), STUDY
     study_folder.whole(folder, study._replace(conditions=study.conditions[:1]), H=1)
     ends = {"none": [3.0, 3.1, 3.2], "tied": [2.0, 2.0, 2.1], "asymmetric": [1.0, 1.1, 1.1]}
@@ -69,7 +69,7 @@ def rows_of(record):
     return dict(tables.tabulate_runs(record).rows)
 
 
-def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
+def test_every_file_is_there_without_drafts_and_no_figure_is_blank(reported):
     folder, files = reported
     kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
     drawn = [*(f"{kind}_causal" for kind in kinds), "course_masked", "differences_masked"]
@@ -82,13 +82,13 @@ def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
         assert len(np.unique((pixel_YXZ[::3, ::3, :3] * 7).round(), axis=0)) > 20, file
 
 
-def test_figures_are_also_drawn_in_lines_and_no_byte_tells_when(reported, tmp_path, monkeypatch):
+def test_figures_are_also_svg_and_pdf_and_reproducible(reported, tmp_path, monkeypatch):
     finished = runs.load(reported[0], STUDY)
-    of_masked = [run for run in statistics.analyse(STUDY, finished) if run.name == "masked"]
+    masked = [condition for condition in statistics.analyse(STUDY, finished) if condition.name == "masked"]
     monkeypatch.setattr(figures, "KINDS", {"differences": figures.KINDS["differences"]})
     for name in "ab":
         (tmp_path / name).mkdir()
-        figures.draw(tmp_path / name, STUDY, of_masked, finished)
+        figures.draw(tmp_path / name, STUDY, masked, finished)
     for end, begin in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF-"}.items():
         first, second = ((tmp_path / name / f"figures/differences_masked.{end}").read_bytes() for name in "ab")
         assert first.startswith(begin) and first == second, end
@@ -99,33 +99,32 @@ def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
     assert text.startswith("<!DOCTYPE html>\n<html")
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     assert not {"script", "link", "iframe", "object", "base", "form"} & {tag for tag, _ in page.elements}
-    shown = [base64.b64decode(one["src"].removeprefix("data:image/png;base64,")) for one in page.of("img")]
-    assert sorted(shown) == sorted(file.read_bytes() for file in reported[1][FIGURES:])
-    assert all(len(one["alt"]) > 40 for one in page.of("img"))
-    policy = [one["content"] for one in page.of("meta") if one.get("http-equiv") == "Content-Security-Policy"]
+    images = [base64.b64decode(img["src"].removeprefix("data:image/png;base64,")) for img in page.of("img")]
+    assert sorted(images) == sorted(file.read_bytes() for file in reported[1][FIGURES:])
+    assert all(len(img["alt"]) > 40 for img in page.of("img"))
+    policy = [meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
     sections = ["Verdict", "Arms", "Over all conditions"]
     sections += ["Training", "Paired differences", "Symmetry", "Attention", "What was run"]
     assert page.text("h2") == page.text("a") == sections
-    each = ["causal", "masked"]
-    assert page.text("h3") == [*each, "causal: eval/loss", "masked: eval/loss", *each, *each, "causal", "causal"]
+    names = ["causal", "masked"]
+    assert page.text("h3") == [*names, "causal: eval/loss", "masked: eval/loss", *names, *names, "causal", "causal"]
     assert {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'} <= set(page.text("td", "th"))
     assert json.loads(page.text("pre")[0]) == study_folder.WHAT["config"]
     assert page.text("p")[0] == "18 of 18 runs finished, seeds 0, 1, 2."
     assert page.text("summary") == ["The whole config"]
 
 
-def test_all_three_say_the_same_verdict_and_what_was_run(reported):
+def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(reported):
     folder, (numbers, markdown, page, _, _, *pictures) = reported
     numbers, markdown, page = json.loads(numbers.read_text()), markdown.read_text(), Page(page)
-    for words in (numbers["verdict"], *(one["verdict"] for one in numbers["conditions"])):
-        assert "worse" in words or "Worse" in words
-        assert words in page.text("p") and words in markdown.replace("\\|", "|")
-    ran = tables.tabulate_runs(numbers).rows
-    assert np.reshape(page.text("td")[-2 * len(ran) :], (-1, 2)).tolist() == ran
-    assert all(
-        f"\n* {results.escape_markdown(label)}: {results.escape_markdown(words)}\n" in markdown for label, words in ran
-    )
+    for verdict in (numbers["verdict"], *(condition["verdict"] for condition in numbers["conditions"])):
+        assert "worse" in verdict or "Worse" in verdict
+        assert verdict in page.text("p") and verdict in markdown.replace("\\|", "|")
+    rows = tables.tabulate_runs(numbers).rows
+    assert np.reshape(page.text("td")[-2 * len(rows) :], (-1, 2)).tolist() == rows
+    for row in rows:
+        assert f"\n* {': '.join(map(results.escape_markdown, row))}\n" in markdown
     assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * 5 + 4 and len({row.count(" | ") for row in rows[:5]}) == 1
@@ -158,21 +157,20 @@ def test_every_run_is_a_row_and_every_curve_is_there(reported):
     last = {"condition": "masked", "arm": "asymmetric", "seed": "2", "eval/loss": "1.1", "eval/accuracy": ""}
     assert len(rows) == 18 and rows[-1] == last | dict(zip(["params", *COSTS], ["1000", "2500.0", "", ""], strict=True))
     curves = json.loads(numbers.read_text())["curves"]
-    names = [(one["condition"], one["arm"], str(one["seed"])) for one in curves]
+    names = [(run["condition"], run["arm"], str(run["seed"])) for run in curves]
     assert names == [(row["condition"], row["arm"], row["seed"]) for row in rows]
-    of = curves[0]["curves"]
-    assert of.keys() == {"train/loss", "eval/loss"} and list(of["eval/loss"]) == [str(30 * i) for i in range(11)]
-    assert of["eval/loss"]["300"] == float(rows[0]["eval/loss"])
+    first = curves[0]["curves"]
+    assert first.keys() == {"train/loss", "eval/loss"} and list(first["eval/loss"]) == [str(30 * i) for i in range(11)]
+    assert first["eval/loss"]["300"] == float(rows[0]["eval/loss"])
 
 
-def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
+def test_latex_has_the_tables_and_escapes_names(reported):
     text = reported[1][3].read_text()
     assert text.count(r"\toprule") == text.count(r"\begin{table}") == 3
     for table in text.split(r"\begin{tabular}")[1:]:
         counts = [row.count(" & ") for row in table.splitlines() if row.endswith(r" \\")]
-        assert counts == counts[:1] * (3 if counts[0] == 5 else 4) and table.startswith(
-            "{l" + "r" * counts[0] + "}\n"
-        ), table
+        assert counts == counts[:1] * (3 if counts[0] == 5 else 4), table
+        assert table.startswith("{l" + "r" * counts[0] + "}\n"), table
     assert r" & 95 \% interval & " in text
     assert results.escape_latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
         r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
@@ -180,7 +178,7 @@ def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
     )
 
 
-def test_an_unfinished_study_says_what_is_missing(tmp_path):
+def test_an_unfinished_study_lists_missing_runs(tmp_path):
     study = study_folder.study(seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
     study_folder.run(tmp_path, "all", "asymmetric", 1, ends={"eval/loss": 9.0}, diverged_at=7)
@@ -195,18 +193,16 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
 
 
 def test_a_study_without_any_run(tmp_path):
-    files, line = results.write(tmp_path, study_folder.study(), session={}), "all: none of its 10 runs is finished yet."
+    files = results.write(tmp_path, study_folder.study(), session={})
     assert len(files) == FIGURES
-    assert all(
-        line in one
-        for one in (results.format_text(tmp_path, study_folder.study()), *(f.read_text() for f in files[1:4]))
-    )
+    for text in (results.format_text(tmp_path, study_folder.study()), *(file.read_text() for file in files[1:4])):
+        assert "all: none of its 10 runs is finished yet." in text
     rows = rows_of(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
     assert rows["runs"].startswith("0 of 10 finished")
 
 
-def test_what_was_run_is_told_by_the_runs(tmp_path):
+def test_code_hardware_versions_and_data_are_those_of_the_runs(tmp_path):
     def recorded(study):
         return results.record(study, results.analyse(tmp_path, study), study_folder.WHAT)
 
@@ -238,8 +234,8 @@ def test_hostile_values_stay_text(tmp_path):
     files = results.write(tmp_path, study, session=what)
     page = Page(files[2])
     assert "script" not in {tag for tag, _ in page.elements} and "\x1b" not in files[2].read_text()
-    shown = HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
-    assert shown in page.text("td") and json.loads(page.text("pre")[0]) == what["config"]
+    clean = HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
+    assert clean in page.text("td") and json.loads(page.text("pre")[0]) == what["config"]
     assert {attribute for tag, attributes in page.elements for attribute in attributes} <= {
         *("lang", "charset", "http-equiv", "content", "name", "class", "scope", "src", "alt", "id", "href")
     }

@@ -1,4 +1,4 @@
-"""Laws of loss against compute: those that were put in are found, and nothing where the conditions are no sizes."""
+"""Laws of loss against compute: simulated laws are recovered; other conditions than sizes have no law."""
 
 import json
 import math
@@ -7,128 +7,118 @@ import numpy as np
 import pytest
 import study_folder
 
-from experiments.studies import figures, figures_across, results, runs, scaling, statistics, styles, tables
+from experiments.studies import figures, results, runs, scaling, statistics, styles, tables
 
 SIZES = (16, 32, 64)
 NOISE = [0.003, -0.002, 0.001]  # of seeds, which arms share
 
 
-def left(folder, laws, *, sizes=SIZES, changes=None, noise=NOISE):
-    """Conditions D_16, ... of which a step has D^2 FLOPs; laws: arm -> (a, b, E) of L = E + a (C / C_0)^-b."""
+def simulate(folder, laws, *, sizes=SIZES, changes=None, noise=NOISE):
+    """Write runs of the conditions D_16, ..., with D^2 FLOPs a step. laws: arm -> (a, b, E) of E + a (C / C_0)^-b."""
     names = [f"D_{D}" for D in sizes]
     study = study_folder.study([*laws], conditions=names, seeds=range(len(noise)))
-    each = changes or [{"model.D": D, "study.threshold": 1.0 + D} for D in sizes]
-    study = study._replace(
-        conditions=[one._replace(changes=its) for one, its in zip(study.conditions, each, strict=True)]
-    )
+    changes = changes or [{"model.D": D, "study.threshold": 1.0 + D} for D in sizes]
+    study = study._replace(conditions=[study_folder.studies.Named(*pair) for pair in zip(names, changes, strict=True)])
     for D, name in zip(sizes, names, strict=True):
         for arm, (a, b, E) in laws.items():
             x = D * D / (sizes[0] * sizes[-1])
-            ends = [(E + a * x**-b) * math.exp(one) for one in noise]
+            ends = [(E + a * x**-b) * math.exp(deviation) for deviation in noise]
             study_folder.losses(folder, name, {arm: ends}, flops_per_step=float(D * D))
     return study
 
 
 def families(folder, study):
-    return scaling.families(statistics.analyse(study, runs.load(folder, study)))
+    return scaling.families(study_folder.analyse(folder, study))
 
 
-def test_laws_and_the_compute_for_the_same_loss_are_found(tmp_path):
+def test_laws_and_the_compute_for_the_same_loss_are_recovered(tmp_path):
     laws = {"worse": (2.2, 0.3, 0.0), "near": (2.0, 0.29, 0.0), "far": (9.0, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}
-    study = left(tmp_path, laws, noise=[0.0] * 3)
+    study = simulate(tmp_path, laws, noise=[0.0] * 3)
     [family] = families(tmp_path, study)
     assert family.conditions == ["D_16", "D_32", "D_64"] and family.left_out == []
     assert family.middle == pytest.approx(300 * 16 * 64)  # 300 steps
-    found = {law.name: law for law in family.laws}
-    assert {name: (law.a, law.b, law.E) for name, law in found.items()} == {
-        name: pytest.approx(numbers) for name, numbers in laws.items()
-    }
-    assert found["worse"].compute == pytest.approx(1.1 ** (1 / 0.3)) and found["near"].compute == pytest.approx(1)
-    assert found["worse"].compute_interval == pytest.approx([found["worse"].compute] * 2)  # no noise
-    assert (found["far"].compute, found["far"].compute_interval) == (None, None)  # 150 times: beyond its sizes
-    assert all(law.misfit == pytest.approx(0, abs=1e-9) for law in family.laws)
-    assert found["worse"].flops == [300.0 * D * D for D in SIZES]
+    for law in family.laws:
+        assert (law.a, law.b, law.E) == pytest.approx(laws[law.name]) and law.misfit == pytest.approx(0, abs=1e-9)
+    worse, near, far, _ = family.laws
+    assert worse.compute == pytest.approx(1.1 ** (1 / 0.3)) and near.compute == pytest.approx(1)
+    assert worse.compute_interval == pytest.approx([worse.compute] * 2)  # no noise
+    assert (far.compute, far.compute_interval) == (None, None)  # 150 times: beyond its sizes
+    assert [law.name for law in family.laws] == [*laws] and worse.flops == [300.0 * D * D for D in SIZES]
 
 
 def test_a_constant_is_fitted_from_five_sizes_on():
     x_I = np.geomspace(0.03, 30, 5)
     for E, sizes, rel in ((1.5, 5, 1e-3), (0.0, 5, 1e-2), (0.0, 4, 1e-9)):
-        found = np.ravel(scaling.fit(x_I[:sizes], (E + 0.8 * x_I[:sizes] ** -0.4)[None]))
-        assert found == pytest.approx((0.8, 0.4, E), rel=rel, abs=1e-3)
+        law = np.ravel(scaling.fit(x_I[:sizes], (E + 0.8 * x_I[:sizes] ** -0.4)[None]))
+        assert law == pytest.approx((0.8, 0.4, E), rel=rel, abs=1e-3)
     a, b, E = scaling.fit(x_I[:4], (1.5 + 0.8 * x_I[:4] ** -0.4)[None])
     assert E[0] == 0 and 0 < b[0] < 0.4
 
 
 def test_seeds_are_drawn_in_pairs(tmp_path):
-    """What a seed does to both sides alike is in b, and but for that in no comparison."""
-    [family] = families(tmp_path, left(tmp_path, {"worse": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}))
+    """Noise that both sides of a seed share is in b, and in comparisons only through b."""
+    [family] = families(tmp_path, simulate(tmp_path, {"worse": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}))
     worse, base = family.laws
     for law in family.laws:
         assert law.b_interval[0] < 0.3 < law.b_interval[1] and law.b_interval[1] - law.b_interval[0] > 1e-4
     assert worse.compute_interval == pytest.approx([1.05 ** (1 / b) for b in worse.b_interval[::-1]], rel=1e-4)
     assert base.compute == pytest.approx(1)
-    [family] = families(tmp_path / "2", left(tmp_path / "2", {"base": (2.0, 0.3, 0.0)}, noise=NOISE[:2]))
+    [family] = families(tmp_path / "2", simulate(tmp_path / "2", {"base": (2.0, 0.3, 0.0)}, noise=NOISE[:2]))
     assert (family.laws[0].b_interval, family.laws[0].compute_interval) == (None, None)  # of two seeds
 
 
 def test_a_law_that_rises_reaches_nothing():
-    mine = np.array([(2.0, -0.1, 0.0), (2.0, 0.1, 1.5), (2.0, 0.5, 0.0)]).T
-    its = np.array([(1.0, 0.1, 0.0), (1.0, 0.1, 0.4), (0.5, 0.5, 0.5)]).T
-    assert scaling.reaches(mine, its) == pytest.approx([np.inf, np.inf, 4])  # of the second E is above that loss
+    laws = np.array([(2.0, -0.1, 0.0), (2.0, 0.1, 1.5), (2.0, 0.5, 0.0)]).T
+    references = np.array([(1.0, 0.1, 0.0), (1.0, 0.1, 0.4), (0.5, 0.5, 0.5)]).T
+    assert scaling.reaches(laws, references) == pytest.approx([np.inf, np.inf, 4])  # the second E is above that loss
 
 
-OTHER = {of: [{"model.D": 16}, {"model.D": 32}, {of: 7}] for of in ("text.N", "model.score")}  # data, models
+UNLIKE = {key: [{"model.D": 16}, {"model.D": 32}, {key: 7}] for key in ("text.N", "model.score")}  # data, models
 
 
-@pytest.mark.parametrize("case", [*OTHER, "two sizes", "one size", "a size twice", "accuracy", "no FLOPs"])
-def test_conditions_that_are_no_three_sizes_have_no_law(tmp_path, case):
-    sizes = {"two sizes": (16, 64), "one size": (16, 16.01, 16.02), "a size twice": (16, 32, 64, 64.01)}.get(
-        case, SIZES
-    )
-    metric = "eval/accuracy" if case == "accuracy" else "eval/loss"
-    study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}, sizes=sizes, changes=OTHER.get(case))
+@pytest.mark.parametrize("case", [*UNLIKE, "two sizes", "one size", "a size twice", "accuracy", "no FLOPs"])
+def test_fewer_than_three_sizes_have_no_law(tmp_path, case):
+    sizes = {"two sizes": (16, 64), "one size": (16, 16.01, 16.02), "a size twice": (16, 32, 64, 64.01)}
+    laws = {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}
+    study = simulate(tmp_path, laws, sizes=sizes.get(case, SIZES), changes=UNLIKE.get(case))
     finished = runs.load(tmp_path, study)
     if case == "accuracy":
-        finished = [run._replace(summary=run.summary | {metric: run.summary["eval/loss"]}) for run in finished]
-        study = study._replace(metric=dict.fromkeys(study.metric, metric))
+        finished = [run._replace(summary=run.summary | {"eval/accuracy": run.summary["eval/loss"]}) for run in finished]
+        study = study._replace(metric=dict.fromkeys(study.metric, "eval/accuracy"))
     if case == "no FLOPs":
         finished = [run._replace(summary=run.summary | {"flops_per_step": None}) for run in finished]
     assert scaling.families(statistics.analyse(study, finished)) == []
 
 
 def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_left_out(tmp_path):
-    changes = [{"model.D": D, "text.objective": of} for of in ("causal", "masked") for D in SIZES]
-    study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}, sizes=range(10, 16), changes=changes)
+    changes = [{"model.D": D, "text.objective": x} for x in ("causal", "masked") for D in SIZES]
+    study = simulate(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}, sizes=range(10, 16), changes=changes)
     summary = tmp_path / "D_10" / "arm" / "seed_1" / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"diverged_at": 7}))
     first, second = families(tmp_path, study)
     assert (first.left_out, second.left_out) == (["arm"], []) and second.conditions == ["D_13", "D_14", "D_15"]
     assert tables.tabulate_laws(first).notes[-1].endswith('"arm".')
     finished = runs.load(tmp_path, study)
-    *_, one, two = results.analyse_across(statistics.analyse(study, finished), finished)
-    assert one.heading == "Loss against compute: D_10, D_11, D_12" and (one.kind, two.kind) == ("compute", "compute1")
+    *_, a, b = results.analyse_across(statistics.analyse(study, finished), finished)
+    assert a.heading == "Loss against compute: D_10, D_11, D_12" and (a.kind, b.kind) == ("compute", "compute1")
 
 
-def told(family):
-    return [cell for row in tables.tabulate_laws(family).rows for cell in row]
-
-
-def test_a_law_with_a_constant_is_told_with_it(tmp_path, monkeypatch):
+def test_the_table_and_the_figure_of_a_law_have_its_constant(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
-    study = left(tmp_path, {"arm": (2.1, 0.3, 1.5), "base": (2.0, 0.3, 1.5)}, sizes=(8, 16, 32, 64, 128))
+    study = simulate(tmp_path, {"arm": (2.1, 0.3, 1.5), "base": (2.0, 0.3, 1.5)}, sizes=(8, 16, 32, 64, 128))
     [family] = families(tmp_path, study)
     E = family.laws[0].E
-    assert E > 1 and any(f"{E:.4f}" in cell for cell in told(family))
-    law = figures_across.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
+    assert E > 1 and any(f"{E:.4f}" in cell for row in tables.tabulate_laws(family).rows for cell in row)
+    law = figures.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
     ends = [np.mean([*family.laws[0].values[i].values()]) for i in (0, -1)]
     assert law.get_ydata()[[0, -1]] == pytest.approx(ends, rel=1e-3)
 
 
-def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
+def test_laws_are_drawn_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
-    study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
+    study = simulate(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
     [family] = families(tmp_path, study)
-    drawing, _ = figures_across.draw_numbers(family, styles.choose_styles(study))
+    drawing, _ = figures.draw_numbers(family, styles.choose_styles(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
@@ -137,8 +127,8 @@ def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch):
     assert tables.tabulate_laws(family).rows[1][-2:] == ["reference", "-"]
     monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
     text = [file.read_text() for file in results.write(tmp_path, study, session={})[:4]]
-    [of_json] = json.loads(text[0])["scaling"]
-    assert of_json["laws"][0]["compute"] == pytest.approx(arm.compute) and of_json["reference"] == "base"
+    [record] = json.loads(text[0])["scaling"]
+    assert record["laws"][0]["compute"] == pytest.approx(arm.compute) and record["reference"] == "base"
     numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", "Loss against compute"]
-    assert all(number in one for number in numbers for one in text[1:])
+    assert all(number in page for number in numbers for page in text[1:])
     assert (tmp_path / "figures" / "compute.png").is_file() and "![compute](figures/compute.png)" in text[1]

@@ -1,11 +1,12 @@
 """The sentences and tables of a study's report: each kind, in both directions, and no verdict with few seeds."""
 
 import dataclasses
+import re
 
 import pytest
 import study_folder
 
-from experiments.studies import results, runs, sentences, statistics, tables
+from experiments.studies import results, sentences, statistics, tables
 
 BASE = [1.0, 1.1, 1.2, 1.3]
 FLIP = {statistics.WORSE: statistics.BETTER, statistics.BETTER: statistics.WORSE}
@@ -19,15 +20,15 @@ NEAR = [-0.1, 0.2, -0.1, 0.2]
 HIGH, LOW, UP = (shifted(by) for by in ([0.50, 0.51, 0.49, 0.50], [-0.50, -0.51, -0.49, -0.50], [0.25] * 4))
 
 
-def analysed(folder, ends, *, condition="all", **options):
-    """The condition of a study whose arms end so; the last arm is the reference."""
+def analyse(folder, ends, *, condition="all", **options):
+    """Return the condition of a study with these losses of each arm. The last arm is the reference."""
     study = study_folder.study(tuple(ends), conditions=(condition,), seeds=range(4), **options)
     study_folder.losses(folder, condition, ends)
-    return statistics.analyse(study, runs.load(folder, study))[0]
+    return study_folder.analyse(folder, study)[0]
 
 
 def flipped(condition):
-    """The same numbers of a metric of which more is better."""
+    """Return the condition with the same numbers of a metric that is better if larger."""
     arms = []
     for arm in condition.arms:
         kind = arm.difference and FLIP.get(arm.difference.kind, arm.difference.kind)
@@ -37,47 +38,41 @@ def flipped(condition):
 
 
 def has(text, *parts):
-    """Whether the text has these parts in this order."""
-    place = 0
-    for part in parts:
-        place = text.find(part, place)
-        if place < 0:
-            return False
-        place += len(part)
-    return True
+    """Return True if the text has these parts in this order."""
+    return re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
 @pytest.fixture
 def condition(tmp_path):
     """An arm of each kind."""
     ends = {"high": HIGH, "low": LOW, "near": shifted(NEAR), "same": BASE, "up": UP}
-    return analysed(tmp_path, ends | {"down": shifted([-0.25] * 4), "few": [5.0], "base": BASE})
+    return analyse(tmp_path, ends | {"down": shifted([-0.25] * 4), "few": [5.0], "base": BASE})
 
 
 def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     # 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2, and t is 6.5797; 0.05 +- t 0.173205 / 2
-    said = ("0.5000", "0.4731 to 0.5269", "4 seeds")
+    half = ("0.5000", "0.4731 to 0.5269", "4 seeds")
     text = sentences.describe_condition(condition)
-    assert has(text, "eval/loss (less", "Worse", '"high"', *said, '"up"', "0.2500", "Better", '"low"', *said, '"down"')
+    assert has(text, "eval/loss (less", "Worse", '"high"', *half, '"up"', "0.2500", "Better", '"low"', *half, '"down"')
     assert has(
         text, "No difference", '"near"', "0.5198 better", "0.6198 worse", "Identical", '"same"', "Too few", '"few"'
     )
     assert has(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
     text = sentences.describe_condition(flipped(condition))
-    assert has(text, "eval/accuracy (more", "Worse", '"low"', *said, '"down"', "Better", '"high"', *said, '"up"')
+    assert has(text, "eval/accuracy (more", "Worse", '"low"', *half, '"down"', "Better", '"high"', *half, '"up"')
     assert has(text, '"near"', "0.6198 better", "0.5198 worse")
 
 
-def test_without_an_interval_nothing_is_said_of_intervals(tmp_path):
-    text = sentences.describe_condition(analysed(tmp_path, {"same": BASE, "up": UP, "base": BASE}))
+def test_without_an_interval_no_sentence_is_about_intervals(tmp_path):
+    text = sentences.describe_condition(analyse(tmp_path, {"same": BASE, "up": UP, "base": BASE}))
     assert "95 %" not in text and '"up" by 0.2500' in text
-    one = sentences.describe_condition(analysed(tmp_path / "one", {"high": HIGH, "base": BASE}))
-    assert "interval" in one and "Bonferroni" not in one
+    text = sentences.describe_condition(analyse(tmp_path / "one", {"high": HIGH, "base": BASE}))
+    assert "interval" in text and "Bonferroni" not in text
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
-    condition = analysed(tmp_path, {"high": HIGH[:n], "base": BASE})
+    condition = analyse(tmp_path, {"high": HIGH[:n], "base": BASE})
     text = sentences.describe_condition(condition)
     assert has(text, "Too few seeds", "3", f'"high" ({n} seed')
     assert has(sentences.describe_study([condition]), "No verdict", "3 seeds", '"base"')
@@ -86,7 +81,7 @@ def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
 
 
 def test_no_run_of_the_reference(tmp_path):
-    condition = analysed(tmp_path, {"high": BASE, "base": []})
+    condition = analyse(tmp_path, {"high": BASE, "base": []})
     assert has(sentences.describe_condition(condition), "Too few seeds", '"high" (0 seeds)')
     assert tables.tabulate_condition(condition).rows == [
         ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
@@ -94,12 +89,12 @@ def test_no_run_of_the_reference(tmp_path):
     ]
 
 
-def test_what_diverged_is_named_with_a_rate(tmp_path):
+def test_diverged_runs_are_named_with_a_rate(tmp_path):
     study_folder.run(tmp_path, "all", "high", 4, ends={"eval/loss": None}, diverged_at=1200)
     study_folder.run(tmp_path, "all", "base", 5, ends={"eval/loss": None})
     study_folder.losses(tmp_path, "all", {"high": HIGH, "base": BASE})
     study = study_folder.study(("high", "base"), seeds=range(6))
-    (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
+    (condition,) = study_folder.analyse(tmp_path, study)
     text = sentences.describe_condition(condition)
     # Clopper and Pearson: 1 - 0.975^(1/5) = 0.005, and the other end where 1 or 0 of 5 have 2.5 %
     assert has(text, "Unstable", '"high" (1 of 5 diverged', "0.01 to 0.72", 'of "base" 1 of 5')
@@ -118,45 +113,42 @@ CASES = {  # ends of the arm and of the reference, what the report says
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path, name):
+def test_sentences_without_a_verdict_on_the_mean(tmp_path, name):
     arm, base, parts = CASES[name]
-    condition = analysed(tmp_path, {name: arm, "base": base}, margin=0.02, correction="condition")
+    condition = analyse(tmp_path, {name: arm, "base": base}, margin=0.02, correction="condition")
     assert has(sentences.describe_condition(condition), *parts)
     kind = condition.arms[0].difference.kind.replace("the margin", "0.02")
     assert sentences.describe_study([condition]).endswith(f'"{name}": {kind}.')
 
 
-def test_an_interval_beside_zero_is_on_one_side(condition):
-    difference = condition.arms[0].difference
+def test_an_interval_without_zero_is_on_one_side(condition):
     for interval, side in (((0.0026, 0.0035), "worse"), ((-0.0035, -0.0026), "better")):
-        one = dataclasses.replace(difference, kind=statistics.EQUAL, interval=interval)
-        assert has(sentences.describe_arm(condition, one), "0.0026", f"0.0035 {side}")
+        difference = dataclasses.replace(condition.arms[0].difference, kind=statistics.EQUAL, interval=interval)
+        assert has(sentences.describe_arm(condition, difference), "0.0026", f"0.0035 {side}")
 
 
-def test_what_seeds_can_show_before_they_are_trained(tmp_path):
+def test_the_power_of_seeds_before_they_are_trained(tmp_path):
     study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=range(5))
     text = sentences.describe_power(study, statistics.analyse(study, []), None)
     assert has(text, "5 seeds", "2.5 standard deviations", "0.8", "4 comparisons", "15 seeds", "7 seeds")
     study_folder.losses(tmp_path, "y", {"a": [1.1, 1.3, 1.5], "b": [1.3, 1.7, 2.1], "base": [1.0, 1.1, 1.2]})
-    text = sentences.describe_power(study, statistics.analyse(study, runs.load(tmp_path, study)), "runs/a")
+    text = sentences.describe_power(study, study_folder.analyse(tmp_path, study), "runs/a")
     assert has(text, "runs/a", "0.2477 to 0.7430 in eval/loss in y")
     few = study._replace(seeds=[0, 1])
     assert "no difference" in sentences.describe_power(few, statistics.analyse(few, []), None)
 
 
-def test_the_whole_study_says_where_and_how_far(tmp_path):
+def test_the_verdict_on_a_study_names_conditions_and_ranges(tmp_path):
     ends = {"a": HIGH, "b": HIGH, "base": BASE}
-    first, second = analysed(tmp_path, ends, condition="x"), analysed(tmp_path, ends | {"b": BASE}, condition="y")
+    first, second = analyse(tmp_path, ends, condition="x"), analyse(tmp_path, ends | {"b": BASE}, condition="y")
     assert has(sentences.describe_study([first]), '"base", 4 seeds', '"a", "b": worse.')
     text = sentences.describe_study([first, second])
     assert has(text, '"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons")
-    alone = [dataclasses.replace(one, family="condition") for one in (first, second)]
-    assert "All intervals" not in sentences.describe_study(
-        alone
-    ) and "within its condition" in sentences.describe_study(alone)
+    text = sentences.describe_study([dataclasses.replace(entry, family="condition") for entry in (first, second)])
+    assert "All intervals" not in text and "within its condition" in text
     assert '"b": identical in all 3 conditions.' in sentences.describe_study([second] * 3)
-    near = analysed(tmp_path, {"a": shifted(NEAR), "base": BASE}, condition="z")
-    far = analysed(tmp_path, {"a": shifted([-2 * d for d in NEAR]), "base": BASE}, condition="w")
+    near = analyse(tmp_path, {"a": shifted(NEAR), "base": BASE}, condition="z")
+    far = analyse(tmp_path, {"a": shifted([-2 * d for d in NEAR]), "base": BASE}, condition="w")
     assert has(sentences.describe_study([near]), '"a": no difference found', "0.2256 better", "0.3256 worse")
     assert has(sentences.describe_study([near, far]), "in z and w", "0.6512 better", "0.4512 worse at the widest")
     assert has(sentences.describe_study([near, flipped(far)]), "no difference found in z and w.")  # of two metrics
@@ -171,15 +163,15 @@ def test_seeds_and_numbers_in_words():
 
 def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
     alike = {"evaluation_crc32": 5, "training_crc32": 7, "initial": {f"w{i}_D 2": [1.0, 0, 0, 0] for i in range(9)}}
-    many = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)} | {"mine_D 2": [1.0, 0, 0, 0]}
-    twice = {name: [-2 * x for x in its] for name, its in alike["initial"].items()}  # a multiple is no other value
-    arms = {"data": {"evaluation_crc32": 6}, "batch": {}, "start": {"initial": many}, "same": {"initial": twice}}
-    for arm, other in (arms | {"base": {}}).items():
+    unlike = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)} | {"extra_D 2": [1.0, 0, 0, 0]}
+    scaled = {name: [-2 * x for x in sums] for name, sums in alike["initial"].items()}  # a multiple is the same value
+    arms = {"data": {"evaluation_crc32": 6}, "batch": {}, "start": {"initial": unlike}, "same": {"initial": scaled}}
+    for arm, changes in (arms | {"base": {}}).items():
         for seed in range(3):
-            own = {"training_crc32": 8} if (arm, seed) == ("batch", 1) else {}
-            study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, **(alike | other | own))
+            batch = {"training_crc32": 8} if (arm, seed) == ("batch", 1) else {}
+            study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, **(alike | changes | batch))
     study = study_folder.study((*arms, "base"), seeds=range(3))
-    (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
+    (condition,) = study_folder.analyse(tmp_path, study)
     unlike = [(arm.other_evaluation, arm.other_batches, len(arm.other_initial)) for arm in condition.arms]
     assert unlike == [([0, 1, 2], [], 0), ([], [1], 0), ([], [], 9), ([], [], 0), ([], [], 0)]
     data, batch, start = sentences.describe_mismatches(condition)
@@ -188,7 +180,7 @@ def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
 
 
 def test_an_overview_of_many_conditions(tmp_path):
-    conditions = [analysed(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
+    conditions = [analyse(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
     conditions[1] = dataclasses.replace(flipped(conditions[1]), name="other")
     assert tables.tabulate_overview(conditions[:2]) is None
     table = tables.tabulate_overview(conditions)
@@ -208,8 +200,7 @@ def test_the_table_of_a_condition(tmp_path, condition):
         ends["guess"] = {"accuracy": "always the first"}
         study_folder.run(tmp_path, "one", "high", seed, ends=ends, evaluations=curve[:-1] if seed < 3 else [])
     study = study_folder.study(("high", "base"), conditions=["one"], seeds=range(4), threshold=2.0)
-    (one,) = statistics.analyse(study, runs.load(tmp_path, study))
-    table = tables.tabulate_condition(one)
+    table = tables.tabulate_condition(*study_folder.analyse(tmp_path, study))
     assert table.head[3:] == ["runs", "eval/loss", "minus base", "95 % interval", "p", "steps to 2", "eval/accuracy"]
     low = 3.182446 * 0.00816497 / 2  # t(0.975, 3)
     interval = f"+{0.5 - low:.4f} to +{0.5 + low:.4f}"

@@ -1,4 +1,4 @@
-"""The numbers of a study's report, against closed forms and tables; and which runs they are of."""
+"""The numbers of a study's report, against closed forms and tables, and the runs that they are computed from."""
 
 import math
 
@@ -16,35 +16,31 @@ ROUNDED = {0: 1.1, 1: 2.2, 2: 3.3}  # whose sums with 0.1 are rounded
 
 
 def quantile(P: float) -> float:
-    """Of Student's t with two degrees of freedom, where it has a closed form."""
+    """Return a quantile of Student's t with two degrees of freedom, which has a closed form."""
     return (2 * P - 1) / math.sqrt(2 * P * (1 - P))
 
 
-def compared(arm, reference=ZERO, *, better="less", **options):
+def compare(arm, reference=ZERO, *, better="less", **options):
     return statistics.compare(dict(enumerate(arm)), reference, **{"m": 1, "better": better} | options)
-
-
-def analysed(folder, study):
-    return statistics.analyse(study, runs.load(folder, study))
 
 
 def test_interval_and_p_of_three_pairs_are_the_closed_forms():
     for m, P in ((1, 0.975), (2, 0.9875)):
-        one, half = compared((11.0, 22.0, 33.0), {0: 10.0, 1: 20.0, 2: 30.0}, m=m), quantile(P) / math.sqrt(3)
-        assert one.interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
-    assert one.by_seed == {0: 1.0, 1: 2.0, 2: 3.0} and (one.mean, one.std, one.n) == (2.0, 1.0, 3)
+        three, half = compare((11.0, 22.0, 33.0), {0: 10.0, 1: 20.0, 2: 30.0}, m=m), quantile(P) / math.sqrt(3)
+        assert three.interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
+    assert three.by_seed == {0: 1.0, 1: 2.0, 2: 3.0} and (three.mean, three.std, three.n) == (2.0, 1.0, 3)
     t = 2 * math.sqrt(3)
-    assert one.p == pytest.approx(1 - t / math.sqrt(t * t + 2), rel=1e-9)
+    assert three.p == pytest.approx(1 - t / math.sqrt(t * t + 2), rel=1e-9)
     for m, t in ((1, 2.776445), (5, 4.604095)):  # a table's; 99 % each
-        five = compared((1.0, 2.0, 3.0, 4.0, 5.0), m=m)
+        five = compare((1.0, 2.0, 3.0, 4.0, 5.0), m=m)
         assert five.interval == pytest.approx((3 - t * math.sqrt(0.5), 3 + t * math.sqrt(0.5)), abs=1e-5)
-    assert one.correlation == pytest.approx(1) and five.correlation is None  # the reference of these is constant
+    assert three.correlation == pytest.approx(1) and five.correlation is None  # the reference of these is constant
     assert five.detectable == pytest.approx(math.sqrt(2.5) * inference.detectable(5, 5))
 
 
 def test_pairs_are_the_seeds_that_both_have():
-    one = statistics.compare({7: 1.0, 3: 2.0, 5: 9.0}, {5: 8.5, 7: 0.0, 2: 4.0}, m=1, better="less")
-    assert one.by_seed == {7: 1.0, 5: 0.5} and one.mean == 0.75 and one.std == pytest.approx(math.sqrt(0.125))
+    two = statistics.compare({7: 1.0, 3: 2.0, 5: 9.0}, {5: 8.5, 7: 0.0, 2: 4.0}, m=1, better="less")
+    assert two.by_seed == {7: 1.0, 5: 0.5} and two.mean == 0.75 and two.std == pytest.approx(math.sqrt(0.125))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,7 @@ def test_pairs_are_the_seeds_that_both_have():
     ],
 )
 def test_a_kind_is_what_the_interval_says_in_the_direction_of_the_metric(arm, reference, kinds):
-    less, more = (compared(arm, reference, better=better) for better in ("less", "more"))
+    less, more = (compare(arm, reference, better=better) for better in ("less", "more"))
     assert (less.kind, more.kind) == kinds and less.n == len(arm)
     constant = less.n and less.std is not None and less.std < 1e-6
     numbers = (less.interval, less.p, less.detectable)
@@ -80,18 +76,18 @@ def test_an_interval_that_ends_at_zero_shows_no_difference():
     arm = (1.0, 2.0, 3.0)
     half = stats.ttest_1samp(arm, 0.0).confidence_interval().high - 2.0
     shifted = [x - 2.0 + half for x in arm]
-    assert compared([x + 1e-9 for x in shifted]).kind == WORSE
-    assert compared([x - 1e-9 for x in shifted]).kind == OPEN
-    assert compared([x + 1e-9 for x in shifted], m=2).kind == OPEN  # alone it would show one
+    assert compare([x + 1e-9 for x in shifted]).kind == WORSE
+    assert compare([x - 1e-9 for x in shifted]).kind == OPEN
+    assert compare([x + 1e-9 for x in shifted], m=2).kind == OPEN  # alone it would show one
 
 
 def test_equality_is_claimed_where_the_whole_interval_lies_within_the_margin():
     """The interval of these is 0 +- 4.302653 0.01 / sqrt(3) = 0 +- 0.024842."""
     arm = (-0.01, 0.0, 0.01)
-    assert [compared(arm, margin=margin).kind for margin in (0.0, 0.0248, 0.0249)] == [OPEN, OPEN, EQUAL]
-    assert compared(arm, margin=0.0249, m=2).kind == OPEN
-    assert [compared([x + 0.2 for x in arm], margin=margin).kind for margin in (0.2, 0.3)] == [WORSE, EQUAL]
-    assert compared([0.1] * 3, margin=0.2).kind == WORSE  # there is no interval
+    assert [compare(arm, margin=margin).kind for margin in (0.0, 0.0248, 0.0249)] == [OPEN, OPEN, EQUAL]
+    assert compare(arm, margin=0.0249, m=2).kind == OPEN
+    assert [compare([x + 0.2 for x in arm], margin=margin).kind for margin in (0.2, 0.3)] == [WORSE, EQUAL]
+    assert compare([0.1] * 3, margin=0.2).kind == WORSE  # there is no interval
 
 
 def step(*curves, reference=(), m=1):
@@ -102,15 +98,16 @@ def test_the_median_step_to_a_threshold_and_its_paired_difference():
     at = {None: {0: 9.0}, 100: {100: 1.0}, 200: {200: 1.0}, 300: {300: 1.0}}
     medians = {(100, 300, None): 300, (100, 200): 150, (100, None): None, (None, None): None, (): None}
     for steps, median in medians.items():  # a seed that never got there is later than all
-        one = step(*(at[key] for key in steps))
-        assert (one.median, one.reached, one.of) == (median, len(steps) - steps.count(None), len(steps))
+        result = step(*(at[key] for key in steps))
+        assert (result.median, result.reached, result.of) == (median, len(steps) - steps.count(None), len(steps))
     base = [at[100]] * 3
-    one = step(at[200], at[200], at[300], reference=base, m=2)
+    result = step(at[200], at[200], at[300], reference=base, m=2)
     half = quantile(0.9875) * math.sqrt(1e4 / 3) / math.sqrt(3)
-    assert one.difference == pytest.approx(400 / 3) and one.interval == pytest.approx((400 / 3 - half, 400 / 3 + half))
+    assert result.difference == pytest.approx(400 / 3)
+    assert result.interval == pytest.approx((400 / 3 - half, 400 / 3 + half))
     without = [step(at[200], at[None], reference=base), step(at[200], {}, reference=base), step(at[200])]
-    for one in (*without, step(at[200], reference=[at[None]])):
-        assert (one.difference, one.interval) == (None, None)  # censored, diverged, no reference, it is censored
+    for result in (*without, step(at[200], reference=[at[None]])):  # censored, diverged, no or a censored reference
+        assert (result.difference, result.interval) == (None, None)
     assert step(at[200], at[300], reference=base).interval is None  # of two pairs
 
 
@@ -118,11 +115,11 @@ def test_p_is_holms_over_the_whole_study(tmp_path):
     study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=(0, 1, 2), looks=2)
     study_folder.losses(tmp_path, "x", {"a": [1.0, 1.1, 1.3], "b": [3.0, 3.11, 3.2], "base": [1.0, 1.1, 1.2]})
     study_folder.losses(tmp_path, "y", {"a": [1.4, 1.53, 1.6], "base": [1.0, 1.1, 1.2]})
-    (x, y) = analysed(tmp_path, study)
+    (x, y) = study_folder.analyse(tmp_path, study)
     a, b, c = (arm.difference for arm in (*x.compared, y.compared[0]))
     assert b.p < c.p < a.p and x.comparisons == y.comparisons == 4 and y.compared[1].difference.p_corrected is None
     assert [b.p_corrected, c.p_corrected, a.p_corrected] == pytest.approx([2 * 4 * b.p, 2 * 3 * c.p, 1])
-    assert b.interval == compared([2.0, 2.01, 2.0], m=8).interval == pytest.approx(b.interval)
+    assert b.interval == compare([2.0, 2.01, 2.0], m=8).interval == pytest.approx(b.interval)
 
 
 STABLE = [1.90, 1.91, 1.89, 1.90, 1.92]
@@ -141,15 +138,15 @@ FAILURES = {
 
 @pytest.mark.parametrize("case", FAILURES)
 @pytest.mark.parametrize("metric", ["eval/loss", "eval/accuracy"])
-def test_seeds_that_diverged_or_are_stuck_are_a_rate_and_no_verdict(tmp_path, case, metric):
+def test_diverged_and_stuck_seeds_give_a_rate_and_no_verdict(tmp_path, case, metric):
     arm, base, kind, counts = FAILURES[case]
     study = study_folder.study(("arm", "base"), seeds=range(5), metric=metric)
     for name, ends in (("arm", arm), ("base", base)):
         for seed, end in enumerate(ends):
             value = end if end is None or metric == "eval/loss" else 10 - end
             study_folder.run(tmp_path, "all", name, seed, ends={metric: value}, diverged_at=7 if end is None else None)
-    difference = analysed(tmp_path, study)[0].compared[0].difference
-    assert difference.kind == kind and (difference.rates and tuple(one.k for one in difference.rates)) == counts
+    difference = study_folder.analyse(tmp_path, study)[0].compared[0].difference
+    assert difference.kind == kind and (difference.rates and tuple(rate.k for rate in difference.rates)) == counts
     assert (difference.interval is None) == (difference.p is None) == (kind != OPEN)
 
 
@@ -161,7 +158,7 @@ def test_numbers_of_a_folder(tmp_path):
         study_folder.run(tmp_path, "all", "asymmetric", seed, ends=ends | {"eval/loss": 1.5}, evaluations=curve)
         ends["eval/loss"] = 1.6 + seed / 100
         study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(0, 5.0), (200, 2.2)], params=700)
-    [condition] = analysed(tmp_path, study)
+    [condition] = study_folder.analyse(tmp_path, study)
     tied, asymmetric = condition.arms
     assert (tied.params, asymmetric.params, tied.flops_per_token) == (700, 1000, 2500.0)
     assert (tied.mean, tied.std, tied.n) == pytest.approx((1.61, 0.01, 3))
@@ -174,13 +171,13 @@ def test_numbers_of_a_folder(tmp_path):
     assert (condition.evaluation_interval, condition.comparisons, condition.baseline) == (200, 1, {"accuracy": 0.1})
 
 
-def test_what_diverged_is_in_no_number_and_named(tmp_path):
+def test_diverged_runs_are_named_and_in_no_number(tmp_path):
     study = study_folder.study(seeds=(0, 1, 2, 3), threshold=2.5)
     study_folder.losses(tmp_path, "all", {"asymmetric": [1.0, 1.1, 1.2, 1.3]})
     for seed, (loss, step) in enumerate([(2.0, None), (9.0, 120), (None, None)]):
         ends = {"eval/loss": loss} | ({"eval/accuracy": 0.9} if seed else {})
         study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(100, 2.0)], diverged_at=step)
-    [condition] = analysed(tmp_path, study)
+    [condition] = study_folder.analyse(tmp_path, study)
     tied = condition.arms[0]
     assert tied.values == {0: 2.0} and (tied.mean, tied.std, tied.n) == (2.0, None, 1) and tied.others == {}
     assert tied.diverged == {1: 120, 2: None} and tied.missing == [3]
@@ -192,11 +189,11 @@ def test_each_condition_has_its_own_metric_and_runs(tmp_path):
     study = study_folder.study(conditions=("a", "b"))._replace(metric={"a": "eval/loss", "b": "eval/accuracy"})
     study_folder.losses(tmp_path, "a", {"tied": [3.0], "asymmetric": [1.0]})
     study_folder.run(tmp_path, "b", "tied", 0, ends={"eval/loss": 7.0, "eval/accuracy": 0.25})
-    a, b = analysed(tmp_path, study)
+    a, b = study_folder.analyse(tmp_path, study)
     assert (a.arms[0].mean, a.better) == (3.0, "less")
     assert (b.arms[0].mean, b.better) == (0.25, "more") and b.arms[0].others["eval/loss"].mean == 7.0
     with raises(errors.UserError, '"tied"', "eval/accuracy", "eval/loss"):
-        analysed(tmp_path, study._replace(metric=dict.fromkeys("ab", "eval/accuracy")))
+        study_folder.analyse(tmp_path, study._replace(metric=dict.fromkeys("ab", "eval/accuracy")))
 
 
 def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
@@ -207,7 +204,7 @@ def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
     attention = {"entropy": [2.0], "diagonal": [0.5, None]}
     study_folder.run(tmp_path, "all", "tied", 1, ends={"eval/loss": 1.0}, rows=[{"symmetry/1": 2.0, "step": 7}])
     study_folder.run(tmp_path, "all", "asymmetric", 0, ends={"eval/loss": 1.0}, attention=attention)
-    tied, asymmetric = analysed(tmp_path, study)[0].arms
+    tied, asymmetric = study_folder.analyse(tmp_path, study)[0].arms
     assert tied.symmetry == {"symmetry": [1.5, 0.5]} and asymmetric.symmetry == {}
     assert tied.attention == {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
     assert asymmetric.attention == {"entropy": [2.0], "diagonal": [0.5, None]}

@@ -1,4 +1,4 @@
-"""What a study's config means: its runs, their configs, and which of them one program trains."""
+"""The runs of a study's config, their own configs, and their programs."""
 
 import pathlib
 
@@ -16,36 +16,37 @@ ARMS = [["tied", {"model.score": "tied"}], ["fast", {"optim.learning_rate": 2e-3
 
 
 def settings(**changes) -> config.Settings:
-    own = {"study.experiment": "language", "study.arms": ARMS, "study.seeds": [4, 0]}
-    return tiny.settings("ablation", **(own | {key.replace("__", "."): value for key, value in changes.items()}))
+    defaults = {"study__experiment": "language", "study__arms": ARMS, "study__seeds": [4, 0]}
+    return tiny.settings("ablation", **defaults | changes)
 
 
-def rows(made: config.Settings) -> list[study.Run]:
-    return study.runs(made, study.read(made))
+def rows(settings: config.Settings) -> list[study.Run]:
+    return study.runs(settings, study.read(settings))
 
 
 def test_every_arm_is_trained_with_every_seed_in_every_condition():
-    found = rows(settings(study__conditions=[["a", {"text.N": 7}], ["b", {"text.N": 9}]]))
+    runs = rows(settings(study__conditions=[["a", {"text.N": 7}], ["b", {"text.N": 9}]]))
     names = [f"{condition}/{arm}/seed_{seed}" for condition in "ab" for arm, _ in ARMS for seed in (4, 0)]
-    assert [row.name for row in found] == names
-    ours = [(row.settings.text.N, row.settings.model.score, row.settings.seed) for row in found[5:7]]
-    assert ours == [(7, "asymmetric", 0), (9, "tied", 4)]
+    assert [run.name for run in runs] == names
+    values = [(run.settings.text.N, run.settings.model.score, run.settings.seed) for run in runs[5:7]]
+    assert values == [(7, "asymmetric", 0), (9, "tied", 4)]
 
 
 def test_the_config_of_a_run_is_that_of_the_run_alone():
     run = rows(settings())[2]
     expected = tiny.settings("language", optim__learning_rate=2e-3, model__D=16, seed=4).to_dict()
     assert run.settings.to_dict() == expected
-    assert run.settings.model.K == 8 and run.settings.model.F == 64  # what is derived follows
+    assert run.settings.model.K == 8 and run.settings.model.F == 64  # derived settings follow
 
 
-def test_what_the_study_says_stays_and_its_reference_is_the_last_arm():
-    made = settings(study__conditions=[["a", {"study.threshold": 2.5}], ["b", {"study.metric": "eval/accuracy"}]])
-    found = study.read(made)
-    assert (found.reference, found.seeds) == ("usual", [4, 0])
-    assert found.metric == {"a": "eval/loss", "b": "eval/accuracy"} and found.threshold == {"a": 2.5, "b": 0.0}
-    assert made.model.score == "asymmetric"
-    assert rows(settings(study__seeds=[config.LARGEST_SEED]))[0].settings.seed == 2**32 - 1  # as of a single run
+def test_conditions_have_metrics_and_thresholds_and_the_reference_is_the_last_arm():
+    conditions = [["a", {"study.threshold": 2.5}], ["b", {"study.metric": "eval/accuracy"}]]
+    unchanged = settings(study__conditions=conditions)
+    design = study.read(unchanged)
+    assert (design.reference, design.seeds) == ("usual", [4, 0])
+    assert design.metric == {"a": "eval/loss", "b": "eval/accuracy"} and design.threshold == {"a": 2.5, "b": 0.0}
+    assert unchanged.model.score == "asymmetric"
+    assert rows(settings(study__seeds=[config.LARGEST_SEED]))[0].settings.seed == 2**32 - 1  # as for a single run
 
 
 def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
@@ -59,39 +60,36 @@ def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
     assert (tied.name, rest.name) == ("tied x 2 seeds", "slow, wide, usual x 2 seeds")
 
 
-MAY_CHANGE = {"study.threshold": 2.0, "mesh.data": 2}
-MAY_CHANGE |= {"log": [], "train.log_every": 7, "train.evaluate_every": 7}
-MAY_CHANGE |= {"train.save_every": 7}
-MAY_CHANGE |= {"train.keep_best": "eval/loss", "train.nan": "skip"}
+MAY_CHANGE = {"study.threshold": 2.0, "mesh.data": 2, "log": [], "train.log_every": 7, "train.evaluate_every": 7}
+MAY_CHANGE |= {"train.save_every": 7, "train.keep_best": "eval/loss", "train.nan": "skip"}
 
 
-def test_a_program_is_known_again_by_its_runs_and_their_settings_but_for_those_that_may_change():
-    """Its folder is the same; in another one it would silently be begun anew."""
+def test_the_folder_of_a_program_depends_on_all_settings_except_those_that_may_change():
+    """In another folder the program would silently start from step 0."""
 
     def folders(**changes) -> list[str]:
         return [program.folder for program in study.programs(rows(settings(**changes)))]
 
-    one = folders()
-    fixed = {"train.steps"}
-    assert len(set(one)) == 3 and len(MAY_CHANGE) == len(set(workdir.MAY_CHANGE) - fixed)
+    names = folders()
+    assert len(set(names)) == 3 and len(MAY_CHANGE) == len(set(workdir.MAY_CHANGE) - {"train.steps"})
     for key, value in MAY_CHANGE.items():
-        assert workdir.may_change(key) and folders(**{key: value}) == one, key
-    other = [{"study__seeds": [4, 0, 1]}, {"model__D": 24}, {"train__steps": 6}, {"optim__learning_rate": 3e-3}]
-    other += [{"study__conditions": [["b", {}]]}, {"study__seeds": [0, 4]}, {"text__N": 9}]
-    for change in other:
-        assert folders(**change)[0] not in one, change  # of "tied", which sets none of these itself
+        assert workdir.may_change(key) and folders(**{key: value}) == names, key
+    changes = [{"study__seeds": [4, 0, 1]}, {"model__D": 24}, {"train__steps": 6}, {"optim__learning_rate": 3e-3}]
+    changes += [{"study__conditions": [["b", {}]]}, {"study__seeds": [0, 4]}, {"text__N": 9}]
+    for change in changes:
+        assert folders(**change)[0] not in names, change  # of "tied", which sets none of these itself
 
 
 def arms(*names, **changes):
     return {"study__arms": [[names[0], changes], *([name, {}] for name in names[1:])]}
 
 
-def own(**changes):
-    """What condition a says of itself."""
+def condition(**changes):
+    """Return the settings of a study with condition a, which changes the study's settings."""
     return {"study__conditions": [["a", {f"study.{key}": value for key, value in changes.items()}]]}
 
 
-WRONG = [  # settings, and what the error names
+REFUSED = [  # settings, and words of the error
     ({"study__arms": [["tied", {}]]}, ["study.arms"]),
     ({"study__arms": ["tied", "none"]}, ["study.arms", "'tied'"]),
     ({"study__arms": [["tied", 1], ["none", {}]]}, ["study.arms", "['tied', 1]"]),
@@ -106,9 +104,9 @@ WRONG = [  # settings, and what the error names
     ({"study__seeds": [-1]}, ["seed", "-1"]),
     ({"study__metric": "eval/los"}, ["study.metric", "eval/los"]),
     ({"study__metric": "train/loss"}, ["study.metric", "train/loss"]),
-    (own(metric="eval/x"), ["condition a", "study.metric", "eval/x"]),
-    (own(threshold="x"), ["condition a", "study.threshold", "'x'"]),
-    (own(margin=-0.1), ["condition a", "study.margin", "-0.1"]),
+    (condition(metric="eval/x"), ["condition a", "study.metric", "eval/x"]),
+    (condition(threshold="x"), ["condition a", "study.threshold", "'x'"]),
+    (condition(margin=-0.1), ["condition a", "study.margin", "-0.1"]),
     ({"study__looks": 0}, ["study.looks", "0"]),
     (arms("tied", "b", **{"model.scor": 1}), ["condition all, arm tied", "model.scor"]),
     (arms("tied", "b", **{"model.score": 1}), ["condition all, arm tied", "model.score", "1"]),
@@ -118,18 +116,18 @@ WRONG = [  # settings, and what the error names
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), WRONG)
-def test_what_is_no_study_is_refused(changes, words):
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_an_invalid_study_is_refused(changes, words):
     with raises(errors.UserError, *words):
         rows(settings(**changes))
 
 
-def test_the_arms_of_the_learning_rate_study_are_what_they_are_called():
-    """Also where the command line gives another rate."""
-    made = config_file.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config)
-    config.assign(made, "optim.learning_rate", "0.5")
-    every = rows(config.Settings(made, config_file.defaults(made, base.get_config)))
-    found = {row.arm: row.settings.optim for row in every}
-    decayed = {name: one for name, one in found.items() if name != "no_decay"}
-    assert {float(name) for name in decayed} == {one.learning_rate for one in decayed.values()}
-    assert (found["no_decay"].learning_rate, found["no_decay"].weight_decay) == (1e-3, 0)
+def test_the_arms_of_the_learning_rate_study_have_the_rates_in_their_names():
+    """The command line's rate does not change them."""
+    loaded = config_file.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config)
+    config.assign(loaded, "optim.learning_rate", "0.5")
+    runs = rows(config.Settings(loaded, config_file.defaults(loaded, base.get_config)))
+    optim = {run.arm: run.settings.optim for run in runs}
+    no_decay = optim.pop("no_decay")
+    assert all(float(name) == section.learning_rate for name, section in optim.items())
+    assert (no_decay.learning_rate, no_decay.weight_decay) == (1e-3, 0)

@@ -14,22 +14,21 @@ from experiments.figures import plots
 from experiments.studies import attention, figures, runs, statistics, styles
 
 
-def drawn(kind, folder, study):
-    """The figure of the first condition as it is handed over for writing, and its caption; None if there is none."""
+def draw(kind, folder, study):
+    """Return the figure of the first condition before it is written, and its caption; None if it has no numbers."""
     finished = runs.load(folder, study)
     return figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study))
 
 
 def lines(panel, colour):
-    """The means of an arm, not its seeds."""
-    mine = [line for line in panel.lines if colors.same_color(line.get_color(), colour)]
-    return [line for line in mine if line.get_linewidth() > figures.THIN]
+    """Return the lines of this colour that are means, not seeds."""
+    return [x for x in panel.lines if colors.same_color(x.get_color(), colour) and x.get_linewidth() > figures.THIN]
 
 
 def curves(folder, ends):
-    """One run for each arm and each of its curves: evaluations at steps 0, 100, 200 and so on."""
-    for arm, of_seeds in ends.items():
-        for seed, losses in enumerate(of_seeds):
+    """Write a run for each arm and each of its curves, with evaluations at steps 0, 100, 200 and so on."""
+    for arm, seed_losses in ends.items():
+        for seed, losses in enumerate(seed_losses):
             evaluations = [(100 * i, loss) for i, loss in enumerate(losses)]
             study_folder.run(folder, "all", arm, seed, ends={"eval/loss": losses[-1]}, evaluations=evaluations)
 
@@ -37,11 +36,11 @@ def curves(folder, ends):
 def test_course_shows_mean_band_and_paired_difference(tmp_path):
     study = study_folder.study(("tied", "gone", "asymmetric"), seeds=(0, 1), threshold=2.5)
     curves(tmp_path, {"asymmetric": [(5.0, 2.0), (6.0, 2.0)], "tied": [(6.0, 3.0), (8.0, 6.0)]})
-    drawing, caption = drawn("course", tmp_path, study)
+    drawing, caption = draw("course", tmp_path, study)
     _, held_out, paired = drawing.axes
     (tied,) = lines(held_out, styles.COLOURS[0])
     assert tied.get_xdata().tolist() == [0, 100] and tied.get_ydata().tolist() == [7.0, 4.5]
-    extents = [one.get_paths()[0].get_extents().extents.tolist() for one in held_out.collections]
+    extents = [band.get_paths()[0].get_extents().extents.tolist() for band in held_out.collections]
     assert extents == [[0, 3, 100, 8], [0, 2, 100, 6]]
     seeds = [line.get_ydata().tolist() for line in held_out.lines if line.get_linewidth() == figures.THIN]
     assert seeds == [[6, 3], [8, 6], [5, 2], [6, 2]]
@@ -60,20 +59,20 @@ def test_the_metric_is_shown_against_flops_and_seconds_if_the_runs_know_them(tmp
         costs = {"flops_per_step": 1e6, "seconds_per_step": 0.5 + seed} if arm == "tied" else {"flops_per_step": 3e6}
         points = [(0, 5.0), (100, 2.0 + seed)]
         study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 2.0}, evaluations=points, **costs)
-    drawing, _ = drawn("cost", tmp_path, study)
+    drawing, _ = draw("cost", tmp_path, study)
     flops, seconds = drawing.axes
     ends = [lines(flops, colour)[0].get_xdata().tolist() for colour in (styles.COLOURS[0], "black")]
     assert ends == [[0, 1e8], [0, 3e8]] and lines(seconds, "black") == []
     (tied,) = lines(seconds, styles.COLOURS[0])
     assert tied.get_xdata().tolist() == [0, 100] and tied.get_ydata().tolist() == [5, 2.5]
     curves(tmp_path / "unknown", {"tied": [(5.0, 2.0)], "asymmetric": [(5.0, 2.0)]})
-    assert drawn("cost", tmp_path / "unknown", study) is None
+    assert draw("cost", tmp_path / "unknown", study) is None
 
 
 @pytest.mark.parametrize(("early", "cut"), [(5.0, True), (8.8, True), (8.95, False)])
 def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
     curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
-    drawing, _ = drawn("course", tmp_path, study_folder.study(seeds=(0,)))
+    drawing, _ = draw("course", tmp_path, study_folder.study(seeds=(0,)))
     assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
 
 
@@ -84,7 +83,7 @@ def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(
         rows = [{"step": i, "train/loss": x} for i, x in enumerate(peak[:n])]
         rows += [{"step": i, "eval/accuracy": x} for i, x in enumerate((0.01, 0.5, 0.9))]
         study_folder.run(tmp_path, "all", arm, 0, ends={"eval/accuracy": 0.9}, rows=rows)
-    training, held_out, _ = drawn("course", tmp_path, study)[0].axes
+    training, held_out, _ = draw("course", tmp_path, study)[0].axes
     assert [training.get_yscale(), held_out.get_yscale()] == ["log", "linear"]
     (tied,), (few,) = lines(training, styles.COLOURS[0]), lines(training, "black")
     assert tied.get_ydata()[97:104] == pytest.approx([1, 21, 21, 21, 21, 21, 1])
@@ -95,7 +94,7 @@ def test_differences_show_seeds_mean_and_interval(tmp_path):
     study = study_folder.study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
     condition = statistics.analyse(study, runs.load(tmp_path, study))[0]
-    drawing, caption = drawn("differences", tmp_path, study)
+    drawing, caption = draw("differences", tmp_path, study)
     (panel,) = drawing.axes
     interval, mean, seeds = lines(panel, styles.COLOURS[0])
     assert (tuple(interval.get_xdata()), interval.get_ydata()[0]) == (condition.arms[0].difference.interval, 0)
@@ -108,7 +107,7 @@ def test_differences_show_seeds_mean_and_interval(tmp_path):
 def test_symmetry_shows_a_panel_for_each_measure_and_layer(tmp_path):
     study = study_folder.study(seeds=(0,))
     study_folder.whole(tmp_path, study, M=3)
-    panels = np.reshape(drawn("symmetry", tmp_path, study)[0].axes, (3, 3))
+    panels = np.reshape(draw("symmetry", tmp_path, study)[0].axes, (3, 3))
     assert [panel.get_title() for panel in panels[1]] == [f"symmetry, sum, layer {m}" for m in (1, 2, 3)]
     (reference,) = lines(panels[0, 2], "black")
     assert reference.get_ydata() == pytest.approx(np.tanh(np.linspace(0, 1, 11)))
@@ -119,21 +118,21 @@ def test_symmetry_shows_a_panel_for_each_measure_and_layer(tmp_path):
 def test_attention_shows_each_seed_and_their_mean(tmp_path):
     study = study_folder.study(seeds=(0, 1))
     for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
-        own = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
-        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, attention=own)
-    entropy, diagonal = drawn("attention", tmp_path, study)[0].axes
+        measures = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
+        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, attention=measures)
+    entropy, diagonal = draw("attention", tmp_path, study)[0].axes
     mean, *seeds = (line.get_xydata().tolist() for line in entropy.lines)
     assert mean == [[1, 1.5], [2, 3]] and seeds == [[[1, 1], [2, 3]], [[1, 2], [2, 3]]]
     assert diagonal.lines[0].get_xydata().tolist() == [[1, 0.5]]
     without = study._replace(arms=study.arms[1:])
-    assert all(drawn(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
+    assert all(draw(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
 
 
 def test_maps_have_one_scale_and_a_row_for_each_arm(tmp_path):
     study = study_folder.study(seeds=(0, 1))
     study_folder.whole(tmp_path, study, M=5, H=3)
     shutil.copy(tmp_path / "all/asymmetric/seed_0/maps.npz", tmp_path / "all/tied/seed_1/maps.npz")
-    drawing, caption = drawn("maps", tmp_path, study)
+    drawing, caption = draw("maps", tmp_path, study)
     panels = np.reshape(drawing.axes[:-1], (2, 8))  # the last is the colour bar
     assert [panel.get_title() for panel in panels[1]] == [f"layer {m}, head {h}" for m in (1, 2, 4, 5) for h in (1, 2)]
     for row, arm in enumerate(("tied", "asymmetric")):
@@ -159,7 +158,7 @@ def test_styles_differ_and_the_reference_is_black():
     study = study_folder.study([f"arm{i}" for i in range(24)] + ["asymmetric"])
     style = styles.choose_styles(study)
     for looks in (("colour", "line"), ("colour", "marker"), ("line", "marker")):  # the last in grey, too
-        assert len({tuple(getattr(one, look) for look in looks) for one in style.values()}) == 25
+        assert len({tuple(getattr(arm_style, look) for look in looks) for arm_style in style.values()}) == 25
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
 
 
