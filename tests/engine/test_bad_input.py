@@ -77,6 +77,11 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
         ("a.json", '{"config": {', ["is not a config in JSON"]),
         ("a.py", "def get_config(:\n", ["SyntaxError", "a.py", "line 1"]),
         ("a.py", "import no_such_module\n", ["a.py, line 1", "no_such_module"]),
+        (
+            "a.py",
+            "import json\ndef f():\n    return json.loads('{')\ndef get_config():\n    return f()\n",
+            ["a.py, line 3", "JSONDecodeError"],
+        ),
         ("a.py", "x = 1\n", ["a.py", "get_config"]),
         ("a.py", "def get_config():\n    return {}\n", ["a.py", "get_config() must return", "base.get_config("]),
         ("a.yaml", "", [".py", ".json", "a.yaml"]),

@@ -61,37 +61,42 @@ def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path
     assert values(base.get_config()) == before
 
 
-def test_a_json_config_may_be_a_part_and_is_not_executed(tmp_path):
-    found = values(tiny.loaded(tiny.saved_in(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
-    assert found == values(base.get_config()) | {"train.steps": 3, "optim.clip": 2.0}
-    assert isinstance(found["optim.clip"], float)
+def test_a_json_config_may_have_only_some_of_the_settings(tmp_path):
+    config = values(tiny.loaded(tiny.saved_in(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
+    assert config == values(base.get_config()) | {"train.steps": 3, "optim.clip": 2.0}
+    assert isinstance(config["optim.clip"], float)
 
 
-EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
+ARMS = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
+INNER = [["a", {"study": {"arms": [["b", {"optim.name": "evil:x"}]]}}]]
 
 
 @pytest.mark.parametrize(
-    ("saved", "where"),
+    ("key", "saved"),
     [
-        ({"model": {"score": "evil:x"}}, ""),
-        ({"study": {"arms": EVIL, "experiment": "vision"}}, " in study.arms"),
-        ({"study.conditions": [["a", {}], ["b", {"text.objective": "evil:x"}]]}, " in study.conditions"),
-        ({"study": {"conditions": [["a", {"model": {"score": "evil:x"}}]]}}, " in study.conditions"),
-        ({"study": {"arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
+        ("model.score", {"model": {"score": "evil:x"}}),
+        ("log", {"log": ["evil:x"]}),
+        ("study.arms", {"study": {"arms": ARMS}}),
+        ("study.arms", {"study": {"arms": [[{"image.head": "evil:x"}, "swapped"]]}}),
+        ("study.arms", {"study": {"arms": [["a", {"study.tune": [["model.norm", ["evil:x"]]]}]]}}),
+        ("study.arms", {"study": {"arms": [["source", [["evil:x"]]]]}}),
+        ("study.arms", {"study": {"arms": [["a", {"model.resource": "evil:x"}]]}}),
+        ("study.conditions", {"study.conditions": [["a", {}], ["b", {"text.objective": "evil:x"}]]}),
+        ("study.conditions", {"study": {"conditions": [["a", {"model": {"score": "evil:x"}}]]}}),
+        ("study.conditions", {"study": {"conditions": INNER}}),
+        ("study.tune", {"study": {"tune": [["model.score", ["tied", "evil:x"]]]}}),
+        ("study.tune", {"study.tune": [["model.score", [[["evil:x"]]]]]}),
     ],
 )
-def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
-    """What is trusted is given on the command line; that has the last word, so the file's is left out."""
-    name, of = ("ablation", "vision") if where else ("vision", "")
-    more = {"experiment": name} | ({"study.experiment": of} if "study" not in saved and of else {})
-    if "study" in saved:
-        saved = {"study": {"experiment": of} | saved["study"]}
-    file = tiny.saved_in(tmp_path, {"config": more | saved})
-    inside = {" in study.cond": "study.conditions"}.get(where, where.removeprefix(" in ") or "model.score")
-    with raises(errors.UserError, '"evil:x"', f"--config.{inside}="):
+def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_the_key(tmp_path, key, saved):
+    """The command line has the last word, so the file's value of this key is left out."""
+    name, of = ("ablation", "vision") if key.startswith("study.") else ("vision", "")
+    content = {"experiment": name, "study.experiment": of} if "study" not in saved and of else {"experiment": name}
+    content |= saved | ({"study": {"experiment": of} | saved["study"]} if "study" in saved else {})
+    file = tiny.saved_in(tmp_path, {"config": content})
+    with raises(errors.UserError, '"evil:x"', f"--config.{key}="):
         tiny.loaded(file, given={"optim.name": ""})
-    given = {inside: None}
-    assert values(tiny.loaded(file, given=given)) == values(base.get_config(name, of=of))
+    assert values(tiny.loaded(file, given={key: None})) == values(base.get_config(name, of=of))
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):
@@ -114,13 +119,6 @@ def test_what_a_saved_config_derived_stays_derived(tmp_path):
     assert values(found)["model.K"] == 32 and values(found)["model.F"] == 7
     found = values(tiny.loaded(tiny.saved_in(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
     assert found["model.K"] == 32 and found["model.F"] == 512
-
-
-def test_an_error_in_a_config_file_is_told_with_its_last_line_there(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("import json\n\ndef text():\n    return json.loads('{')\n\ndef get_config():\n    return text()\n")
-    with raises(errors.UserError, f"{file}, line 4", "JSONDecodeError"):
-        tiny.loaded(str(file))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +283,7 @@ def settings(**changes):
 def test_settings_are_values_by_name():
     found = settings(train__steps=7)
     assert found.train.steps == 7 and found.to_dict()["train"]["steps"] == 7
-    with pytest.raises(AttributeError, match="there is no setting train.stebs"):
+    with raises(AttributeError, "train.stebs"):
         _ = found.train.stebs
 
 
