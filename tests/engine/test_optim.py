@@ -1,30 +1,16 @@
-"""Learning rates, AdamW, Muon and its relatives, decay, clipping and averages: against their formulas in plain numpy."""
+"""Learning rates, AdamW, Muon and its relatives, and averages: against their formulas in plain numpy."""
 
 import math
 
 import jax
 import jax.numpy as jnp
+import matrix_steps
 import numpy as np
 import optax
 import pytest
 import tiny
 from errors import raises
-from matrix_steps import (
-    ADAM,
-    ALL,
-    DECAY,
-    FEW,
-    MATRIX_RATE,
-    MOMENTUM,
-    OTHERS,
-    RATE,
-    ROUNDS,
-    M,
-    drawn,
-    matrix_step,
-    near,
-    taken,
-)
+from matrix_steps import ADAM, DECAY, MATRIX_RATE, MOMENTUM, RATE, M, drawn, near, taken
 
 from experiments.engine import errors, mesh, optim, run_plan, train_step as steps
 from tfm import shapes
@@ -128,7 +114,7 @@ def matrices_by_hand(kind, name, value, gradients):
         for gradient in gradients:
             g = np.asarray(gradient[m], np.float64)
             mean = MOMENTUM * mean + g
-            u = matrix_step(name, MOMENTUM * mean + g)
+            u = matrix_steps.matrix_step(name, MOMENTUM * mean + g)
             if kind == "normuon":
                 v = ADAM["beta2"] * v + (1 - ADAM["beta2"]) * np.mean(u**2, AXES[last], keepdims=True)
                 even = u / np.sqrt(v)
@@ -143,7 +129,12 @@ def matrices_by_hand(kind, name, value, gradients):
 
 
 def matrix_rule(kind="muon", rate=RATE, **changes):
-    options = {"muon_lr_multiplier": MATRIX_RATE, "momentum": MOMENTUM, "ns_steps": ROUNDS, "weight_decay": DECAY}
+    options = {
+        "muon_lr_multiplier": MATRIX_RATE,
+        "momentum": MOMENTUM,
+        "ns_steps": matrix_steps.ROUNDS,
+        "weight_decay": DECAY,
+    }
     return optim.OPTIMISERS[kind](lambda step: rate, **ADAM | options | {"clip": 0.0} | changes)
 
 
@@ -152,12 +143,12 @@ KINDS = ("muon", "normuon", "hyperball")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_of_a_matrix_is_its_formula_in_every_layer_and_the_rest_is_adamw(kind):
-    params, *gradients = (drawn(seed, ALL if kind == "muon" else FEW) for seed in range(3))
+    params, *gradients = (drawn(seed, matrix_steps.ALL if kind == "muon" else matrix_steps.FEW) for seed in range(3))
     result, begun = shapes.flat(taken(matrix_rule(kind), params, gradients)), shapes.flat(params)
     adamw = optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM)
     plain = shapes.flat(taken(adamw, params, gradients))
     for name, leaf in begun.items():
-        if name in OTHERS:
+        if name in matrix_steps.OTHERS:
             near(result[name], plain[name], rtol=1e-6)
         else:
             wanted = matrices_by_hand(kind, name, leaf, [shapes.flat(gradient)[name] for gradient in gradients])
@@ -166,13 +157,13 @@ def test_a_step_of_a_matrix_is_its_formula_in_every_layer_and_the_rest_is_adamw(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_of_zeros_moves_no_matrix(kind):
-    params = drawn(0, FEW[:1])
+    params = drawn(0, matrix_steps.FEW[:1])
     near(taken(matrix_rule(kind, weight_decay=0.0), params, [jax.tree.map(np.zeros_like, params)]), params)
 
 
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
     """As if the gradient were as short; its length itself does not change the step of a matrix, only that of AdamW."""
-    params, gradient = drawn(0, FEW[2:]), drawn(1, FEW[2:])
+    params, gradient = drawn(0, matrix_steps.FEW[2:]), drawn(1, matrix_steps.FEW[2:])
     norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
     step = jax.jit(lambda gradient: taken(matrix_rule(), params, [gradient]))
     found = taken(matrix_rule(clip=2.0), params, [gradient])
@@ -181,7 +172,7 @@ def test_the_gradient_of_muon_is_clipped_over_all_leaves():
 
 
 def test_rows_of_a_study_take_the_same_steps():
-    params, gradient = (drawn(seed, FEW) for seed in (0, 1))
+    params, gradient = (drawn(seed, matrix_steps.FEW) for seed in (0, 1))
     step, rates = (
         jax.jit(lambda rate, *of: taken(matrix_rule("muon", rate, ns_steps=2), of[0], of[1:])),
         jnp.array([0.1, 0.02]),
