@@ -213,7 +213,7 @@ def test_a_cpu_is_as_many_devices_as_it_has_cores_and_more_for_a_dry_run(tmp_pat
 
 
 def test_fewer_devices_are_named_that_a_batch_divides_over_with_its_accumulated_parts():
-    with raises(errors.UserError, "train.batch_size = 12", "32", "mesh.data = 3"):
+    with raises(errors.UserError, "train.batch_size = 12", "8 devices x 4 ", "32", "mesh.data = 3"):
         meshes.check_batch(meshes.make(), "train.batch_size", batch=12, parts=4)
     with raises(errors.UserError, "train.batch_size = 6", "24", "mesh.data = 1"):
         meshes.check_batch(meshes.make(fsdp=2), "train.batch_size", batch=6, parts=3)
