@@ -1,17 +1,20 @@
-"""The launcher: what it takes from words and from data that run no program, and how a command ends."""
+"""The launcher: its arguments, data that run no program, and how a command ends, also in the user's own code."""
 
 import contextlib
+import io
 import json
 import os
 import re
 import sys
 
+import dots
 import pytest
 import tiny
 from errors import raises
 
 import launch
-from experiments.engine import disk, errors
+from experiments.engine import disk, errors, log
+from experiments.tools import command
 
 SPY = """
 import json
@@ -121,11 +124,6 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
     assert "do not divide into patches" in told.err and not (tmp_path / "ran").exists()
     assert "must be a tuple" in tiny.run("--config", "a.json", "--dry_run", "--config.model.score=payload:s").err
     assert (tmp_path / "ran").exists()
-    for section, name in (("text", "objective"), ("optim", "schedule")):
-        (tmp_path / "b.json").write_text(json.dumps({"experiment": "language", section: {name: "payload:s"}}))
-        assert f'has {section}.{name} = "payload:s"' in tiny.run("--config", "b.json").err
-    (tmp_path / "b.json").write_text(json.dumps({"experiment": "language", "text": {"source": "C:/text"}}))
-    assert "'C:/text' is neither" in tiny.run("--config", "b.json").err  # no variant
 
 
 @pytest.mark.parametrize(
@@ -171,3 +169,86 @@ def test_a_new_file_is_made_where_it_is_written(tmp_path):
         disk.new_file(file.parent, "c.txt")
     with raises(errors.UserError, "cannot be written"):
         disk.write_new(file / "d", b"")
+
+
+EXPERIMENT = """
+import asyncio, os, sys
+import dots
+
+ENDS = {
+    "exit": lambda: sys.exit(0),
+    "sentence": lambda: sys.exit("enough"),
+    "cancelled": lambda: (_ for _ in ()).throw(asyncio.CancelledError()),
+}
+
+def end(at):
+    place, _, how = os.environ["QUITS"].partition(":")
+    if at == place:
+        ENDS[how]()
+
+def config():
+    end("config")
+    return dots.config()
+
+def prepare(settings, devices):
+    work = dots.prepare(settings, devices)
+    task = work.task
+    end("prepare")
+
+    def init(key):
+        end("init")
+        return task.init(key)
+
+    def loss(*given, **named):
+        end("loss")
+        return task.loss(*given, **named)
+
+    def figures(*given):
+        end("figures")
+        return []
+
+    return work._replace(task=task._replace(init=init, loss=loss), figures=figures)
+"""
+
+
+@pytest.fixture
+def quits(tmp_path, monkeypatch):
+    """quits(place) is the path of a config whose experiment ends there."""
+    (tmp_path / "quits.py").write_text(EXPERIMENT)
+    sys.path.append(str(tmp_path))
+
+    def config(place):
+        monkeypatch.setenv("QUITS", place)
+        sys.modules.pop("quits", None)
+        return tiny.config_file(tmp_path, "quits", **dots.CHANGES | {"train.steps": 3})
+
+    return config
+
+
+@pytest.mark.parametrize(
+    ("place", "how"), [("config", "exit"), ("prepare", "sentence"), ("init", "cancelled"), ("loss", "exit")]
+)
+def test_code_that_ends_the_process_is_a_sentence_with_its_file_and_line(quits, tmp_path, place, how):
+    told = {"exit": "SystemExit: 0", "sentence": "SystemExit: enough", "cancelled": "CancelledError"}[how]
+    outcome = tiny.run("--config", quits(f"{place}:{how}"), "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "quits.py, line " in outcome.err.replace("quits_config.py", "quits.py") and told in outcome.err
+    if how != "cancelled" or place == "config":  # what else it raises, a notebook shows whole
+        with raises(errors.UserError, told):
+            launch.run(quits(f"{place}:{how}"), tmp_path / "other")
+
+
+def test_figures_that_end_the_process_end_no_run(quits, tmp_path):
+    outcome = tiny.run("--config", quits("figures:exit"), "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 0 and "not all figures" in outcome.out and (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_what_a_terminal_would_act_on_is_not_printed(capsys):
+    log.say("a\x1b[31m b\rc \u202ed\u2066 \x9b1m\0\r\n\te", "\n")
+    assert capsys.readouterr().out == "a\ufffd[31m b\ufffdc \ufffdd\ufffd \ufffd1m\ufffd\n\te\n"
+
+
+def test_what_a_terminal_cannot_show_is_written_out(monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert command.exit_code(lambda: print("runs/好")) == 0 and shown.getvalue() == b"runs/\\u597d\n"

@@ -1,7 +1,8 @@
-"""Learning rates, AdamW, Muon and its relatives, and averages: against their formulas in plain numpy."""
+"""Learning rates, AdamW, Muon and its relatives, averages and frozen parameters: against formulas in plain numpy."""
 
 import math
 
+import frozen_task
 import jax
 import jax.numpy as jnp
 import matrix_steps
@@ -12,8 +13,9 @@ import tiny
 from errors import raises
 from matrix_steps import ADAM, DECAY, MATRIX_RATE, MOMENTUM, RATE, M, drawn, near, taken
 
-from experiments.engine import errors, mesh, optim, run_plan, train_step as steps
-from tfm import shapes
+from experiments.engine import errors, mesh, optim, run_plan, summary as summaries, train_step as steps
+from experiments.studies import programs, study
+from tfm import layout as layouts, shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 
@@ -298,3 +300,86 @@ def test_an_average_passes_on_what_a_rule_is_given():
     rule = optim.average(optax.sgd(0.1), 0.5)
     updates, state = rule.update({"x": np.float32(2)}, rule.init({"x": np.float32(1)}), {"x": np.float32(1)}, value=3.0)
     assert float(updates["x"]) == pytest.approx(-0.1) == float(state.ahead["x"])
+
+
+def others(tree, frozen):
+    """The tree with None, which is no leaf, in the places of what is frozen."""
+    return jax.tree.map(lambda x, own: x if own else None, tree, optim.select_trained(tree, frozen))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "changes"),
+    [
+        (["embed/W_?P", "blocks/norm"], {"optim__clip": 0.1}),
+        (["*", "!*/W_*", "!head"], {"optim__name": "muon", "train__accumulation": 2}),
+    ],
+    ids=["adamw", "muon"],
+)
+def test_a_frozen_parameter_does_not_change_and_the_rest_is_trained_without_it(frozen, changes):
+    """There is no decay and no state of it, and its gradient is not part of the norm; muon: devices share weights."""
+    settings, task, shared = tiny.settings("vision", **changes), frozen_task.small_task(), "optim__name" in changes
+    devices = mesh.make(data=2, fsdp=2) if shared else mesh.make(data=1)
+    shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if shared else None))
+    plan = run_plan.make_plan(settings.replace({"optim.frozen": frozen}), shared, devices)
+    state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
+    begun, batch = jax.device_get(state.params), plan.task.train[0]
+
+    @jax.jit
+    def by_hand(params):
+        def mean(own):
+            every = jax.tree.map(lambda x, y: x if y is None else y, params, own)
+            total, count = task.loss(every, batch)[0]["loss"]
+            return total / count
+
+        own, (_, rule) = others(params, frozen), optim.make_optimiser(settings)
+        gradient = jax.grad(mean)(own)
+        updates, _ = rule.update(gradient, rule.init(own), own)
+        return optax.apply_updates(own, updates), optax.tree.norm(gradient)
+
+    expected, norm = by_hand(begun)
+    remembered = shapes.flat(state.opt_state)
+    state, metrics = plan.step(state, mesh.place_batch(devices, batch), True)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
+    found, expected = (shapes.flat(jax.device_get(tree)) for tree in (state.params, expected))
+    for path, leaf in shapes.flat(begun).items():
+        assert (path in expected) == any(one.endswith(path) for one in remembered)
+        if path in expected:
+            np.testing.assert_allclose(found[path], expected[path], rtol=1e-4, atol=1e-5)
+        assert (path in expected) == (found[path] != leaf).any()
+
+
+def test_the_table_marks_what_is_frozen():
+    params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
+    lines = summaries.format_table(params, optim.find_frozen(params, ["*", "!head"])).splitlines()
+    assert (
+        lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
+    )
+
+
+def test_a_study_freezes_too():
+    arms = [["fixed", {"optim.frozen": ["embed"]}], ["free", {}]]
+    made = tiny.settings("ablation", study__experiment="vision", study__arms=arms, study__seeds=[1, 2])
+    program, devices = study.programs(study.runs(made, study.read(made)))[0], mesh.make(data=1)
+    ready = programs.prepare(program, devices)
+    assert ready.vmapped.task.frozen == ["embed"] and ready.vmapped.task is ready.plan.task
+
+
+@pytest.mark.parametrize(
+    ("frozen", "before", "words"),
+    [
+        (["embed/W_PD"], [], ['"embed/W_PD"', '"embed/W_DP"']),
+        ([3], [], ['"3"']),
+        (["*"], [], []),
+        (["!head"], [], ['"!head"']),
+        (["embed", "!head"], [], ['"!head"']),
+        (["!*"], [], ['"!*"']),
+        (["*", "!head", "!head/G_CD"], [], ['"!head/G_CD"']),
+        (["embed", "embed/W_DP"], [], ['"embed/W_DP"']),
+        (["blocks"], ["blocks"], ['"blocks"']),
+    ],
+)
+def test_a_pattern_that_matches_or_changes_nothing_or_freezes_all_is_refused(frozen, before, words):
+    params = jax.eval_shape(frozen_task.small_task().init, jax.random.key(0))
+    with raises(errors.UserError, "optim.frozen", *words):
+        optim.check_frozen(frozen, params, before)
+    optim.check_frozen(["*", "!head"], params)
