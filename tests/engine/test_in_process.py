@@ -132,7 +132,7 @@ def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, 
 
 
 def test_a_second_time_stops_at_once(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="^stopped; go on with: launch.run"):
+    with monkeypatch.context() as patch, raises(KeyboardInterrupt, "launch.run("):
         dots.signal_with_batch(patch, 3, signal.SIGINT, signal.SIGINT)
         run(tmp_path)
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
@@ -143,7 +143,7 @@ def test_before_training_it_stops_at_once_and_nothing_is_written(tmp_path, monke
     """Without a workdir, for which it then says the folder that it took."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiny, "linear_task", lambda **options: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(errors.Interrupted, match=r"^stopped; .*_config.py', workdir='runs/dots_config/[\d_-]+'\)$"):
+    with raises(errors.Interrupted, "dots_config.py', workdir='runs/dots_config/"):
         launch.run(tiny.config_file(tmp_path, "dots", **dots.CHANGES))
     assert not (tmp_path / "runs").exists()
 
@@ -152,7 +152,7 @@ def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeyp
     heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(list((tmp_path / "run").iterdir())))
     try:
-        with pytest.raises(errors.Interrupted, match="^stopped after step 3"):
+        with raises(errors.Interrupted, "step 3"):
             dots.signal_with_batch(monkeypatch, 3, signal.SIGTERM)
             run(tmp_path)
     finally:

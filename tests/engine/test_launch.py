@@ -99,7 +99,7 @@ def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
 def test_any_other_error_is_not_hidden(spy, monkeypatch):
     """Only what a user can mend is a sentence; a fault of the program keeps its traceback."""
     monkeypatch.setattr("experiments.engine.by_name.is_user_code", lambda file: False)  # as if the spy were ours
-    with pytest.raises(ValueError, match="a fault"):
+    with raises(ValueError, "a fault"):
         tiny.run("--config", spy, "--config.spy.text=a fault")
 
 
