@@ -1,4 +1,4 @@
-"""What a run writes down and shows: rows, TensorBoard events, the plain line; damaged lines."""
+"""Logging: metrics.jsonl, also with damaged lines, TensorBoard, W&B, and the progress bar."""
 
 import json
 import math
@@ -15,7 +15,7 @@ def rows(*steps):
 
 
 @pytest.mark.parametrize("bad", [(3,), (3, 5)])
-def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad):
+def test_a_damaged_line_is_left_out_with_one_warning(tmp_path, capsys, bad):
     lines = [json.dumps(row) for row in rows(*range(1, 10))]
     for line in bad:
         lines[line - 1] = lines[line - 1][:-1] + "\0"
@@ -29,7 +29,7 @@ def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad):
         assert log.read(tmp_path) == rows(*kept[:-1])
 
 
-def test_rows_after_the_start_are_taken_back(tmp_path):
+def test_rows_after_the_start_are_deleted(tmp_path):
     writer = log.Log(tmp_path, start=0)
     for step in (1, 2, 3, 4):
         writer.write(step, {"train/loss": step / 2})
@@ -58,7 +58,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert starts == [3]  # from here on, what an earlier session wrote does not count
 
 
-def test_weights_and_biases_gets_them_too_offline_and_what_goes_on_is_the_same_run(tmp_path, monkeypatch):
+def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_same_run(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.json").write_text('{"config": {"seed": 3}}')
@@ -75,7 +75,7 @@ def test_weights_and_biases_gets_them_too_offline_and_what_goes_on_is_the_same_r
     assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
 
 
-def test_a_log_that_there_is_none_of_is_refused(monkeypatch):
+def test_an_unknown_log_is_refused(monkeypatch):
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)  # wandb is an extra
     log.check(["jsonl", "tensorboard", "wandb", "symmetry"])
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: None)
@@ -84,7 +84,7 @@ def test_a_log_that_there_is_none_of_is_refused(monkeypatch):
             log.check(names)
 
 
-def test_the_plain_line_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
+def test_the_progress_bar_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
     monkeypatch.setattr(log, "MIN_STEPS", 1)
     now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
     monkeypatch.setattr(log.time, "perf_counter", lambda: now)
