@@ -163,7 +163,7 @@ def test_the_arguments_above_would_run_but_for_the_mistake(experiment, request, 
 
 
 def test_the_real_command(tmp_path):
-    """What a shell sees: exit code 2, and one line on stderr that is ours (a library may warn as it is imported)."""
+    """A shell sees exit code 2 and one line of ours on stderr; a library may print warnings at its import."""
     command = [sys.executable, str(ROOT / "launch.py"), "--config", "no.py", "--workdir", str(tmp_path / "run")]
     outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert outcome.returncode == 2

@@ -91,7 +91,7 @@ def test_a_second_start_takes_its_programs_from_the_cache(settings_of_jax, tmp_p
     assert first == second and (hit, again) == (False, True) and any((tmp_path / "cache").iterdir())
 
 
-def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys):
+def test_the_folder_of_compiled_programs(settings_of_jax, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(compilation.FOLDER, raising=False)
     compilation.keep()
@@ -111,7 +111,7 @@ def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys)
     assert not jax.config.jax_enable_compilation_cache and not (tmp_path / "more").exists()
 
 
-def test_what_runs_once_is_compiled_quickly_and_as_xla_flags_say(monkeypatch):
+def test_a_program_that_runs_once_is_compiled_quickly_unless_xla_flags_set_a_level(monkeypatch):
     assert compilation.for_one_run(mesh.make()) == {}  # the tests' own level, which is lower
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     assert compilation.for_one_run(mesh.make()) == {"xla_backend_optimization_level": 1}
@@ -180,7 +180,7 @@ def test_the_memory_of_the_host(tmp_path, monkeypatch):
     assert 2**20 < disk.host_memory()  # what the system itself says, or no limit
 
 
-def test_what_does_not_fit_is_refused(monkeypatch):
+def test_arrays_that_do_not_fit_are_refused(monkeypatch):
     disk.check_memory("this", 5000, 5000)
     with raises(errors.UserError, "this", "3 GiB", "1.25 MiB", "less"):
         disk.check_memory("this", 3 * 2**30, 2**20 + 2**18, ": less")
@@ -234,7 +234,7 @@ def test_a_model_of_absurd_size_is_refused_before_it_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_step_is_refused_where_it_would_take_more_than_there_is(monkeypatch):
+def test_a_step_that_needs_more_memory_than_there_is_is_refused(monkeypatch):
     devices = mesh.make(data=8)
     product = jax.jit(lambda x_BD: (x_BD @ x_BD.T) @ x_BD).lower(jax.ShapeDtypeStruct((101, 3), np.float32)).compile()
     needed = 8 * product.memory_analysis().temp_size_in_bytes
@@ -247,7 +247,7 @@ def test_a_step_is_refused_where_it_would_take_more_than_there_is(monkeypatch):
 
 
 def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
-    """Of a MiB: state and batches fit, and what is computed of two examples on each of 8 devices does not."""
+    """State and batches fit into a MiB, and the temporary arrays of two examples on each of 8 devices do not."""
     monkeypatch.setattr(disk, "host_memory", lambda: 2**20)
     task = tiny.linear_task()
 

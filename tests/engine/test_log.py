@@ -23,9 +23,9 @@ def test_a_damaged_line_is_left_out_with_one_warning(tmp_path, capsys, bad):
     file.write_text("\n".join(lines) + '\n{"step": 10, "tra')  # where a crash has cut it off, which is no damage
     kept = [step for step in range(1, 10) if step not in bad]
     assert log.read(tmp_path) == rows(*kept) and capsys.readouterr().out == ""
-    for told in (f"{file}: damaged lines are left out: {len(bad)}\n", ""):
+    for printed in (f"{file}: damaged lines are left out: {len(bad)}\n", ""):
         log.Log(tmp_path, start=8).close()
-        assert capsys.readouterr().out == told
+        assert capsys.readouterr().out == printed
         assert log.read(tmp_path) == rows(*kept[:-1])
 
 
@@ -53,8 +53,8 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
         for step in numbers:
             writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
         writer.close()
-    found, starts = scalars(tmp_path)
-    assert found == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
+    numbers, starts = scalars(tmp_path)
+    assert numbers == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
     assert starts == [3]  # from here on, what an earlier session wrote does not count
 
 
@@ -69,9 +69,9 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
         wandb.teardown()  # as two processes
     first, second = sorted(tmp_path.glob("wandb/offline-run-*-*"))
     assert first.name.split("-")[3] == second.name.split("-")[3]
-    told = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
-    assert [b"train/loss" in one and b"accuracy" not in one for one in told] == [True, True]
-    assert b"seed" in told[0]
+    files = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
+    assert [b"train/loss" in one and b"accuracy" not in one for one in files] == [True, True]
+    assert b"seed" in files[0]
     assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
 
 
@@ -79,8 +79,8 @@ def test_an_unknown_log_is_refused(monkeypatch):
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)  # wandb is an extra
     log.check(["jsonl", "tensorboard", "wandb", "symmetry"])
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: None)
-    for names, said in ((["wandb"], ".[wandb]"), ([3], '"3"')):
-        with raises(errors.UserError, "log", said):
+    for names, part in ((["wandb"], ".[wandb]"), ([3], '"3"')):
+        with raises(errors.UserError, "log", part):
             log.check(names)
 
 
@@ -100,5 +100,5 @@ def test_the_progress_bar_counts_the_tokens_of_every_step_and_no_pause(monkeypat
         assert line.tokens_per_second() == (16 if step == 3 else 32 if step < 7 else 36)
     line.close()
     # A line at most every 10 s, where the loss is known. After 12 s: 64 examples in 8 s; 192 to come.
-    said = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
-    assert capsys.readouterr().out == said
+    line = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
+    assert capsys.readouterr().out == line

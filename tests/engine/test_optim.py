@@ -52,7 +52,7 @@ def test_wsd_falls_over_a_fifth_of_all_steps_or_what_the_warm_up_leaves(steps, w
 
 
 def test_decay_is_for_matrices_only():
-    """Of a whole model, biases, gains and class token included."""
+    """The model has biases, gains and a class token."""
     task = tiny.task_of(tiny.settings("vision", image__patch=4, image__head="class_token"))
     leaves = shapes.flat(optim.matrices(jax.eval_shape(task.init, jax.random.key(0))))
     assert {name for name, decays in leaves.items() if decays} == {
@@ -164,7 +164,7 @@ def test_a_gradient_of_zeros_moves_no_matrix(kind):
 
 
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
-    """As if the gradient were as short; its length itself does not change the step of a matrix, only that of AdamW."""
+    """The length of a gradient does not change the step of a matrix, only that of AdamW."""
     params, gradient = drawn(0, matrix_steps.FEW[2:]), drawn(1, matrix_steps.FEW[2:])
     norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
     step = jax.jit(lambda gradient: taken(matrix_rule(), params, [gradient]))
@@ -215,7 +215,7 @@ def pairs(step, steps):
 
 
 def sign(rate, *, weight_decay, slope=1.0):
-    """Of a rule that counts no steps, and holds them itself: the sign of the gradient."""
+    """A rule that counts no steps and chooses its own size: the sign of the gradient."""
     state = optax.EmptyState()
 
     def update(gradient, state, params):
@@ -237,15 +237,15 @@ def chosen(**changes):
     return tiny.settings("language", **{f"optim__{name}": value for name, value in changes.items()})
 
 
-def test_a_schedule_of_ones_own_is_its_fraction_of_the_peak_behind_the_warm_up():
+def test_a_users_schedule_is_its_fraction_of_the_peak_after_the_warm_up():
     found = rate("test_optim:root")
     at = np.array([0, WARMUP - 1, WARMUP, 100, STEPS])
     wanted = [PEAK / WARMUP, PEAK, PEAK, PEAK * (1 - math.sqrt(60 / 160)), 0]
     np.testing.assert_allclose([found(n) for n in at], wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
-    """Lion with the decay of matrices only, behind the clipping; and what it does not ask for is no setting of it."""
+def test_a_users_rule_gets_the_settings_of_its_arguments_and_its_steps_are_counted():
+    """Lion decays matrices only, after clipping; settings that are not among its arguments count as unused."""
     params, gradient = normal(0), normal(1)
     same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
     settings = chosen(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
@@ -262,7 +262,7 @@ def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
         settings.refuse_unused()
 
 
-def test_a_rule_of_ones_own_is_tried_on_the_parameters():
+def test_a_users_rule_must_fit_the_parameters():
     for name, words in (("transposed", ["shapes"]), ("fails", ["test_optim.py, line", "KeyError"])):
         with raises(errors.UserError, f"optim.name = test_optim:{name}", *words):
             settings = chosen(name=f"test_optim:{name}")

@@ -59,7 +59,7 @@ def straight(tmp_path_factory):
     return run(tmp_path_factory.mktemp("runs") / "straight").folder
 
 
-def test_what_a_run_writes(straight):
+def test_the_files_of_a_run(straight):
     names = {file.name for file in straight.iterdir()} - {"source"}  # where this checkout has edits
     assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
     assert {file.name for file in (straight / "checkpoints").iterdir()} == {"6", "9"}  # keep = 2
@@ -114,9 +114,9 @@ def test_a_finished_run_says_so_and_does_nothing(straight, capsys):
     before = contents(straight)
     for changes in ({}, {"mesh__data": 2}):
         run(straight, figures=None, **changes)
-        said = capsys.readouterr().out
-        assert f"{straight} holds a finished run: nothing to do" in said and "summary.json" in said
-        assert "FLOP" not in said
+        out = capsys.readouterr().out
+        assert f"{straight} holds a finished run: nothing to do" in out and "summary.json" in out
+        assert "FLOP" not in out
     assert contents(straight) == before
 
 
@@ -130,7 +130,7 @@ def damage(checkpoint_folder):
 
 
 def test_a_finished_run_with_a_damaged_last_checkpoint_goes_on_from_an_earlier_one(tmp_path, straight, capsys):
-    """Also if that is broken off: from then on the newest checkpoint is the right one."""
+    """If that run breaks off, too, the next one resumes from the newest checkpoint."""
     folder = shutil.copytree(straight, tmp_path / "run")
     damage(folder / "checkpoints" / "9")
     before = contents(folder)
@@ -158,10 +158,10 @@ def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tm
         patch.setattr(jax.stages.Lowered, "compile", lambda self: compiled.append(compile(self)) or compiled[-1])
         run(tmp_path / "whole", **CHANGES)
     assert len(compiled) == 2  # sizes, of which one comes twice
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     for words in ("8 examples, 8 tokens", "16 examples, 16 tokens, after step 3", "8 examples, 8 tokens, after"):
-        assert words in told
-    assert re.findall(r"([\d.]+ \w+) per step", told) == ["720 FLOP", "1.44 kFLOP", "720 FLOP"]  # of twice the examples
+        assert words in out
+    assert re.findall(r"([\d.]+ \w+) per step", out) == ["720 FLOP", "1.44 kFLOP", "720 FLOP"]  # of twice the examples
     rows = [row for row in log.read(tmp_path / "whole") if "train/loss" in row]
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01] * len(SIZES))
@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_with_other_data_prints_a_warning(goes_on, tmp_path, 
         assert out.count(f"warning: the data are not those that {tmp_path / 'run'}") == warned, (sha256, steps)
 
 
-def test_a_config_that_trained_nothing_binds_no_data(goes_on, tmp_path, monkeypatch, capsys):
+def test_a_config_that_has_trained_nothing_may_be_resumed_with_other_data(goes_on, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch, pytest.raises(errors.RunError):
         patch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(errors.RunError("stopped")))
         goes_on()
@@ -230,8 +230,8 @@ def test_a_config_that_trained_nothing_binds_no_data(goes_on, tmp_path, monkeypa
     assert "warning: the data" not in capsys.readouterr().out
 
 
-def test_a_run_that_was_planned_too_short_goes_on(goes_on):
-    """Its warm-up, which nobody set, changes with it."""
+def test_a_finished_run_is_resumed_with_more_steps(goes_on):
+    """The default warm-up changes with the number of steps."""
     settings = [tiny.settings("vision", optim__warmup_steps=100, train__steps=n) for n in (5, 90, 101)]
     assert [optim.warmup_steps(one) for one in settings] == [0, 9, 100]
     for steps in (5, 101):
@@ -240,7 +240,7 @@ def test_a_run_that_was_planned_too_short_goes_on(goes_on):
 
 @pytest.mark.parametrize(("own", "warmup"), [(50, 50), (100, 100), (None, 6)])
 def test_an_arm_that_sets_the_warm_up_has_it(own, warmup):
-    """Also if it is the default: an arm of 100 steps must not be trained with another number."""
+    """An arm may set the default: 100 steps must stay 100."""
     arms = [["own", {} if own is None else {"optim.warmup_steps": own}], ["other", {"optim.warmup_steps": 5}]]
     changes = {"study.experiment": "language", "study.arms": arms, "study.seeds": [1], "optim.warmup_steps": 100}
     settings = tiny.settings("ablation", model=False, **changes | {"train.steps": 60})
@@ -248,7 +248,7 @@ def test_an_arm_that_sets_the_warm_up_has_it(own, warmup):
     assert [optim.warmup_steps(made[name]) for name in ("own", "other")] == [warmup, 5]
 
 
-def test_a_warm_up_that_somebody_set_stays(goes_on):
+def test_a_warm_up_that_the_user_sets_may_not_change(goes_on):
     goes_on(optim__warmup_steps=3)
     with raises(errors.UserError, "optim.warmup_steps"):
         goes_on(optim__warmup_steps=2, train__steps=9)
@@ -266,16 +266,16 @@ def bad_task(*, steps=(), evaluation=False):
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "part"),
     [
         ({"steps": range(4)}, "4 of 6 steps"),
         ({"evaluation": True}, "eval/loss"),
         ({"steps": range(5), "evaluation": True}, "5 of 6 steps"),
     ],
 )
-def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_has_the_number(goes_on, tmp_path, bad, told):
+def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_has_the_number(goes_on, tmp_path, bad, part):
     for _ in range(2):
-        with raises(errors.RunError, told, tmp_path / "run"):
+        with raises(errors.RunError, part, tmp_path / "run"):
             goes_on(task=bad_task(**bad), train__nan="skip")
 
         def refuse(name):
