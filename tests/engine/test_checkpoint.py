@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import numbers, resumed, saved, state, there
+from checkpoints import flip, numbers, resumed, saved, state, there
 from errors import raises
 
 from experiments.engine import checkpoint, disk, distributed, errors, manifest
@@ -67,11 +67,6 @@ def test_a_checkpoint_of_other_arrays_is_refused(folder, name, leaf, parts):
 
 
 # Damage
-
-
-def flip(file):
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 DAMAGE = {

@@ -1,5 +1,6 @@
 """Logging: metrics.jsonl, also with damaged lines, TensorBoard, W&B, and the progress bar."""
 
+import contextlib
 import json
 import math
 
@@ -29,14 +30,16 @@ def test_a_damaged_line_is_left_out_with_one_warning(tmp_path, capsys, bad):
         assert log.read(tmp_path) == rows(*kept[:-1])
 
 
+def write(folder, rows, *, start=0, **options):
+    """Write these rows, {step: values}, as one session of a run."""
+    with contextlib.closing(log.Log(folder, start=start, **options)) as writer:
+        for step, values in rows.items():
+            writer.write(step, values)
+
+
 def test_rows_after_the_start_are_deleted(tmp_path):
-    writer = log.Log(tmp_path, start=0)
-    for step in (1, 2, 3, 4):
-        writer.write(step, {"train/loss": step / 2})
-    writer.close()
-    writer = log.Log(tmp_path, start=2)
-    writer.write(3, {"train/loss": math.nan, "train/accuracy": math.inf})
-    writer.close()
+    write(tmp_path, {step: {"train/loss": step / 2} for step in (1, 2, 3, 4)})
+    write(tmp_path, {3: {"train/loss": math.nan, "train/accuracy": math.inf}}, start=2)
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
         '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
@@ -48,11 +51,8 @@ def test_rows_after_the_start_are_deleted(tmp_path):
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
-    for start, numbers in ((0, (1, 2)), (2, (3,))):
-        writer = log.Log(tmp_path, start=start)
-        for step in numbers:
-            writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
-        writer.close()
+    for start, steps in ((0, (1, 2)), (2, (3,))):
+        write(tmp_path, {step: {"train/loss": step / 2, "eval/accuracy": 0.25} for step in steps}, start=start)
     numbers, starts = scalars(tmp_path)
     assert numbers == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
     assert starts == [3]  # from here on, what an earlier session wrote does not count
@@ -63,9 +63,7 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.json").write_text('{"config": {"seed": 3}}')
     for start in (0, 2):
-        writer = log.Log(tmp_path, start=start, writers=["wandb"])
-        writer.write(start + 1, {"train/loss": 0.5, "eval/accuracy": math.nan})
-        writer.close()
+        write(tmp_path, {start + 1: {"train/loss": 0.5, "eval/accuracy": math.nan}}, start=start, writers=["wandb"])
         wandb.teardown()  # as two processes
     first, second = sorted(tmp_path.glob("wandb/offline-run-*-*"))
     assert first.name.split("-")[3] == second.name.split("-")[3]

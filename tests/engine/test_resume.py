@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from checkpoints import flip
 from errors import raises
-from resuming import SAVE, SETTINGS, STEPS, alike, break_off, linear_task, run, summary
+from resuming import SAVE, STEPS, alike, break_off, linear_task, run, summary
 
 from configs import base
 from experiments.engine import (
@@ -30,7 +31,6 @@ from experiments.engine import (
     mesh as meshes,
     optim,
     run as runs,
-    run_plan,
     train_step,
 )
 from experiments.studies import study
@@ -81,16 +81,10 @@ def test_the_files_of_a_run(straight):
 
 
 def test_the_summary_is_about_the_last_parameters(straight):
-    task = linear_task()
-    settings = tiny.settings("vision", model=False, **SETTINGS)
-    plan = run_plan.make_plan(settings, task, meshes.make(data=1))
-    fresh = train_step.initial_state(task, plan.optimiser, seed=0, mesh=plan.mesh)
-    saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
-    step, last = saves.resume(fresh)
-    saves.close()
-    assert step == int(last.step) == STEPS
-    assert summary(straight)["params_sha256"] == checkpoint.digest(last.params) != checkpoint.digest(fresh.params)
-    assert summary(straight)["eval/loss"] == train_step.evaluator(task, plan.mesh)(last.params)["loss"]
+    params = checkpoint.parameters(straight / "checkpoints", STEPS)
+    assert summary(straight)["params_sha256"] == checkpoint.digest(params)
+    evaluate = train_step.evaluator(linear_task(), meshes.make(data=1))
+    assert summary(straight)["eval/loss"] == evaluate(jax.device_put(params))["loss"]
 
 
 def test_resumed_on_another_number_of_devices(tmp_path, straight, capsys):
@@ -120,19 +114,11 @@ def test_a_finished_run_says_so_and_does_nothing(straight, capsys):
     assert contents(straight) == before
 
 
-def damage(checkpoint_folder):
-    """Change a byte of the largest file of its state."""
-    files = [file for file in (checkpoint_folder / "state").rglob("*") if file.is_file()]
-    file = max(files, key=lambda file: file.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
 def test_a_finished_run_with_a_damaged_last_checkpoint_goes_on_from_an_earlier_one(tmp_path, straight, capsys):
     """If that run breaks off, too, the next one resumes from the newest checkpoint."""
     folder = shutil.copytree(straight, tmp_path / "run")
-    damage(folder / "checkpoints" / "9")
+    state_files = (file for file in (folder / "checkpoints/9/state").rglob("*") if file.is_file())
+    flip(max(state_files, key=lambda file: file.stat().st_size))
     before = contents(folder)
     with raises(errors.UserError, folder / "checkpoints" / "9" / "state"):
         run(folder)
@@ -232,8 +218,8 @@ def test_a_config_that_has_trained_nothing_may_be_resumed_with_other_data(goes_o
 
 def test_a_finished_run_is_resumed_with_more_steps(goes_on):
     """The default warm-up changes with the number of steps."""
-    settings = [tiny.settings("vision", optim__warmup_steps=100, train__steps=n) for n in (5, 90, 101)]
-    assert [optim.warmup_steps(one) for one in settings] == [0, 9, 100]
+    settings = [tiny.settings("vision", optim__warmup_steps=100, train__steps=n) for n in (5, 90, 100, 101)]
+    assert [optim.warmup_steps(one) for one in settings] == [0, 9, 10, 100]
     for steps in (5, 101):
         assert goes_on(optim__warmup_steps=100, train__steps=steps).summary["steps"] == steps
 
