@@ -85,7 +85,7 @@ def run(
     except (errors.UserError, errors.RunError) as error:
         end = type(error)(str(error))
     except SystemExit as error:  # from the user's code: it must not end the caller's process
-        end = errors.UserError(f"your own code: {by_name.describe_user_error(error)}")
+        end = errors.UserError(f"your own code: {by_name.find_user_line(error)}{by_name.describe_error(error)}")
     except KeyboardInterrupt as error:
         end = make_interrupted(error, hint)
         if end.code != 128 + signal.SIGINT:  # another signal than Ctrl-C: call its usual handler

@@ -64,22 +64,19 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
-    def hidden(params: Any, batch: dict, **options: Any) -> Any:
-        inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
-        return model.hidden(params, inputs, mask=mask, **options)
+    def inputs(batch: dict) -> dict:
+        v_BNP = embed.cut(batch["image_BYXZ"], size=i.patch)
+        return {"inputs": {"v_BNP": v_BNP, "w_BN": batch["w_BL"]}, "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> jax.Array:
-        return model.logits(params, hidden(params, batch)[0])
+        return model.apply(params, **inputs(batch))[0]
 
-    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
-    fields["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.make_task(settings, model, loss, hidden, layout=layout, **fields)
+    fields |= baselines.guess_token(fields["evaluation"], W=W, name="held-out examples'")
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),

@@ -73,30 +73,20 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.build_language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
     token_loss = losses.choose_token_loss(settings, model, sparse=t.objective != "causal", layout=layout)
 
-    def hidden(params: Any, batch: dict, **options: Any) -> tuple[jax.Array, dict]:
+    def inputs(batch: dict) -> dict:
         batch_mask = models.add_window(m, masks.padding(batch["valid_BS"])) if masked else mask
-        return model.hidden(params, batch["w_BN"], mask=batch_mask, **options)
+        return {"inputs": batch["w_BN"], "mask": batch_mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> jax.Array:
-        return model.logits(params, hidden(params, batch)[0])
+        return model.apply(params, **inputs(batch))[0]
 
     most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
-    task = tasks.make_task(
-        settings,
-        model,
-        loss,
-        hidden,
-        baseline={"accuracy": baselines.token_accuracy(data["evaluation"], W=W, answer=most_frequent)},
-        guess={"accuracy": "always the training part's most frequent token"},
-        layout=layout,
-        **data,
-    )
+    data |= baselines.guess_token(data["evaluation"], W=W, answer=most_frequent)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **data)
     sample = fill_windows(corpus, task, logits) if masked else generate_sample(settings, corpus, model)
     return run.Work(
         task,

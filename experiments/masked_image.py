@@ -36,27 +36,28 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:
         return layouts.take_own_tokens(embed.cut(image_BYXZ, size=i.patch), layout)
 
-    def predict(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        inputs = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
-        return model.apply(params, inputs, mask=mask, layout=layout, **options)
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
+        patches = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
+        return {"inputs": patches, "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        prediction_BNP, aux = predict(params, batch, key_B=key_B, layout=layout)
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        prediction_BNP, aux = model.apply(params, **inputs(batch, layout), key_B=key_B, layout=layout)
         target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
         return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"]), aux
+
+    def predict(params: Any, batch: dict) -> jax.Array:
+        return model.apply(params, **inputs(batch))[0]
 
     def target(batch: dict) -> np.ndarray:
         return cut(batch["image_BYXZ"])
 
     average = baselines.average_error(fields["evaluation"], target, cut(average_YXZ[None]))
     fields |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
-    task = tasks.make_task(settings, model, loss, predict, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(
         task,
         figures=functools.partial(figures, settings, data, normal, task, predict),
-        apply=lambda params, batch: predict(params, batch)[0],
+        apply=predict,
         lines=data.lines,
         data_sha256=data.sha256,
     )
@@ -74,7 +75,7 @@ def figures(
     yield plots.loss_curves(folder / "loss.png", rows, unit=unit, title=title)
     B, Y, X, _ = image_BYXZ.shape
     batch = {name: array[:B] for name, array in task.evaluation[0].items()}
-    v_BNP, aux = jax.jit(functools.partial(predict, maps=True))(params, batch)
+    v_BNP = jax.jit(predict)(params, batch)
     explained = [row["eval/explained"] for row in rows if row.get("eval/explained") is not None][-1]
     yield draw.hidden_patches(
         folder / "prediction.png",
@@ -88,7 +89,7 @@ def figures(
     yield draw.attention_maps(
         folder / "attention.png",
         image_YXZ=draw.hide(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
-        A_MHNS=np.asarray(aux["A_MBHNS"])[:, 0],
+        A_MHNS=tasks.map_first_example(task, params)[1],
         grid=(Y // size, X // size),
         class_token=False,
     )

@@ -8,7 +8,6 @@ import pathlib
 import re
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
@@ -54,21 +53,18 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.build_language_model(m, head=head.masked_word, W=W, N=N, layout=layout, mask=mask)
     token_loss = losses.choose_token_loss(settings, model, sparse=False, layout=layout)
 
-    def hidden(params: Any, batch: dict, **options: Any) -> Any:
-        return model.hidden(params, batch["w_BN"], mask=mask, **options)
+    def inputs(batch: dict) -> dict:
+        return {"inputs": batch["w_BN"], "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> Any:
-        return model.logits(params, hidden(params, batch)[0])
+        return model.apply(params, **inputs(batch))[0]
 
-    fields["baseline"] = {"accuracy": baselines.token_accuracy(fields["evaluation"], W=W)}
-    fields["guess"] = {"accuracy": "always the held-out examples' most frequent answer"}
-    task = tasks.make_task(settings, model, loss, hidden, layout=layout, **fields)
+    fields |= baselines.guess_token(fields["evaluation"], W=W, name="held-out examples'")
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(task, figures=functools.partial(figures, settings, task), apply=logits)
 
 

@@ -47,41 +47,43 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     rows = [labelled.encode(tokenizer, [text for text, _ in part], N=t.N) for part in parts]
     number = {name: c for c, name in enumerate(data.classes)}
     labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
-    examples = [inputs(id_BN, valid_BN, label_B) for (id_BN, valid_BN, _), label_B in zip(rows, labels, strict=True)]
+    examples = [make_examples(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
 
     layout, pooled = sharding.choose_layout(m, devices, W=tokenizer.size), t.head == "pooled"
     if layout.sequence:
         raise errors.UserError("mesh.sequence must be 1: one answer is for a whole text")
-    answer = {"head": head.each_word} if pooled else {"head": head.first_word, "output": t.head}
+    heads = {"head": head.each_word} if pooled else {"head": head.first_word, "output": t.head}
     padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool)))
     sizes = {"W": tokenizer.size, "N": t.N, "C": len(data.classes)}
-    model = models.build_language_model(m, **answer, **sizes, layout=layout, mask=padding)
+    model = models.build_language_model(m, **heads, **sizes, layout=layout, mask=padding)
     class_loss = losses.choose_class_loss(settings)
 
-    def apply(params: Any, batch: dict, **options: Any) -> Any:
-        mask = models.add_window(m, masks.padding(batch["valid_BS"]))
-        answer, aux = model.apply(params, batch["w_BN"], mask=mask, **options)
-        return models.average_tokens(answer, batch["valid_BS"]) if pooled else answer, aux
+    def inputs(batch: dict) -> dict:
+        return {"inputs": batch["w_BN"], "mask": models.add_window(m, masks.padding(batch["valid_BS"]))}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        logits_BC, aux = apply(params, batch, key_B=key_B, layout=layout)
-        return class_loss(logits_BC, batch), aux
+    def average(output: jax.Array, batch: dict) -> jax.Array:
+        return models.average_tokens(output, batch["valid_BS"]) if pooled else output
+
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        output, aux = model.apply(params, **inputs(batch), key_B=key_B, layout=layout)
+        return class_loss(average(output, batch), batch), aux
+
+    def logits(params: Any, batch: dict) -> jax.Array:
+        return average(model.apply(params, **inputs(batch))[0], batch)
 
     fields = splits.make_splits(settings, *examples, tokens=t.N) | baselines.guess_class(*labels)
-    task = tasks.make_task(settings, model, loss, apply, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, apply, labels[1]),
-        apply=lambda params, batch: apply(params, batch)[0],
+        figures=functools.partial(figures, settings, data, task, logits, labels[1]),
+        apply=logits,
         files=tokenizer.files | {run.DATA: disk.as_json({"classes": data.classes})},
         lines=describe(data, W=tokenizer.size, N=t.N, truncated=[cut for *_, cut in rows]),
         data_sha256=data.sha256,
     )
 
 
-def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> splits.Examples:
+def make_examples(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> splits.Examples:
     """Return `(fetch, n)` for `batches`: w_BN, valid_BS (False: padding), label_B and weight_B."""
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -106,7 +108,7 @@ def figures(
     settings: configs.Settings,
     data: labelled.Labelled,
     task: train_step.Task,
-    apply: Callable,
+    logits: Callable,
     label_B,
     params,
     folder,
@@ -115,7 +117,7 @@ def figures(
     """Yield recall; loss curves, the confusion matrix, and held-out texts with their classes, wrong ones first."""
     from experiments.figures import plots  # it imports matplotlib, which takes a second
 
-    predicted_B, probability_B = tasks.predict_classes(task, apply, params, len(label_B))
+    predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     lines = []
     for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs, disk, run, train_step
+from experiments.engine import config as configs, disk, run
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import beam, generate
@@ -66,36 +66,25 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     # sparse: most targets are padding
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
-    def hidden(params: Any, batch: dict, **options: Any) -> Any:
-        return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
+    def inputs(batch: dict) -> dict:
+        return {name: batch[name] for name in ("source_BS", "valid_BS", "w_BN")}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        x_BND, aux = hidden(params, batch, key_B=key_B, layout=layout)
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
-    another = "always the translation of another sentence"
-    task = tasks.make_task(
-        settings,
-        model,
-        loss,
-        hidden,
-        baseline={"accuracy": baselines.token_accuracy(fields["evaluation"], W=W, answer=count_W.argmax())},
-        guess={"accuracy": "always the training part's most frequent token", "chrf": another, "bleu": another},
-        layout=layout,
-        maps=None,
-        **fields,
-    )
+    fields |= baselines.guess_token(fields["evaluation"], W=W, answer=count_W.argmax())
+    fields["guess"] |= dict.fromkeys(("chrf", "bleu"), "always the translation of another sentence")
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, maps=None, **fields)
     batch = splits.evaluation_batch_size(settings.train, 2 * N, len(corpus.sources))
     translate = translator(model, corpus.subwords, N=N, batch=batch)
     tokenizer = corpus.subwords.library.to_str(pretty=True).encode()
     return run.Work(
         task,
         figures=functools.partial(figures, settings, corpus, model, translate),
-        apply=lambda params, batch: model.logits(params, hidden(params, batch)[0]),
+        apply=lambda params, batch: model.apply(params, **inputs(batch))[0],
         files={"tokenizer.json": tokenizer, run.DATA: disk.as_json(corpus.common)},
         lines=corpus.lines,
         data_sha256=corpus.sha256,

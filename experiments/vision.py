@@ -34,23 +34,24 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.build_vision_model(settings.model, output=i.head, **image, layout=layout, mask=mask)
     class_loss = losses.choose_class_loss(settings)
 
-    def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
-        return model.apply(params, v_BNP, mask=mask, layout=layout, **options)
+        return {"inputs": v_BNP, "mask": mask}
 
-    def loss(
-        params: Any, batch: dict, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> tuple[train_step.Ratios, dict]:
-        logits_BC, aux = apply(params, batch, key_B=key_B, layout=layout)
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        logits_BC, aux = model.apply(params, **inputs(batch, layout), key_B=key_B, layout=layout)
         return class_loss(logits_BC, batch), aux
+
+    def logits(params: Any, batch: dict) -> jax.Array:
+        return model.apply(params, **inputs(batch))[0]
 
     fields = splits.make_splits(settings, train, evaluation, tokens=N)
     fields |= baselines.guess_class(data.train_label_B, data.evaluation_label_B)
-    task = tasks.make_task(settings, model, loss, apply, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return run.Work(
         task,
-        figures=functools.partial(figures, settings, data, task, apply),
-        apply=lambda params, batch: apply(params, batch)[0],
+        figures=functools.partial(figures, settings, data, task, logits),
+        apply=logits,
         files={run.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,
         data_sha256=data.sha256,
@@ -58,14 +59,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, task: train_step.Task, apply: Callable, params: Any, folder, rows
+    settings: configs.Settings, data: images.Images, task: train_step.Task, logits: Callable, params: Any, folder, rows
 ) -> Iterator[pathlib.Path | dict]:
     """Yield recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import images as draw, plots  # they import matplotlib, which takes a second
 
     folder, title = folder / "figures", f"{settings.experiment}: {data.name}"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    predicted_B, probability_B = tasks.predict_classes(task, apply, params, len(label_B))
+    predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
     wrong = int(np.sum(predicted_B != label_B))

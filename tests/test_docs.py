@@ -182,3 +182,12 @@ def test_import_tfm_shows_its_modules() -> None:
 
     assert {"attention", "block", "decode", "transformer"} <= set(dir(tfm)) and "flax" not in vars(tfm)
     assert sys.modules["tfm.transformer"] is tfm.transformer
+
+
+def test_references_has_every_cited_work() -> None:
+    """A citation is an author or two and a year: Su et al. 2021; Zhang and Sennrich 2019; (Turner 2023; E18)."""
+    cited = re.compile(r"\b((?:[A-Z][a-z]+ Team|[A-Z][a-zé]+(?: and [A-Z][a-zé]+| et al\.)?) (?:19|20)\d\d)\b")
+    sources = [file for folder in ("tfm", "experiments", "configs") for file in (ROOT / folder).rglob("*.py")]
+    missing = {work for file in sources for work in cited.findall(file.read_text(encoding="utf-8"))}
+    missing -= {work for work in missing if work in PAGES["docs/references.md"]}
+    assert not missing

@@ -47,7 +47,10 @@ def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def find(params: Mapping[str, Any], stem: str) -> Any:
     """Return the leaf with this name before its letters: find(params, 'gain') is gain_D or gain_E; None if missing."""
-    return next((leaf for name, leaf in params.items() if _SUFFIX.sub("", name) == stem), None)
+    for name, leaf in params.items():
+        if _SUFFIX.sub("", name) == stem:
+            return leaf
+    return None
 
 
 def check(params: Any) -> dict[str, int]:

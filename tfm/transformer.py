@@ -101,7 +101,8 @@ def init_trunk(key: jax.Array, *, M: int, D: int, N: int, spec: Spec, final_norm
 
     The blocks are stacked over M / spec.share layers. sizes: arguments of block.init.
     """
-    layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M // spec.share))
+    blocks_key, m_M = initial.key(key, "blocks"), jnp.arange(M // spec.share)
+    layer_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(blocks_key, m_M)
     params = {
         "position": spec.position.init(initial.key(key, "position"), N=N, D=D),
         "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, spec=spec.block, **sizes))(layer_keys),
@@ -176,7 +177,7 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
         m, params = m_and_params
         if spec.share > 1:
             params = jax.tree.map(lambda leaf: leaf[m // spec.share], layers)
-        key_B = None if call.key_B is None else jax.vmap(lambda key: jax.random.fold_in(key, m))(call.key_B)
+        key_B = None if call.key_B is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(call.key_B, m)
         params = layouts.gather_features(params, call.layout)
         return block(params, x_BND, spec.block, call._replace(key_B=key_B))
 

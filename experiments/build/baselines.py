@@ -7,15 +7,21 @@ import numpy as np
 from experiments.engine import errors
 
 
-def token_accuracy(evaluation: Sequence[dict], *, W: int, answer: int | None = None) -> float:
-    """Return the accuracy of always predicting the token `answer`; None: the most frequent target."""
+def guess_token(
+    evaluation: Sequence[dict], *, W: int, answer: int | None = None, name: str = "training part's"
+) -> dict[str, dict]:
+    """Return the fields `baseline` and `guess` of a Task: always predict the token `answer`.
+
+    answer: None for the most frequent target. name: the data in which this token is the most frequent.
+    """
     count_W = np.zeros(W)
     for i in range(len(evaluation)):
         batch = evaluation[i]
         count_W += np.bincount(batch["target_BN"].ravel(), weights=batch["weight_BN"].ravel(), minlength=W)
     if not count_W.any():
         raise errors.UserError("no held-out token is a target. Give more text")
-    return float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
+    accuracy = float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
+    return {"baseline": {"accuracy": accuracy}, "guess": {"accuracy": f"always the {name} most frequent token"}}
 
 
 def guess_class(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> dict[str, dict]:

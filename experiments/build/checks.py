@@ -19,44 +19,42 @@ def check_model(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> Non
     config.at_least(1, {"model.share": m.share})
     batch_norm, embed_norm = m.norm.startswith("batch"), OUTER_NORMS[m.outer_norm][0]
     from_config = isinstance(m, config.Settings)  # a published model may have a window that hides nothing
-    for wrong, reason in (
+    errors.refuse(
         (
             from_config and m.window >= N and not has_unlimited_context(m, N=N),
             f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window",
         ),
         (m.share > 1 and batch_norm, f"model.share = {m.share} needs another model.norm than {m.norm}"),
-        (m.M % m.share, f"model.share = {m.share} needs to divide model.M = {m.M}"),
-        (embed_norm and cross, f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none"),
-        (m.output_cap and pixels, "model.output_cap needs tokens or classes as the answer"),
-        (m.window and cross, "model.window needs a single sequence"),
-    ):
-        if wrong:
-            raise errors.UserError(reason)
+        (m.M % m.share, f"model.share = {m.share} must divide model.M = {m.M}"),
+        (embed_norm and cross, f"model.outer_norm = {m.outer_norm} needs a single sequence: choose last or none"),
+        (m.output_cap and pixels, f"model.output_cap = {m.output_cap} is for logits, not for pixels: set it to 0"),
+        (m.window and cross, f"model.window = {m.window} needs a single sequence: set it to 0"),
+    )
 
 
 def check_sizes(m: config.Settings) -> dict[str, int]:
     """Return the sizes {"M", "D", "H", "K", "F"}. Raises UserError if they, or G, do not fit together."""
     numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
     config.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
-    if m.H % m.G:
-        raise errors.UserError(f"model.G = {m.G} heads of keys and values do not divide model.H = {m.H} heads")
-    if m.D % m.H and m.K == m.D // m.H:
-        raise errors.UserError(
-            f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
-        )
+    K_is_default = m.K == m.D // m.H
+    errors.refuse(
+        (m.H % m.G, f"model.G = {m.G} heads of keys and values must divide model.H = {m.H} heads"),
+        (
+            m.D % m.H and K_is_default,
+            f"model.H = {m.H} heads do not divide model.D = {m.D}: choose others or set model.K",
+        ),
+    )
     return numbers
 
 
 def check_block(m: config.Settings) -> None:
     """Raise UserError for numbers outside their range, or sizes that the score cannot cut into heads."""
     config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
-    if m.dropout >= 1:
-        raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if cuts_tokens(m) and m.D != m.H * m.K:
-        raise errors.UserError(
-            f"model.score = {m.score} cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
-            f"{m.H} x {m.K}"
-        )
+    sizes = f"model.D = {m.D} must be model.H x model.K = {m.H} x {m.K}"
+    errors.refuse(
+        (m.dropout >= 1, f"model.dropout = {m.dropout} must be less than 1"),
+        (cuts_tokens(m) and m.D != m.H * m.K, f"model.score = {m.score} cuts a token into heads: {sizes}"),
+    )
 
 
 def cuts_tokens(m: config.Settings) -> bool:
@@ -67,20 +65,20 @@ def cuts_tokens(m: config.Settings) -> bool:
 def check_embedding(m: config.Settings, *, output: str, tied: bool, transformed: bool) -> None:
     """Raise UserError if model.E or the layer before the output matrix do not fit the rest of the model."""
     batch_norm = m.norm.startswith("batch")
-    if m.E and batch_norm:
-        raise errors.UserError(f"model.E = {m.E} needs another model.norm than {m.norm}")
-    if m.E and tied and not transformed:
-        raise errors.UserError(f"model.E = {m.E} needs text.head = linear, or with a layer, as tied+gelu; not {output}")
-    if transformed and batch_norm:
-        raise errors.UserError(f"text.head = {output} has a norm without statistics: choose another model.norm")
+    heads = "text.head = linear, or one with a layer such as tied+gelu"
+    errors.refuse(
+        (m.E and batch_norm, f"model.E = {m.E} needs another model.norm than {m.norm}"),
+        (m.E and tied and not transformed, f"model.E = {m.E} and text.head = {output}: choose {heads}"),
+        (transformed and batch_norm, f"text.head = {output} needs another model.norm than {m.norm}"),
+    )
 
 
 def check_causal(m: config.Settings) -> None:
     """Raise UserError for a norm that needs the tokens a causal model must not see."""
     if variants.choose(m, "norm").needs_all_tokens:
         raise errors.UserError(
-            f"model.norm = {m.norm} needs all tokens of a sequence at once, and a causal model sees those before alone:"
-            " choose another norm"
+            f"model.norm = {m.norm} needs all tokens of a sequence, and a causal model sees only earlier ones: choose"
+            " another norm"
         )
 
 

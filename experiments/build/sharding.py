@@ -18,19 +18,14 @@ def choose_layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, h
     unsharded = [] if spec.mlp.takes_layout else [f"model.mlp = {m.mlp}"]
     unsharded += [] if spec.attention.value.takes_layout else [f"model.value = {m.value}"]
     per_position = variants.split("norm", m.norm)[0] == "batch_features"
-    for wrong, reason in (
-        (layout.sequence and head in models.CLASS_TOKENS, f"image.head = {head} has class tokens"),
-        (layout.sequence and per_position, "model.norm = batch_features keeps statistics of each position"),
-        (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
-    ):
-        if wrong:
-            raise errors.UserError(f"{reason}: mesh.sequence must be 1")
-    for wrong, reason in (
-        (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
-        (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
-        (layout.tensor and checks.cuts_tokens(m), f"model.score = {m.score} cuts whole tokens into heads"),
-        (layout.tensor and unsharded, f"{(*unsharded, '')[0]} cannot be sharded (takes_layout)"),
-    ):
-        if wrong:
-            raise errors.UserError(f"{reason}: mesh.tensor must be 1")
+    by_sequence, by_tensor = f"mesh.sequence = {sequence} must be 1", f"mesh.tensor = {tensor} must be 1"
+    errors.refuse(
+        (layout.sequence and head in models.CLASS_TOKENS, f"image.head = {head} has class tokens: {by_sequence}"),
+        (layout.sequence and per_position, f"model.norm = {m.norm} has statistics of each position: {by_sequence}"),
+        (N % sequence, f"mesh.sequence = {sequence} must divide the {N} patches, or be 1"),
+        (m.H % tensor, f"mesh.tensor = {tensor} must divide model.H = {m.H} heads, or be 1"),
+        (m.G % tensor, f"mesh.tensor = {tensor} must divide model.G = {m.G} heads of keys and values, or be 1"),
+        (layout.tensor and checks.cuts_tokens(m), f"model.score = {m.score} cuts tokens into heads: {by_tensor}"),
+        (layout.tensor and unsharded, f"{(*unsharded, '')[0]} cannot be sharded (takes_layout): {by_tensor}"),
+    )
     return layout

@@ -13,27 +13,27 @@ RECALLS = 100  # the most classes in the summary
 
 
 def make_task(
-    settings: config.Settings, model: models.Model, loss: Callable, apply: Callable, **fields: Any
+    settings: config.Settings, model: models.Model, loss: Callable, inputs: Callable[[dict], dict], **fields: Any
 ) -> train_step.Task:
     """Return the task of a model: its loss (Task.loss), symmetry metrics and attention maps.
 
-    apply(params, batch, **options of model.hidden) -> (outputs, aux). fields: other fields of Task.
+    inputs: batch -> the arguments of model.hidden that are of the batch. fields: other fields of Task.
     """
 
     def maps(params: Any, batch: dict) -> jax.Array:
-        return apply(params, batch, maps=True)[1]["A_MBHNS"]
+        return model.hidden(params, **inputs(batch), maps=True)[1]["A_MBHNS"]
 
     lines = (f"attention: {model.attention}",)
     common = {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "lines": lines}
     return train_step.Task(init=model.init, loss=loss, **common | fields)
 
 
-def predict_classes(task: train_step.Task, apply: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+def predict_classes(task: train_step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the most likely class of each of the n held-out examples, and its probability."""
 
     @jax.jit
     def predict(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:
-        p_BC = jax.nn.softmax(apply(params, batch)[0])
+        p_BC = jax.nn.softmax(logits(params, batch))
         return p_BC.argmax(-1), p_BC.max(-1)
 
     pairs = [jax.device_get(predict(params, task.evaluation[i])) for i in range(len(task.evaluation))]

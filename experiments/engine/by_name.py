@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -193,26 +193,30 @@ def _built_in(name: str) -> ModuleType | None:
 
 
 @contextlib.contextmanager
-def user_errors(label: str, *, all_is_users: bool = True) -> Iterator[None]:
+def user_errors(
+    label: str, *, all_is_users: bool = True, explain: Callable[[BaseException], str] | None = None
+) -> Iterator[None]:
     """Context manager: convert any exception of the user's code into a UserError of one sentence.
 
-    all_is_users: False converts only exceptions that passed through a line of the user's files.
+    all_is_users: False converts only exceptions that passed through a line of the user's files. explain: returns the
+    text for an exception; None: `describe_error`.
     """
     try:
         yield
     except (errors.UserError, errors.RunError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # also a SystemExit, which would end the process without a message
-        message = describe_user_error(error)
-        if message == describe_error(error) and not all_is_users:
+        line = find_user_line(error)
+        if not (line or all_is_users):
             raise
-        raise errors.UserError(f"{label}: {message}") from error
+        place = line if line.startswith(label) else f"{label}: {line}"
+        raise errors.UserError(f"{place}{(explain or describe_error)(error)}") from error
 
 
-def describe_user_error(error: BaseException) -> str:
-    """Return an exception of the user's code with the user's last line: "my_file.py, line 3: NameError: ..."."""
+def find_user_line(error: BaseException) -> str:
+    """Return the user's last line in the traceback of an exception, as "my_file.py, line 3: ", or ""."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
-    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + describe_error(error)
+    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:])
 
 
 def describe_error(error: BaseException) -> str:

@@ -157,10 +157,10 @@ def check_seed(seed: int) -> None:
 def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
     """Raise UserError for the first of these settings, by key, that is not a number from `least` to `most`."""
     for key, value in values.items():
-        if value > most:
-            raise errors.UserError(f"{key} = {value:,} must be at most {most:,}")
-        if not least <= value < math.inf:
-            raise errors.UserError(f"{key} = {value} must be at least {least}")
+        errors.refuse(
+            (value > most, f"{key} = {value:,} must be at most {most:,}"),
+            (not least <= value < math.inf, f"{key} = {value} must be at least {least}"),
+        )
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:
@@ -170,10 +170,13 @@ def check_numbers(values: Mapping[str, Any]) -> None:
         for number in numbers:
             if isinstance(number, list):
                 check_numbers({key: number})
-            elif isinstance(number, int) and abs(number) > (LARGEST_SEED if key in SEEDS else LARGEST):
-                raise errors.UserError(f"{key} = {format_value(number)} is too large")
-            elif isinstance(number, float) and not abs(number) <= LARGEST_FLOAT:
-                raise errors.UserError(f"{key} = {number} must be a finite number")
+                continue
+            whole, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
+            infinite = isinstance(number, float) and not abs(number) <= LARGEST_FLOAT
+            errors.refuse(
+                (whole and abs(number) > largest, f"{key} = {format_value(number)} is too large"),
+                (infinite, f"{key} = {format_value(number)} must be a finite number"),
+            )
 
 
 def format_value(value: Any) -> str:

@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -133,21 +132,15 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     module = importlib.util.module_from_spec(spec)
     if (folder := str(file.parent.absolute())) not in sys.path:
         sys.path.append(folder)  # last, so that it hides no installed module
-    try:
+    with by_name.user_errors(str(file), explain=_explain):
         spec.loader.exec_module(module)
         config = module.get_config()
-    except (errors.UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # the user's code may raise anything, also SystemExit
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        label = f"{file}, line {frames[-1].lineno}" if frames else str(file)
-        raise errors.UserError(f"{label}: {_describe(error)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
     return config
 
 
-def _describe(error: BaseException) -> str:
+def _explain(error: BaseException) -> str:
     """Return an exception of the file as one sentence, without ml_collections' print-out of the whole config."""
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'

@@ -1,5 +1,7 @@
 """Errors that end a command with one sentence instead of a traceback, and its exit code."""
 
+from typing import Any
+
 
 class _Sentence(BaseException):
     """An error that a notebook shows as one sentence."""
@@ -26,6 +28,13 @@ class Interrupted(_Sentence, KeyboardInterrupt):
     def __init__(self, sentence: str, code: int):
         super().__init__(sentence)
         self.code = code
+
+
+def refuse(*faults: tuple[Any, str]) -> None:
+    """Raise UserError with the message of the first fault whose condition holds. faults: (condition, message)."""
+    for condition, message in faults:
+        if condition:
+            raise UserError(message)
 
 
 def line(error: BaseException) -> str:

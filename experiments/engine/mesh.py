@@ -85,16 +85,15 @@ def make(
         raise errors.UserError(f"{values}: choose at least 1, or -1 for one axis: the remaining devices of {available}")
     product = math.prod(n for n in sizes.values() if n != -1)
     named_sizes = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
-    if product > len(devices) or (rest and len(devices) % product):
-        raise errors.UserError(f"{named_sizes} does not fit JAX's devices, {available}")
-    sizes |= {axis: len(devices) // product for axis in rest}
-    used = devices[: math.prod(sizes.values())]
-    if len(used) < len(devices) and jax.process_count() > 1:
-        raise errors.UserError(
-            f"{named_sizes} takes {len(used)} of {len(devices)} devices: several processes must use all"
-        )
+    total = len(devices)
+    used = total if rest else product
+    errors.refuse(
+        (product > total or (rest and total % product), f"{named_sizes} does not fit JAX's devices, {available}"),
+        (used < total and jax.process_count() > 1, f"{named_sizes} must use all {total} devices of several processes"),
+    )
+    sizes |= {axis: total // product for axis in rest}
     types = (AxisType.Auto,) * len(sizes)  # the default changed between JAX releases
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=used)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices[:used])
 
 
 def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:

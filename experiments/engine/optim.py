@@ -1,6 +1,5 @@
 """Optimisers: AdamW, Muon and the user's, with weight decay, clipping, schedules and averages."""
 
-import fnmatch
 import functools
 import inspect
 import math
@@ -10,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
-from experiments.engine import by_name, config, errors
+from experiments.engine import by_name, config, errors, freeze, orthogonal
 from tfm import shapes
 
 BETAS = ("beta1", "beta2")  # the two values of the setting betas
@@ -20,7 +18,6 @@ SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  #
 ALIASES = {"b1": "beta1", "b2": "beta2"}  # optax's names of the betas
 FINAL = 0.1  # fraction of the peak at the end, by default
 BELOW_ONE = math.nextafter(1, 0)
-EPS = 1e-7  # added to the norm in Newton-Schulz, so that a zero gradient stays zero
 
 
 def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.Schedule:
@@ -129,17 +126,17 @@ def muon(
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, with `muon_lr_multiplier` times the learning rate.
 
     A step is U V^T, where U S V^T is Nesterov's momentum: all directions move equally far. Embeddings, output matrices,
-    gains and biases use AdamW (beta1, beta2, eps). Weight decay as in `adamw`. rows: NorMuon (`normalise_rows`). ball:
+    gains and biases use AdamW (beta1, beta2, eps). Weight decay as in `adamw`. rows: NorMuon. ball:
     the hyperball variant (Wen et al. 2026), in which step and matrix have the norm R of the initial matrix, W <- R (W -
     rate R u / |u|) / |...|, so weight decay has no effect.
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),
-        orthogonalise(ns_steps=ns_steps),
-        *([normalise_rows(beta2)] if rows else []),
-        optax.stateless(_match_norms) if ball else optax.add_decayed_weights(weight_decay),
+        orthogonal.orthogonalise(ns_steps=ns_steps),
+        *([orthogonal.normalise_rows(beta2)] if rows else []),
+        optax.stateless(orthogonal.match_norms) if ball else optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
-        *([optax.stateless(_keep_norms)] if ball else []),
+        *([optax.stateless(orthogonal.keep_norms)] if ball else []),
     )
     other_rule = adamw(rate, weight_decay=weight_decay, clip=0, beta1=beta1, beta2=beta2, eps=eps)
 
@@ -148,65 +145,6 @@ def muon(
 
     labels = functools.partial(jax.tree_util.tree_map_with_path, label)
     return _clip(optax.partition({"muon": matrix_rule, "adamw": other_rule}, labels), clip)
-
-
-def orthogonalise(*, ns_steps: int) -> optax.GradientTransformation:
-    """Return a transformation of matrices to sqrt(max(1, outputs / inputs)) U V^T, by Newton-Schulz steps.
-
-    The momentum comes before it: optax.contrib.muon corrects the bias of the first steps, Jordan's Muon does not.
-    """
-
-    dimensions = optax.contrib.MuonDimensionNumbers  # its `reduction_axis` are our rows, because it writes x W for W x
-
-    def scale(path: Any, step: jax.Array) -> jax.Array:
-        outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in shapes.sides(path))
-        return math.sqrt(max(1, outputs / inputs)) * step
-
-    def update(updates: Any, params: Any = None) -> Any:
-        numbers = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(*shapes.sides(path)), updates)
-        newton_schulz = optax.contrib.scale_by_muon(
-            ns_steps=ns_steps, beta=0.0, eps=EPS, nesterov=False, weight_dimension_numbers=numbers
-        )
-        with jax.named_scope("muon"):
-            steps, _ = newton_schulz.update(updates, newton_schulz.init(updates))
-            return jax.tree_util.tree_map_with_path(scale, steps)
-
-    return optax.stateless(update)
-
-
-def normalise_rows(decay: float) -> optax.GradientTransformation:
-    """Return a transformation to o_rc / sqrt(v_r), scaled to the norm of o (Li et al. 2025, NorMuon).
-
-    v_r is the moving average, with this decay, of the mean square of row r, of one output. NorMuon's norm is 0.2
-    sqrt(rows columns).
-    """
-
-    def follow(path: Any, v: jax.Array, step: jax.Array) -> jax.Array:
-        return decay * v + (1 - decay) * jnp.mean(jnp.square(step), shapes.sides(path)[1], keepdims=True)
-
-    def update(steps: Any, v: Any, params: Any = None) -> tuple[Any, Any]:
-        v = jax.tree_util.tree_map_with_path(follow, v, steps)
-        return _match_norms(jax.tree.map(lambda step, v: step / (jnp.sqrt(v) + EPS), steps, v), steps), v
-
-    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
-
-
-def _match_norms(steps: Any, like: Any) -> Any:
-    """Scale each matrix to the Frobenius norm of the other; a matrix of zeros does not change."""
-
-    def norm(path: Any, x: jax.Array) -> jax.Array:
-        return jnp.sqrt(jnp.sum(jnp.square(x), sum(shapes.sides(path), ()), keepdims=True))
-
-    def scale(path: Any, step: jax.Array, other: jax.Array) -> jax.Array:
-        return step * (norm(path, other) / (norm(path, step) + EPS**2))
-
-    return jax.tree_util.tree_map_with_path(scale, steps, like)
-
-
-def _keep_norms(steps: Any, params: Any) -> Any:
-    """Return the steps that keep the norm of each matrix."""
-    ends = _match_norms(jax.tree.map(jnp.add, params, steps), params)
-    return jax.tree.map(jnp.subtract, ends, params)
 
 
 class Averaged(NamedTuple):
@@ -240,52 +178,6 @@ def training_params(params: Any, opt_state: Any) -> Any:
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Averaged))
     ahead = next((node.ahead for node in nodes if isinstance(node, Averaged)), None)
     return params if ahead is None else jax.tree.map(jnp.add, params, ahead)
-
-
-def select_trained(params: Any, frozen: Sequence[str]) -> Any:
-    """Return a tree of bools: False for a leaf if a pattern of `frozen` matches.
-
-    A pattern is the path of a parameter or of a node that contains it, with * for anything: "embed/E_WD", "blocks",
-    "*/b?_*". The last matching pattern decides; with a leading "!" it means trained: ["*", "!head"].
-    """
-
-    paths = find_frozen(params, frozen)
-    return jax.tree.unflatten(jax.tree.structure(params), [path not in paths for path in shapes.flat(params)])
-
-
-def find_frozen(params: Any, frozen: Sequence[str]) -> set[str]:
-    """Return the paths of the parameters that the patterns of `frozen` freeze (`select_trained`)."""
-    last = {path: pattern for pattern in frozen for path in shapes.flat(params) if _matches(pattern, path)}
-    return {path for path, pattern in last.items() if not pattern.startswith("!")}
-
-
-def stop_gradients(params: Any, paths: set[str]) -> Any:
-    """Return the parameters; those with these paths receive no gradient."""
-    leaves = shapes.flat(params).items()
-    stopped = [jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in leaves]
-    return jax.tree.unflatten(jax.tree.structure(params), stopped)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Return True if the pattern matches the path of a parameter or of a node that contains it."""
-    pattern = pattern.removeprefix("!")
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
-
-
-def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ()) -> None:
-    """Raise UserError if a pattern matches no parameter, or changes nothing after the earlier ones, or nothing is
-    trained.
-    """
-    names = shapes.flat(params)
-    for i, pattern in enumerate(frozen):
-        if not any(_matches(str(pattern), name) for name in names):
-            hint = by_name.suggest(str(pattern), names)
-            raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
-        earlier = [*before, *frozen[:i]]
-        if find_frozen(params, [*earlier, pattern]) == find_frozen(params, earlier):
-            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing: remove it')
-    if find_frozen(params, [*before, *frozen]) == {*names}:
-        raise errors.UserError("optim.frozen must leave a parameter to train")
 
 
 def _clip(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
@@ -328,5 +220,5 @@ def make_optimiser(
     rate = schedule(o.schedule, peak=values["learning_rate"], steps=settings.train.steps, warmup_steps=warmup)
     options = {argument: values[name] for argument, name in arguments.items()}
     chosen = call_factory(o.name, rule, rate, options, clip=o.clip) if ":" in o.name else rule(rate, **options)
-    chosen = optax.masked(chosen, functools.partial(select_trained, frozen=frozen)) if frozen else chosen
+    chosen = optax.masked(chosen, functools.partial(freeze.select_trained, frozen=frozen)) if frozen else chosen
     return rate, average(chosen, o.ema) if o.ema else chosen

@@ -17,6 +17,7 @@ from experiments.engine import (
     compilation,
     config,
     errors,
+    freeze,
     log,
     mesh,
     optim,
@@ -69,7 +70,7 @@ def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -
     check_training(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
     mesh.check_layout(devices, task.layout, params, task.train[0])
-    optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
+    freeze.check_frozen(settings.optim.frozen, params, before=task.frozen)
     task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *list_metrics(task)]))
     probes = log.SYMMETRY in settings.log
@@ -114,17 +115,18 @@ def check_training(settings: config.Settings, task: train_step.Task, growth: bat
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    fault = ""
-    if t.accumulation > 1 and settings.model.norm.startswith("batch"):
-        fault = "train.accumulation > 1 gives each part its own statistics: choose a model.norm other than batch"
-    elif growth.firsts[-1] >= t.steps:
-        fault = f"{batches.GROWTH} begins a batch size at step {growth.firsts[-1]}, and train.steps = {t.steps}"
-    elif log.SYMMETRY in settings.log and task.probe is None:
-        fault = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
-    elif name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
-        fault = "optim.name = hyperball keeps the norms of matrices: with optim.lora or model.output_std = 0 some are 0"
-    if fault:
-        raise errors.UserError(fault)
+    batch_norm, last = t.accumulation > 1 and settings.model.norm.startswith("batch"), growth.firsts[-1]
+    no_form = log.SYMMETRY in settings.log and task.probe is None
+    no_norm = name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0)
+    errors.refuse(
+        (batch_norm, f"train.accumulation = {t.accumulation} needs a model.norm other than batch"),
+        (last >= t.steps, f"{batches.GROWTH}: step {last} must be before train.steps = {t.steps}"),
+        (no_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
+        (
+            no_norm,
+            "optim.name = hyperball keeps the norms of matrices, but optim.lora or model.output_std = 0 sets some to 0",
+        ),
+    )
 
 
 def list_metrics(task: train_step.Task) -> list[str]:

@@ -11,9 +11,9 @@ from experiments.engine import (
     checkpoint,
     disk,
     errors,
+    freeze,
     log,
     mesh,
-    optim,
     run_plan,
     train_step,
     workdir,
@@ -26,7 +26,7 @@ def print_model(plan: run_plan.Plan, state: train_step.State) -> int:
     shapes.check(state.params)
     forward = run_plan.forward_flops(plan, state)
     batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(format_table(state.params, optim.find_frozen(state.params, plan.task.frozen)))
+    print(format_table(state.params, freeze.find_frozen(state.params, plan.task.frozen)))
     for line in plan.task.lines:
         print(f"  {line}")
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):

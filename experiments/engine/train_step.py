@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import compilation, distributed, errors, mesh as meshes, optim, spikes
+from experiments.engine import compilation, distributed, errors, freeze, mesh as meshes, optim, spikes
 from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
@@ -47,7 +47,7 @@ class Task(NamedTuple):
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> metrics to log with the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
     lines: Sequence[str] = ()  # printed below the parameter table, such as the implementation of attention
-    frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (optim.select_trained)
+    frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (freeze.select_trained)
     tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # a split of the training data
 
 
@@ -97,10 +97,10 @@ def gradient(
     masked tokens are right, and each device holds the gradient of its own parameters. Differentiating a psum inside
     shard_map already sums the gradient of a replicated parameter. Frozen parameters receive no gradient.
     """
-    frozen = optim.find_frozen(params, task.frozen)
+    frozen = freeze.find_frozen(params, task.frozen)
 
     def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
-        params = optim.stop_gradients(params, frozen) if frozen else params
+        params = freeze.stop_gradients(params, frozen) if frozen else params
         metrics, aux = task.loss(params, batch, key_B=key_B, layout=task.layout)
         statistics = shapes.flat(aux.get(RUNNING, {}))
         running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if path not in frozen}

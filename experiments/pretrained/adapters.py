@@ -14,7 +14,7 @@ import jax
 from flax import traverse_util
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, config, disk, errors, optim, run
+from experiments.engine import by_name, config, disk, errors, freeze, run
 from experiments.pretrained import safetensors, tensors
 from tfm import layout as layouts, lora, shapes
 
@@ -87,7 +87,7 @@ def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
     frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in fresh if part))
 
     def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
-        fixed = optim.find_frozen(params, frozen)
+        fixed = freeze.find_frozen(params, frozen)
         with run.file_errors(folder):
             arrays = {path: leaf for path, leaf in shapes.flat(params).items() if path not in fixed}
             safetensors.write(folder / FILE, arrays)

@@ -98,7 +98,7 @@ def test_a_name_longer_than_those_of_files(refused, language):
 
 
 SIZES = """
-model.D=9 | model.D = 9 | model.H = 2 | not divisible
+model.D=9 | model.D = 9 | model.H = 2
 model.H=3 | model.D = 8 | model.H = 3
 model.H=0 | model.H
 model.M=0 | model.M | at least 1

@@ -13,7 +13,7 @@ import tiny
 from errors import raises
 from matrix_steps import ADAM, DECAY, MATRIX_RATE, MOMENTUM, RATE, M, drawn, near, taken
 
-from experiments.engine import errors, mesh, optim, run_plan, summary as summaries, train_step as steps
+from experiments.engine import errors, freeze, mesh, optim, run_plan, summary as summaries, train_step as steps
 from experiments.studies import programs, study
 from tfm import layout as layouts, shapes
 
@@ -304,7 +304,7 @@ def test_an_average_passes_on_what_a_rule_is_given():
 
 def others(tree, frozen):
     """The tree with None, which is no leaf, in the places of what is frozen."""
-    return jax.tree.map(lambda x, own: x if own else None, tree, optim.select_trained(tree, frozen))
+    return jax.tree.map(lambda x, own: x if own else None, tree, freeze.select_trained(tree, frozen))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_frozen_parameter_does_not_change_and_the_rest_is_trained_without_it(f
 
 def test_the_table_marks_what_is_frozen():
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    lines = summaries.format_table(params, optim.find_frozen(params, ["*", "!head"])).splitlines()
+    lines = summaries.format_table(params, freeze.find_frozen(params, ["*", "!head"])).splitlines()
     assert (
         lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
     )
@@ -381,5 +381,5 @@ def test_a_study_freezes_too():
 def test_a_pattern_that_matches_or_changes_nothing_or_freezes_all_is_refused(frozen, before, words):
     params = jax.eval_shape(frozen_task.small_task().init, jax.random.key(0))
     with raises(errors.UserError, "optim.frozen", *words):
-        optim.check_frozen(frozen, params, before)
-    optim.check_frozen(["*", "!head"], params)
+        freeze.check_frozen(frozen, params, before)
+    freeze.check_frozen(["*", "!head"], params)

@@ -188,7 +188,7 @@ def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked(monkeypatch
     assert task.tokens_per_example == 12 and len(task.evaluation) == 3
     nothing = [{"target_BN": np.ones((1, 2), int), "weight_BN": np.zeros((1, 2))}]
     with pytest.raises(errors.UserError):
-        baselines.token_accuracy(nothing, W=3)
+        baselines.guess_token(nothing, W=3)
 
 
 def test_only_without_causal_do_answers_depend_on_later_words():

@@ -1,0 +1,56 @@
+"""Frozen parameters: the patterns of optim.frozen, and of an experiment or an adapter that trains only some."""
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from experiments.engine import by_name, errors
+from tfm import shapes
+
+
+def select_trained(params: Any, frozen: Sequence[str]) -> Any:
+    """Return a tree of bools: False for a leaf if a pattern of `frozen` matches.
+
+    A pattern is the path of a parameter or of a node that contains it, with * for anything: "embed/E_WD", "blocks",
+    "*/b?_*". The last matching pattern decides; with a leading "!" it means trained: ["*", "!head"].
+    """
+
+    paths = find_frozen(params, frozen)
+    return jax.tree.unflatten(jax.tree.structure(params), [path not in paths for path in shapes.flat(params)])
+
+
+def find_frozen(params: Any, frozen: Sequence[str]) -> set[str]:
+    """Return the paths of the parameters that the patterns of `frozen` freeze (`select_trained`)."""
+    last = {path: pattern for pattern in frozen for path in shapes.flat(params) if _matches(pattern, path)}
+    return {path for path, pattern in last.items() if not pattern.startswith("!")}
+
+
+def stop_gradients(params: Any, paths: set[str]) -> Any:
+    """Return the parameters; those with these paths receive no gradient."""
+    leaves = shapes.flat(params).items()
+    stopped = [jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(params), stopped)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return True if the pattern matches the path of a parameter or of a node that contains it."""
+    pattern = pattern.removeprefix("!")
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
+
+
+def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ()) -> None:
+    """Raise UserError if a pattern matches no parameter, or changes nothing after the earlier ones, or nothing is
+    trained.
+    """
+    names = shapes.flat(params)
+    for i, pattern in enumerate(frozen):
+        if not any(_matches(str(pattern), name) for name in names):
+            hint = by_name.suggest(str(pattern), names)
+            raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
+        earlier = [*before, *frozen[:i]]
+        if find_frozen(params, [*earlier, pattern]) == find_frozen(params, earlier):
+            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing: remove it')
+    if find_frozen(params, [*before, *frozen]) == {*names}:
+        raise errors.UserError("optim.frozen must leave a parameter to train")
