@@ -1,32 +1,43 @@
-"""Make docs/mathematics.md of what the files of tfm/ say of themselves: python docs/mathematics.py"""
+"""Make docs/mathematics.md from the docstrings of tfm/: python docs/mathematics.py"""
 
 import ast
 import pathlib
+import textwrap
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILE = ROOT / "docs" / "mathematics.md"
 HEAD = """# The mathematics
 
-<!-- Made of the docstrings of tfm/ by `python docs/mathematics.py`: edit those. -->
+<!-- Made from the docstrings of tfm/ by `python docs/mathematics.py`: edit those. -->
 
 """
+WIDTH = 120  # characters of a line
 
 
 def text() -> str:
-    """The page: the letters and the table of equations, then for each file its docstring and what it has to offer: a
-    line for each public function or class, its name and the first paragraph of its docstring."""
+    """Return the page: the letters, the table of equations, and a section for each file.
+
+    A section has the file's docstring and a list of its public functions and classes, each with its first paragraph.
+    """
     files = sorted((ROOT / "tfm").rglob("*.py"), key=lambda file: (len(file.parts), file))
     parts = [ast.get_docstring(ast.parse((ROOT / "tfm" / "__init__.py").read_text(encoding="utf-8")))]
     for file in files:
-        tree, offers = ast.parse(file.read_text(encoding="utf-8")), []
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                says = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
-                offers.append(f"* **{node.name}**: {says}" if says else f"* **{node.name}**")
-        if offers:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if items := list_public(tree):
             name = file.relative_to(ROOT / "tfm").as_posix()
-            parts.append("\n\n".join([f"## {name}", ast.get_docstring(tree) or "", "\n".join(offers)]))
+            parts.append("\n\n".join([f"## {name}", ast.get_docstring(tree) or "", "\n".join(items)]))
     return HEAD + "\n\n".join(parts) + "\n"
+
+
+def list_public(tree: ast.Module) -> list[str]:
+    """Return a list item for each public function and class of a module."""
+    items = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
+            item = f"* **{node.name}**: {' '.join(paragraph.split())}" if paragraph else f"* **{node.name}**"
+            items.append(textwrap.fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+    return items
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def figures(
     yield {"eval/names_right": correct}
     title = f"{settings.experiment}: {data.name}, {correct:.1%} of the names right"
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per letter", title=title)
-    shown = sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])
-    lines = ["class: what the model wrote", *(f"{truth}: {name}" for truth, name in shown), ""]
+    examples = sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])
+    lines = ["class: what the model wrote", *(f"{truth}: {name}" for truth, name in examples), ""]
     disk.write(folder / "captions.txt", "\n".join(lines).encode())
     yield folder / "captions.txt"

@@ -76,8 +76,8 @@ def choose_heads(settings: configs.Settings, X: int) -> int:
     H, G, K = settings.model.H, settings.model.G, settings.model.K
     configs.at_least(1, {"model.H": H}, most=X)
     if G != H or "model.K" in settings.list_chosen():
-        wrong = f"model.G = {G}" if G != H else f"model.K = {K}"
-        raise errors.UserError(f"{wrong}: this layer has no queries and keys: leave out model.G and model.K")
+        setting = f"model.G = {G}" if G != H else f"model.K = {K}"
+        raise errors.UserError(f"{setting}: this layer has no queries and keys: leave out model.G and model.K")
     return H
 
 

@@ -128,9 +128,9 @@ def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: 
         B = len(source_BS)
         prompt = jnp.full((B, 1), pairs.BOS, jnp.int32), jnp.ones(B, jnp.int32)
         start = functools.partial(model.start, params, source_BS, source_BS != pairs.PAD, capacity=N)
-        step, how = functools.partial(model.step, params), {"steps": N, "stop": (pairs.EOS,)}
-        w_BN, _ = generate.generate(start, step, *prompt, jax.random.key(0), temperature=0.0, **how)
-        w_BQN, _ = beam.search(start, step, *prompt, beam=BEAM, length_penalty=LENGTH_PENALTY, **how)
+        step, options = functools.partial(model.step, params), {"steps": N, "stop": (pairs.EOS,)}
+        w_BN, _ = generate.generate(start, step, *prompt, jax.random.key(0), temperature=0.0, **options)
+        w_BQN, _ = beam.search(start, step, *prompt, beam=BEAM, length_penalty=LENGTH_PENALTY, **options)
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
 
     def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:
@@ -152,8 +152,8 @@ def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: 
 def score(translations: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
     """Return chrF and BLEU of each way of decoding, and of a guess: the translation of another sentence."""
     texts = {f"eval/{{}}_{name}": texts for name, texts in translations.items()}
-    texts["baseline/{}"] = [each[0] for each in references[1:] + references[:1]]
-    scores = {name: translation_score.scores(some, references) for name, some in texts.items()}
+    texts["baseline/{}"] = [others[0] for others in references[1:] + references[:1]]
+    scores = {name: translation_score.scores(outputs, references) for name, outputs in texts.items()}
     return {name.format(metric): values[metric] for name, values in scores.items() for metric in values}
 
 

@@ -69,7 +69,7 @@ def figures(
     predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
-    wrong = int(np.sum(predicted_B != label_B))
+    mistakes = int(np.sum(predicted_B != label_B))
     first = np.argsort(label_B == predicted_B, kind="stable")[: draw.MOST_PREDICTIONS]  # wrong ones come first
     yield draw.predictions(
         folder / "predictions.png",
@@ -78,8 +78,8 @@ def figures(
         predicted_B=predicted_B[first],
         probability_B=probability_B[first],
         classes=data.classes,
-        title=f"predicted class and its probability; {wrong} of {len(label_B)} test images wrong"
-        + ", these first" * (wrong > 0),
+        title=f"predicted class and its probability; {mistakes} of {len(label_B)} test images wrong"
+        + ", these first" * (mistakes > 0),
     )
     yield from plots.confusion_of_predictions(
         folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes

@@ -90,73 +90,73 @@ def choose(params: dict, order: Order) -> Callable[..., tuple[jax.Array, dict]]:
 def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (Turner 2023; E18)."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, seen = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
     x_BND = x_BND + dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
-    return x_BND, collect_aux(call, {"self": seen}, {"norm1": norm1, "norm2": norm2})
+    return x_BND, collect_aux(call, {"self": self_aux}, {"norm1": norm1, "norm2": norm2})
 
 
 def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Y = LN(X + MHSA(X)); X' = LN(Y + MLP(Y)) (Vaswani et al. 2017; E19)."""
-    attended_BND, seen = heads.self_attention(params, x_BND, spec.attention, call)
+    attended_BND, self_aux = heads.self_attention(params, x_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     x_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
     x_BND = x_BND + dropout("mlp", feed_forward(params, x_BND, spec, call), spec, call)
     x_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    return x_BND, collect_aux(call, {"self": seen}, {"norm1": norm1, "norm2": norm2})
+    return x_BND, collect_aux(call, {"self": self_aux}, {"norm1": norm1, "norm2": norm2})
 
 
 def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Y = MHSA(LN(X)); X' = MLP(LN(Y)): without residual connections."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, seen = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = dropout("attention", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
     x_BND = dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
-    return x_BND, collect_aux(call, {"self": seen}, {"norm1": norm1, "norm2": norm2})
+    return x_BND, collect_aux(call, {"self": self_aux}, {"norm1": norm1, "norm2": norm2})
 
 
 def decoder_pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Y = X + MHSA(LN(X)); Z = Y + MHCA(LN(Y), memory); X' = Z + MLP(LN(Z)) (E18, E26)."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, seen = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     normed_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    attended_BND, cross = heads.cross_attention(params, normed_BND, spec.attention, call)
+    attended_BND, cross_aux = heads.cross_attention(params, normed_BND, spec.attention, call)
     x_BND = x_BND + dropout("cross", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
     x_BND = x_BND + dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
     statistics = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2}
-    return x_BND, collect_aux(call, {"self": seen, "cross": cross}, statistics)
+    return x_BND, collect_aux(call, {"self": self_aux, "cross": cross_aux}, statistics)
 
 
 def decoder_post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Y = LN(X + MHSA(X)); Z = LN(Y + MHCA(Y, memory)); X' = LN(Z + MLP(Z)) (Vaswani et al. 2017; E19, E26)."""
-    attended_BND, seen = heads.self_attention(params, x_BND, spec.attention, call)
+    attended_BND, self_aux = heads.self_attention(params, x_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     x_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, cross = heads.cross_attention(params, x_BND, spec.attention, call)
+    attended_BND, cross_aux = heads.cross_attention(params, x_BND, spec.attention, call)
     x_BND = x_BND + dropout("cross", attended_BND, spec, call)
     x_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
     x_BND = x_BND + dropout("mlp", feed_forward(params, x_BND, spec, call), spec, call)
     x_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
     statistics = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2}
-    return x_BND, collect_aux(call, {"self": seen, "cross": cross}, statistics)
+    return x_BND, collect_aux(call, {"self": self_aux, "cross": cross_aux}, statistics)
 
 
 def decoder_plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Y = MHSA(LN(X)); Z = MHCA(LN(Y), memory); X' = MLP(LN(Z)): without residual connections."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, seen = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = dropout("attention", attended_BND, spec, call)
     normed_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    attended_BND, cross = heads.cross_attention(params, normed_BND, spec.attention, call)
+    attended_BND, cross_aux = heads.cross_attention(params, normed_BND, spec.attention, call)
     x_BND = dropout("cross", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
     x_BND = dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
     statistics = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2}
-    return x_BND, collect_aux(call, {"self": seen, "cross": cross}, statistics)
+    return x_BND, collect_aux(call, {"self": self_aux, "cross": cross_aux}, statistics)
 
 
 ORDERS = {
@@ -187,9 +187,9 @@ def collect_aux(call: Call, attentions: dict[str, dict], statistics: dict[str, d
     """Return aux of a block (see `Order`): what the caller requested, and the statistics of norms that have any."""
     aux: dict = {"running": {name: values for name, values in statistics.items() if values}}
     if call.maps:
-        aux["A"] = {name: seen["A"] for name, seen in attentions.items()}
+        aux["A"] = {name: aux_of["A"] for name, aux_of in attentions.items()}
     if call.keep or call.cache is not None:
-        aux["cache"] = {name: seen["cache"] for name, seen in attentions.items()}
+        aux["cache"] = {name: aux_of["cache"] for name, aux_of in attentions.items()}
     return aux
 
 

@@ -103,10 +103,10 @@ def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layou
     return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))
 
 
-def class_token_init(key: jax.Array, *, D: int, many: int = 1) -> dict:
-    """Draw the class token c_D, and with many = 2 the distillation token d_D."""
+def class_token_init(key: jax.Array, *, D: int, tokens: int = 1) -> dict:
+    """Draw the class token c_D, and with tokens = 2 the distillation token d_D."""
     params = initial.normal(key, "c_D", D**-0.5, D=D)
-    return params | initial.normal(key, "d_D", D**-0.5, D=D) if many == 2 else params
+    return params | initial.normal(key, "d_D", D**-0.5, D=D) if tokens == 2 else params
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ def merge(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -
 def _axes(path: Any) -> list[list[int]]:
     """Return the axes of a matrix that A has, and those that B has. Copies of the matrix are copies of both."""
     outputs, inputs = shapes.sides(path)
-    return [[i for i in range(len(shapes.letters(path))) if i not in others] for others in (outputs, inputs)]
+    return [[i for i in range(len(shapes.letters(path))) if i not in side] for side in (outputs, inputs)]
 
 
 def _gather_side(part: jax.Array, spec: Any, wanted: list) -> jax.Array:

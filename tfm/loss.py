@@ -35,10 +35,10 @@ def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vo
         highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), vocab)
         highest = jnp.where(jnp.isfinite(highest), highest, 0)[..., None]  # -inf - -inf would be NaN
         sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), vocab)
-        here = target - jax.lax.axis_index(vocab) * W
-        is_here = (here >= 0) & (here < W)
-        chosen = jnp.take_along_axis(logits - highest, jnp.where(is_here, here, 0)[..., None], axis=-1)[..., 0]
-        surprise = jnp.log(sums) - jax.lax.psum(jnp.where(is_here, chosen, 0), vocab)
+        local = target - jax.lax.axis_index(vocab) * W
+        is_local = (local >= 0) & (local < W)
+        chosen = jnp.take_along_axis(logits - highest, jnp.where(is_local, local, 0)[..., None], axis=-1)[..., 0]
+        surprise = jnp.log(sums) - jax.lax.psum(jnp.where(is_local, chosen, 0), vocab)
     return jnp.sum(jnp.where(weight > 0, surprise * weight, 0)), jnp.sum(weight)
 
 

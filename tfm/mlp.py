@@ -16,15 +16,15 @@ from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
 
-def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str, ...] = ()) -> dict:
-    """Draw W1 and b1, W2 and b2, and the matrices in `more`: Wh_FF, a second hidden layer, or Wg_FD, a gate.
+def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, extra: tuple[str, ...] = ()) -> dict:
+    """Draw W1 and b1, W2 and b2, and the matrices in `extra`: Wh_FF, a second hidden layer, or Wg_FD, a gate.
 
     W2 has std 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance. With a gate there are 3
     D F weights: F = 8/3 D gives as many as the MLP without a gate has at F = 4 D.
     """
     stds = {"W1_FD": D**-0.5, "W2_DF": (2 * M * F) ** -0.5, "Wh_FF": F**-0.5, "Wg_FD": D**-0.5}
     params = {}
-    for name in ("W1_FD", "W2_DF", *more):
+    for name in ("W1_FD", "W2_DF", *extra):
         params |= initial.normal(key, name, stds[name], D=D, F=F)
         params |= initial.zeros(f"b{name[1]}_{name[3]}", D=D, F=F) if bias else {}
     return params
@@ -99,8 +99,8 @@ ACTIVATIONS = {  # by the config's names of the MLPs
 }
 
 
-def _variant(activation: Callable, *more: str) -> Variant:
-    return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), takes_layout=True)
+def _variant(activation: Callable, *extra: str) -> Variant:
+    return Variant(functools.partial(_init, extra=extra), functools.partial(_apply, activation), takes_layout=True)
 
 
 relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh = map(_variant, ACTIVATIONS.values())

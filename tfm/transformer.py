@@ -92,7 +92,7 @@ def init(
     if embed_norm:
         params["embed"]["norm"] = spec.block.norm.init(initial.key(key, "embed_norm"), D=D, **factorised)
     if class_token:
-        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D, many=class_token)
+        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D, tokens=class_token)
     return params
 
 
@@ -128,21 +128,21 @@ def hidden(
     params = cast(params, spec.dtype)
     x_BND, call, running = embed(params, inputs, spec, call)
     if caches is None:
-        x_BND, seen = stack(params["blocks"], x_BND, spec, call)
+        x_BND, block_aux = stack(params["blocks"], x_BND, spec, call)
     else:
-        x_BND, seen = decode_stack(params["blocks"], x_BND, spec, call, caches)
-    if seen.get("running"):
-        running["blocks"] = seen["running"]
+        x_BND, block_aux = decode_stack(params["blocks"], x_BND, spec, call, caches)
+    if block_aux.get("running"):
+        running["blocks"] = block_aux["running"]
     if "norm" in params:
         final = layouts.gather_features(params["norm"], call.layout)
         x_BND, statistics = blocks.normalise(final, x_BND, spec.block, call)
         running |= {"norm": statistics} if statistics else {}
     aux = {"running": running} if running else {}
-    if "cache" in seen:
-        aux["cache"] = seen["cache"]
-    if "A" in seen:
-        aux["A_MBHNS"] = seen["A"]["self"]
-        aux |= {"A_cross_MBHNS": seen["A"]["cross"]} if "cross" in seen["A"] else {}
+    if "cache" in block_aux:
+        aux["cache"] = block_aux["cache"]
+    if "A" in block_aux:
+        aux["A_MBHNS"] = block_aux["A"]["self"]
+        aux |= {"A_cross_MBHNS": block_aux["A"]["cross"]} if "cross" in block_aux["A"] else {}
     return x_BND, aux
 
 
@@ -200,8 +200,8 @@ def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: 
         for m, cache in enumerate(caches):
             params = layers[m // spec.share]
             block = blocks.choose(params, spec.block.order)
-            x_BND, seen = block(params, x_BND, spec.block, call._replace(cache=cache))
-            new.append(seen["cache"])
+            x_BND, block_aux = block(params, x_BND, spec.block, call._replace(cache=cache))
+            new.append(block_aux["cache"])
     return x_BND, {"cache": new}
 
 

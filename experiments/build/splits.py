@@ -54,17 +54,17 @@ def split_for_tuning(train: Examples, *, most: int, stride: int = 1) -> tuple[Ex
     fetch, n = train
     period = min(SHARE * BLOCK * stride, n)  # indices: training part, gap, block, gap
     block, gap = period // SHARE, stride - 1
-    kept, per_block = period - block - 2 * gap, -(-block // stride)
+    trained, per_block = period - block - 2 * gap, -(-block // stride)
     periods = n // period if period else 0
-    if min(kept, block) < 1:
+    if min(trained, block) < 1:
         raise errors.UserError(f"{n} training examples are too few to split off a part for study.tune")
     evaluated = min(per_block * periods, most)
 
     def fetch_train(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        return fetch(index_B // kept * period + index_B % kept, rng)
+        return fetch(index_B // trained * period + index_B % trained, rng)
 
     def fetch_tuning(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         index_B = index_B * (per_block * periods) // evaluated
-        return fetch(index_B // per_block * period + kept + gap + index_B % per_block * stride, rng)
+        return fetch(index_B // per_block * period + trained + gap + index_B % per_block * stride, rng)
 
-    return (fetch_train, kept * periods), (fetch_tuning, evaluated)
+    return (fetch_train, trained * periods), (fetch_tuning, evaluated)

@@ -1,1 +1,1 @@
-"""Where text and images come from, how they are split and read."""
+"""Data: texts, tables, sentence pairs and images are found, read and split; texts are encoded by tokenizers."""

@@ -1,9 +1,8 @@
 """Augment training images at random: move, mirror or crop them, or mix them with another image of the batch.
 
 image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
-Each function takes image_BYXZ, the amount and a generator, and returns the new images and `share_B`. That is the share
-of each image, and of its label, that comes from the image before it in the batch (for the first, the last). It is None
-if images are not mixed.
+Each function takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`, None if images are
+not mixed: the share of each image, and of its label, from the previous image in the batch (for the first, the last).
 """
 
 import math
@@ -82,30 +81,22 @@ def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Ch
 
 
 class Kind(NamedTuple):
-    """An augmentation, its default amount, and the allowed amounts in words."""
+    """An augmentation, its default amount, and the allowed amounts for images with this shorter side."""
 
     change: Callable[[np.ndarray, float, np.random.Generator], Changed]
     default: float
     allowed: str
+    is_allowed: Callable[[float, int], bool] = lambda amount, side: 0 < amount < math.inf
     mixes: bool = False
 
 
 KINDS = {
-    "shift": Kind(shift, 1, "above 0 and less than a side"),
-    "flip": Kind(flip, 0.5, "above 0 and at most 1"),
-    "crop": Kind(crop, 4, "an integer from 1, less than a side"),
+    "shift": Kind(shift, 1, "above 0 and less than a side", lambda amount, side: 0 < amount < side),
+    "flip": Kind(flip, 0.5, "above 0 and at most 1", lambda amount, side: 0 < amount <= 1),
+    "crop": Kind(crop, 4, "an integer from 1, less than a side", lambda amount, side: amount in range(1, side)),
     "mixup": Kind(mixup, 0.2, "above 0", mixes=True),
     "cutmix": Kind(cutmix, 1, "above 0", mixes=True),
 }
-
-
-def is_allowed(word: str, amount: float, side: int) -> bool:
-    """Return whether the amount is allowed for images with this shorter side."""
-    if word == "flip":
-        return 0 < amount <= 1
-    if word == "crop":
-        return amount in range(1, side)
-    return 0 < amount < (side if word == "shift" else math.inf)
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
@@ -133,6 +124,6 @@ def parse(name: str, side: int) -> tuple[Kind, float]:
         amount = float(number) if colon else kind.default
     except ValueError:
         amount = math.nan
-    if not is_allowed(word, amount, side):
+    if not kind.is_allowed(amount, side):
         raise errors.UserError(f"{KEY} has {name!r}: for a side of {side} pixels the number must be {kind.allowed}")
     return kind, amount

@@ -30,10 +30,10 @@ def size(name: str) -> int:
 
 
 def train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
-    """Return the files of a tokenizer with W token ids, or fewer if the text has no more pairs; by name.
+    """Return the files of a tokenizer with W token ids, or fewer if the text has too few pairs; by name.
 
     The same text gives the same files, which `transformers` reads too. text: as in Tokenizer.join. every: learn from
-    every so many documents. Raises UserError if the text is not UTF-8.
+    every second, third ... document. Raises UserError if the text is not UTF-8.
     """
     # The space before a masked token belongs to it, like the space before any other token.
     added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]

@@ -24,7 +24,7 @@ def read_names(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
     """
     names = set()
     for split in splits:
-        if split.version:  # else a file on the disk, whose columns have no kinds
+        if split.version:  # else a file on the disk: its columns have no kinds
             kind = (split.open().features or {}).get(column)
             names.add(tuple(kind.names) if type(kind).__name__ == "ClassLabel" else ())
     if len(names) > 1:

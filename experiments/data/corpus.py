@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens
+from experiments.data import bpe, files, perplexity, pretrained_tokenizer, text, tokenizer, tokens
 from experiments.engine import config as configs
 
 PIECE = 2**20  # tokens counted at a time
@@ -31,27 +31,24 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     splits = documents.train, documents.evaluation
     chosen = pretrained_tokenizer.make(section.tokenizer, splits[0], specials=specials, evaluation=splits[1])
     train_T, evaluation_T = (tokens.encode(chosen, split) for split in splits)
-    lines = [
-        *documents.description.splitlines(),
-        _describe_sizes(documents.name, section.tokenizer, chosen, train_T, evaluation_T),
-        *_describe_separators(documents, chosen),
-        *_describe_unknown(documents.name, chosen, train_T, evaluation_T),
-    ]
+    smaller = chosen.size < bpe.size(section.tokenizer)
+    remark = f" ({section.tokenizer} asks for more, but the text has too few pairs)" if smaller else ""
+    lengths = f"{len(train_T):,} tokens to train on, {len(evaluation_T):,} to evaluate"
+    lines = [f"{lengths}, vocabulary {chosen.size}{remark}", *_describe_separators(documents, chosen)]
+    if chosen.unknown is not None:
+        ids = train_T, evaluation_T
+        shares = [count_tokens(id_T, W=chosen.size)[chosen.unknown] / max(len(id_T), 1) for id_T in ids]
+        lines.append("unknown tokens: {:.2%} of the training data, {:.2%} of the held-out data".format(*shares))
     size = None
     if section.tokenizer != "bytes":  # then the loss is nats per byte
         size = perplexity.size(splits[1], first=chosen.decode(evaluation_T[:1]))
         if difference := perplexity.find_difference(chosen, splits[1]):
-            lines.append(f"{documents.name}: no bits per byte: decoding does not give back the text: {difference}")
+            lines.append(f"no bits per byte: decoding does not give back the text: {difference}")
             size = None
         elif size.bytes > perplexity.LONGEST * size.words:
-            lines.append(f"{documents.name}: no word perplexity: no spaces separate the words")
+            lines.append("no word perplexity: no spaces separate the words")
+    lines = files.join_lines(documents.name, documents.description, lines).splitlines()
     return Corpus(documents.name, chosen, train_T, evaluation_T, lines, documents.sha256, size)
-
-
-def _describe_sizes(name: str, setting: str, chosen: tokenizer.Tokenizer, train_T, evaluation_T) -> str:
-    smaller = f" ({setting} asks for more, but the text has no more pairs)" if chosen.size < bpe.size(setting) else ""
-    lengths = f"{len(train_T):,} tokens to train on, {len(evaluation_T):,} to evaluate"
-    return f"{name}: {lengths}, vocabulary {chosen.size}{smaller}"
 
 
 def _describe_separators(documents: text.Text, chosen: tokenizer.Tokenizer) -> list[str]:
@@ -60,20 +57,11 @@ def _describe_separators(documents: text.Text, chosen: tokenizer.Tokenizer) -> l
         return []
     ids = chosen.encode("") if chosen.between is None else [chosen.between]
     names = [chosen.name(token) for token in ids]
-    lines = [f"{documents.name}: {''.join(names) or 'no token'} separates documents"]
+    lines = [f"{''.join(names) or 'no token'} separates documents"]
     for name in dict.fromkeys(names):
         if count := tokenizer.count_name(name, documents.train):
-            lines.append(f"{documents.name}: the training text contains {name} {count:,} times, each read as the end")
+            lines.append(f"the training text contains {name} {count:,} times, each read as the end")
     return lines
-
-
-def _describe_unknown(name: str, chosen: tokenizer.Tokenizer, train_T, evaluation_T) -> list[str]:
-    """Return the shares of unknown tokens, if the tokenizer has such a token."""
-    if chosen.unknown is None:
-        return []
-    train = count_tokens(train_T, W=chosen.size)[chosen.unknown] / max(len(train_T), 1)
-    evaluation = count_tokens(evaluation_T, W=chosen.size)[chosen.unknown] / max(len(evaluation_T), 1)
-    return [f"{name}: unknown tokens: {train:.2%} of the training data, {evaluation:.2%} of the held-out data"]
 
 
 def count_tokens(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:

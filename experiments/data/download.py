@@ -31,9 +31,8 @@ def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
     for path in (folder / file_name for folder in places()):
         if path.is_file():
             with disk.reading(path), open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != sha256:
-                raise errors.UserError(f"{path} has sha256 {digest}, not {sha256}: replace or remove it")
+                if (digest := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
+                    raise ValueError(f"its sha256 is {digest}, not {sha256}: replace or remove it")
             return path
     import pooch  # takes a third of a second, and most runs need no named file
     import requests
@@ -44,8 +43,6 @@ def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
         load = pooch.HTTPDownloader(timeout=TIMEOUT)
         pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
     except (ValueError, OSError, requests.RequestException) as error:  # ValueError: another checksum
-        raise errors.UserError(
-            f"{file_name} could not be downloaded from {url} ({error}): put the file by hand at {path}, or into the"
-            " folder that $TFM_DATA names"
-        ) from error
+        remedy = f"put the file at {path}, or into the folder $TFM_DATA"
+        raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}): {remedy}") from error
     return path

@@ -25,7 +25,6 @@ from experiments.engine import disk, errors
 
 CHUNK = 2**20  # bytes read at a time
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-EXTRA = 'pip install -e ".[hub]"'
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 PARTS = {  # with their usual spellings
@@ -75,6 +74,17 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     return File(pathlib.PurePath(inside), str(path), size, functools.partial(open, path, "rb"))
 
 
+def find(source: str, alternatives: str, *, hint: str = "", hidden: tuple[str, ...] = (".",)) -> list[File]:
+    """Return the file at a path, or the files of a folder.
+
+    Raises UserError, with the `alternatives`, if the path does not exist.
+    """
+    path = pathlib.Path(os.path.expanduser(source))
+    if not source or not os.path.exists(path):
+        raise errors.UserError(f"{source!r} is neither {alternatives} nor a path that exists ({path.absolute()}){hint}")
+    return folder(path, hidden) if os.path.isdir(path) else [on_disk(path)]
+
+
 def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
     """Return the files in a folder and below, sorted, except links to folders and names that begin with `hidden`."""
 
@@ -119,20 +129,16 @@ def pieces(file: File, *, text: bool = True, utf8: bool = True) -> Iterator[byte
 
     text: remove the byte order mark, and refuse content that is not text. utf8: refuse other encodings.
     """
-    with disk.reading(file.name, RuntimeError), file.open() as packed:  # RuntimeError: a zip that needs a password
-        content = unpack(file.name, packed)
+    with disk.reading(file.name, RuntimeError), file.open() as content:  # RuntimeError: a zip that needs a password
+        begin = content.peek(len(ZSTD))
+        if begin.startswith(GZIP):
+            content = gzip.GzipFile(fileobj=content)
+        elif begin.startswith(ZSTD):
+            with require_extra(f"{file.name}, compressed with zstd,"):
+                import pyarrow
+            content = pyarrow.input_stream(content, compression="zstd")
         chunks = iter(lambda: content.read(CHUNK), b"")
         yield from check_text(chunks, utf8=utf8) if text else chunks
-
-
-def unpack(name: str, packed: BinaryIO) -> BinaryIO:
-    """Return the file, or the decompressed content of a gzip or zstd file."""
-    begin = packed.peek(len(ZSTD))
-    if begin.startswith(ZSTD):
-        with require_extra(f"{name}, compressed with zstd,"):
-            import pyarrow
-        return pyarrow.input_stream(packed, compression="zstd")
-    return gzip.GzipFile(fileobj=packed) if begin.startswith(GZIP) else packed
 
 
 def check_text(chunks: Iterable[bytes], *, utf8: bool) -> Iterator[bytes]:
@@ -172,12 +178,12 @@ def read(file: File, *, text: bool = True) -> bytes:
 
 
 @contextlib.contextmanager
-def require_extra(feature: str) -> Iterator[None]:
-    """Raise UserError if an import in the block fails."""
+def require_extra(feature: str, extra: str = "hub") -> Iterator[None]:
+    """Raise UserError if an import in the block fails. extra: the optional dependencies that contain the package."""
     try:
         yield
     except ImportError as error:
-        raise errors.UserError(f"{feature} needs the package {error.name}: {EXTRA}") from error
+        raise errors.UserError(f'{feature} needs the package {error.name}: pip install -e ".[{extra}]"') from error
 
 
 def part_of_name(path: pathlib.PurePath) -> str:
@@ -213,9 +219,8 @@ def split_by_names(section: str, every: Sequence[File]) -> dict[str, list[File]]
     if not mostly:
         kinds = [part or TRAIN for part in kinds]
     if TRAIN not in kinds:
-        raise errors.UserError(
-            f"every file is named as one to evaluate ({join_names(every)}): {section}.source needs some to train on"
-        )
+        problem = f"every file is named as one to evaluate ({join_names(every)})"
+        raise errors.UserError(f"{problem}: {section}.source needs some to train on")
     return {part: [file for file, kind in zip(every, kinds, strict=True) if kind == part] for part in kinds}
 
 
@@ -225,41 +230,51 @@ def evaluation_part(parts: Mapping[str, object]) -> str:
 
 
 def split_rows(
-    name: str, section: str, every: list[File], rows: Callable, *, of: str, key: Callable, share: float
+    name: str, section: str, every: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
 ) -> Rows:
     """Return all `rows(file)` in two parts: by names of files (`split_by_names`, if there is a section) or by content.
 
-    By content, about this share is held out, by the rows' keys. of: what the rows are, for messages. Raises UserError
-    if a part has no row.
+    By content, about this share is held out, by the `key` of each row's first text. form: what the rows are, for
+    messages. Raises UserError if a part has no row.
     """
-    named = split_by_names(section, every) if section else {}
-    used = [named[part] for part in (TRAIN, evaluation_part(named))] if named else [every]
+    by_name = split_by_names(section, every) if section else {}
+    used = [by_name[part] for part in (TRAIN, evaluation_part(by_name))] if by_name else [every]
     parts = [[row for file in group for row in rows(file)] for group in used]
     if empty := [group for group, part in zip(used, parts, strict=True) if not part]:
-        files_of_part = f" ({join_names(empty[0])})" if named else ""
-        raise errors.UserError(f"{name}{files_of_part} holds no {of}")
-    if named:
-        keys, description = {*map(key, parts[0])}, describe_parts(name, "by their names,", named)
-        if shared := sum(key(row) in keys for row in parts[1]):
-            description += f" ({shared:,} of {len(parts[1]):,} to evaluate are trained on, too)"
-        return Rows(name, *parts, description)
-    out_B = held_out([key(row) for row in parts[0]], share=share)
-    train = [row for row, out in zip(parts[0], out_B, strict=True) if not out]
-    return Rows(name, train, [row for row, out in zip(parts[0], out_B, strict=True) if out], "")
+        files_of_part = f" ({join_names(empty[0])})" if by_name else ""
+        raise errors.UserError(f"{name}{files_of_part} has no {form}")
+    keys, *evaluated_keys = ([key(first) for first, _ in part] for part in parts)
+    if not by_name:
+        out_B = held_out(map(str.encode, keys), share=share)
+        train, evaluation = ([parts[0][b] for b in np.flatnonzero(out_B == held)] for held in (False, True))
+        return Rows(name, train, evaluation, "")
+    return Rows(name, *parts, describe_named(name, by_name, keys, *evaluated_keys))
+
+
+def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable, held_out: Sequence) -> str:
+    """Return a line about the part of each file, and about the held-out keys that are also trained on."""
+    repeated = {*held_out}.intersection(trained)
+    n = sum(key in repeated for key in held_out)
+    remark = f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
+    return describe_parts(name, "by their names,", by_name) + remark
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
     """Return a line about the part of each file. decision: "by their names," or "by their contents,"."""
     alone = "left alone" if evaluation_part(parts) == VALID else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
-    return f"{name}: {decision} " + "; ".join(
-        f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts
-    )
+    phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)
+    return f"{name}: {decision} " + "; ".join(phrases)
 
 
 def join_names(names: Sequence) -> str:
     """Return 'a.txt, b.txt', or 'a.txt and 7 more'."""
     return ", ".join(map(str, names)) if len(names) <= LISTED else f"{names[0]} and {len(names) - 1:,} more"
+
+
+def join_lines(name: str, description: str, lines: Iterable[str]) -> str:
+    """Return the description of a data set, followed by lines about it that begin with its name."""
+    return "\n".join(filter(None, [description, *(f"{name}: {line}" for line in lines)]))
 
 
 def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
@@ -270,7 +285,7 @@ def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
     """
     digest_B = [*map(digest, contents)]
     bound = held_out_below(digest_B, share=share)
-    return np.array([each < bound for each in digest_B])
+    return np.array([digest < bound for digest in digest_B])
 
 
 def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:

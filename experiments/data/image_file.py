@@ -78,23 +78,18 @@ def read_published_format(
     path: pathlib.Path, extras: Mapping[str, Any], *, Z: int
 ) -> tuple[pathlib.Path, dict[str, Any]]:
     """Return the file of a published model that describes its images, and the fields of `load_format`."""
-    file, saved = read_processor(path if path.is_dir() else path.parent)
+    folder, saved = path if path.is_dir() else path.parent, None
+    file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if file.exists():
+        saved = disk.read_json(file, says="how images are normalised")
+    elif newest.exists():
+        file, saved = newest, disk.read_json(newest, says="how images are normalised").get("image_processor", {})
     fields = complete(file, saved or {})
     factor = fields["rescale_factor"] if fields["do_rescale"] else 1
     normal = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
     form = {name: value if isinstance(value, list) else [value] * Z for name, value in normal.items()}
     form |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
     return file, form | {"processor": choose_steps(file, fields, *extras["image"]), "assumed": saved is None}
-
-
-def read_processor(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any] | None]:
-    """Return the file of a published model that describes its image processor, and its content, None if missing."""
-    file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
-    if file.exists():
-        return file, disk.read_json(file, says="how images are normalised")
-    if newest.exists():
-        return newest, disk.read_json(newest, says="how images are normalised").get("image_processor", {})
-    return file, None
 
 
 def complete(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +142,7 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
     return size
 
 
-def check(file: pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
+def check(file: str | pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
     """Raise UserError unless the field of the file is valid."""
     if not valid:
         raise errors.UserError(f"{file}: {name} must be {allowed}, and {str(value)[:60]} is not")
@@ -174,12 +169,6 @@ def open_image(file: files.File) -> Iterator[Any]:
             yield image
 
 
-def upright_size(image: Any) -> tuple[int, int]:
-    """Return rows and columns of the image, rotated by the metadata of the camera."""
-    rotated = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-    return image.size if rotated else image.size[::-1]
-
-
 def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """Return an image of Pillow as image_YXZ (uint8), and the steps as text.
 
@@ -196,10 +185,8 @@ def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, 
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     image, steps = resize(image.convert(MODES.get(Z, "RGB")), processor)
     size = (image.height, image.width, len(image.getbands()))
-    if size != (Y, X, Z):
-        raise errors.UserError(
-            f"{name} becomes {size[0]} x {size[1]} pixels of {size[2]} channels, and the model reads {Y} x {X} of {Z}"
-        )
+    allowed, value = ("{} x {} pixels of {} channels".format(*sides) for sides in ((Y, X, Z), size))
+    check(name, "the processed image", size == (Y, X, Z), allowed, value)
     return np.asarray(image).reshape(Y, X, Z), steps
 
 
@@ -215,8 +202,8 @@ def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
         image, steps = image.resize((columns, rows), processor["resample"]), f"resized to {rows} x {columns}"
     if processor["do_center_crop"]:
         rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
-        top, left = (image.height - rows) // 2, (image.width - columns) // 2
-        image = image.crop((left, top, left + columns, top + rows))  # black beyond the edges, as in transformers
+        y, x = (image.height - rows) // 2, (image.width - columns) // 2
+        image = image.crop((x, y, x + columns, y + rows))  # black beyond the edges, as in transformers
         steps += f", cropped to the middle {rows} x {columns}"
     return image, steps
 
@@ -266,23 +253,23 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
     if isinstance(images, list | tuple) and any(isinstance(image, Image.Image | np.ndarray) for image in images):
         return np.concatenate([prepare(image, form) for image in images])
     array = np.asarray(images)
-    image_BYXZ = add_axes(array, Y, X, Z)
-    label = f"images of shape {array.shape} and type {array.dtype}"
-    if image_BYXZ.ndim != 4 or not image_BYXZ.size or image_BYXZ.dtype.kind not in "fiu":
-        raise errors.UserError(f"{label}: the model reads numbers of the axes BYXZ, {Y} x {X} x {Z} each")
-    same, slack = image_BYXZ.shape[1:] == (Y, X, Z), SLACK * (high - low)
-    least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
-    if image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
+    image_BYXZ, label, slack = add_axes(array, Y, X, Z), f"images of shape {array.shape}", SLACK * (high - low)
+    valid, least, most = image_BYXZ.ndim == 4 and image_BYXZ.size > 0 and image_BYXZ.dtype.kind in "fiu", 0.0, 0.0
+    if valid:
+        least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
+    if valid and image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
+        same = image_BYXZ.shape[1:] == (Y, X, Z)
         if (not same or "draft" not in form) and image_BYXZ.shape[3] in MODES and Z in MODES:
             squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
             image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
-            same = True
         image_BYXZ = scale(image_BYXZ, form)
     elif not low - slack * (low < 0) <= least <= most <= high + slack or 0 < most <= 1 < high / 4:
-        ranges = f"{label} have values from {least:g} to {most:g}, and the model's own images {low:g} to {high:g}"
-        raise errors.UserError(f"{ranges}: pass these, or uint8 of 0 to 255. For normalised images use model.logits")
-    if not same:
-        raise errors.UserError(f"{label}: the model reads {Y} x {X} x {Z}; of other sizes pass uint8 of 0 to 255")
+        valid = False
+    if not valid or image_BYXZ.shape[1:] != (Y, X, Z):
+        raise errors.UserError(
+            f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} of"
+            f" {low:g} to {high:g}. Pass such numbers, or uint8 of 0 to 255; for normalised images use model.logits"
+        )
     return normalise(image_BYXZ, form)
 
 

@@ -76,7 +76,7 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     """Return the image files of a folder by their part, and lines about the files and links that are left out."""
     every = files.folder(path, HIDDEN)
     images = [file for file in every if file.inside.suffix.lower() in ENDS]
-    others = [file for file in every if file.inside.suffix.lower() not in ENDS]
+    not_images = [file for file in every if file.inside.suffix.lower() not in ENDS]
     lines = files.describe_skipped(path, every, images)
     if not images:
         formats = f"images in folders of their classes ({', '.join(ENDS)})"
@@ -90,21 +90,19 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
         level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
         rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
         parts[part] = parts.get(part, []) + rows
-        check_classes({name for _, name in rows}, group[0].inside.parts[:level], others)
+        check_classes({name for _, name in rows}, group[0].inside.parts[:level], not_images)
     return parts, (), lines
 
 
-def check_classes(names: Collection[str], above: tuple[str, ...], others: Sequence[files.File]) -> None:
+def check_classes(names: Collection[str], above: tuple[str, ...], not_images: Sequence[files.File]) -> None:
     """Raise UserError if a folder at the level of the classes has images of unknown formats only."""
     level = len(above)
-    for file in others:
+    for file in not_images:
         inside, kind = file.inside.parts, mimetypes.guess_type(file.name)[0] or ""
         in_class = inside[:level] == above and len(inside) > level + 1
         if in_class and inside[level] not in names and not kind.startswith(TEXT):
-            raise errors.UserError(
-                f"{file.name} cannot be read, and its class {inside[level]!r} has no other image: convert its files, to"
-                " .png for example, or remove its folder"
-            )
+            problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
+            raise errors.UserError(f"{problem}: convert its files, to .png for example, or remove its folder")
 
 
 def first_level(images: Sequence[files.File], at: int, classes: Collection[str] = ()) -> int:
@@ -117,9 +115,8 @@ def first_level(images: Sequence[files.File], at: int, classes: Collection[str] 
 
 def part_of(name: str) -> str:
     """Return the part that the name of a folder means, such as training_set, seg_test, train2017 or "Val Images"."""
-    return files.part_of_name(
-        pathlib.PurePath(re.sub(r"(?<=[a-z])(set|data|images)\b", "", name.lower()).replace(" ", "_"))
-    )
+    stem = re.sub(r"(?<=[a-z])(set|data|images)\b", "", name.lower())
+    return files.part_of_name(pathlib.PurePath(stem.replace(" ", "_")))
 
 
 def name_parts(path: pathlib.Path, tops: dict[str, list[files.File]], at: int) -> dict[str, str]:
@@ -140,9 +137,8 @@ def name_parts(path: pathlib.Path, tops: dict[str, list[files.File]], at: int) -
     split = [top for top in tops if {files.TRAIN} < {part_of(name) for name in below[top]} - {files.OTHER}]
     if bare or alike or split or all(kinds.values()):
         folders = files.join_names([path / top for top in alike or split or deep or kinds])
-        raise errors.UserError(
-            f"{folders} may be parts or classes: let {path} have train/CLASS/ and test/CLASS/, or CLASS/ of other names"
-        )
+        remedy = "give it train/CLASS/ and test/CLASS/, or CLASS/ of other names"
+        raise errors.UserError(f"{folders} may be parts or classes of {path}: {remedy}")
     return {}
 
 
@@ -158,30 +154,20 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
         if not {"Image", "ClassLabel"} <= columns.keys():
             kinds = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in rows.features.items())
             raise errors.UserError(f"{split.name} needs a column Image and one ClassLabel, and has {kinds}")
-        names = classes.read_names(splits, columns["ClassLabel"])
-        examples = list_rows(split, rows, columns["Image"], columns["ClassLabel"], names)
-        if unlabelled := len(rows) - len(examples):
-            lines.append(f"rows left out, of no class, in the split {split.inside}: {unlabelled:,}")
+        images, names = columns["Image"], classes.read_names(splits, columns["ClassLabel"])
+        packed = rows.cast_column(images, type(rows.features[images])(decode=False))
         part = files.PARTS.get(str(split.inside).lower(), files.OTHER) if len(splits) > 1 else files.TRAIN
-        if examples:
-            parts[part] = parts.get(part, []) + examples
+        labelled = {b: label for b, label in enumerate(rows[columns["ClassLabel"]]) if label is not None and label >= 0}
+        for b, label in labelled.items():
+            inside, name = split.inside / str(b), f"{split.name}, row {b:,}"
+            file = files.File(inside, name, 0, functools.partial(open_image, packed, b, images), version=split.version)
+            parts.setdefault(part, []).append((file, names[label]))
+        if unlabelled := len(rows) - len(labelled):
+            lines.append(f"rows left out, of no class, in the split {split.inside}: {unlabelled:,}")
     if files.TRAIN not in parts:
-        names = ", ".join(str(split.inside) for split in splits)
-        raise errors.UserError(f"{source} needs a split called train with images of a class, and has {names}")
+        available = ", ".join(str(split.inside) for split in splits)
+        raise errors.UserError(f"{source} needs a split called train with images of a class, and has {available}")
     return parts, names, lines
-
-
-def list_rows(
-    split: files.File, rows: Any, images: str, labels: str, names: Sequence[str]
-) -> list[tuple[files.File, str]]:
-    """Return the rows of a split that have a class, as image files with their classes."""
-    packed, examples = rows.cast_column(images, type(rows.features[images])(decode=False)), []
-    for number, label in enumerate(rows[labels]):
-        if label is not None and label >= 0:
-            inside, name = pathlib.PurePath(str(split.inside), str(number)), f"{split.name}, row {number:,}"
-            open_row = functools.partial(open_image, packed, number, images)
-            examples.append((files.File(inside, name, 0, open_row, version=split.version), names[label]))
-    return examples
 
 
 def open_image(rows: Any, number: int, column: str) -> BinaryIO:
@@ -225,17 +211,17 @@ def choose_size(images: Sequence[files.File], size: int) -> dict[str, Any]:
 
     def look(file: files.File) -> tuple[bool, tuple[int, int]]:
         with image_file.open_image(file) as image:
-            return image.mode in image_file.GREY, (size, size) if size else image_file.upright_size(image)
+            rotated = image.getexif().get(image_file.ORIENTATION) in (5, 6, 7, 8)  # by the camera: rows are columns
+            sides = image.size if rotated else image.size[::-1]
+            return image.mode in image_file.GREY, (size, size) if size else sides
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         grey, sides = zip(*pool.map(look, images), strict=True)
     Y, X = sides[0]
-    for file, other in zip(images, sides, strict=True):
-        if other != (Y, X):
-            raise errors.UserError(
-                f"{file.name} has {other[0]} x {other[1]} pixels, and {images[0].name} {Y} x {X}: resize all of them,"
-                " with --config.image.size=64 for example"
-            )
+    for file, (rows, columns) in zip(images, sides, strict=True):
+        if (rows, columns) != (Y, X):
+            problem = f"{file.name} has {rows} x {columns} pixels, and {images[0].name} {Y} x {X}"
+            raise errors.UserError(f"{problem}: resize all images, for example with --config.image.size=64")
     return image_file.describe_size(Y, X, 1 if all(grey) else 3)
 
 

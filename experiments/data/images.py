@@ -31,7 +31,7 @@ CHUNK, VALUES = 4096, 2**24  # the most images, and values, of a chunk of the st
 UNIT = 1.5  # the most that pixels of 0 .. 1 reach; interpolation goes a little beyond 1
 FIELDS = {  # settings of the section `image` that several experiments have
     "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
-    "size": (0, "resize image files to so many pixels high and wide; 0: all have one size and keep it"),
+    "size": (0, "height and width in pixels to which image files are resized; 0: all have one size and keep it"),
     "patch": (2, "pixels of a patch's side"),
     "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
 }
@@ -52,9 +52,7 @@ class Images(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        return files.sha256(
-            self.train_image_BYXZ, self.train_label_B, self.evaluation_image_BYXZ, self.evaluation_label_B
-        )
+        return files.sha256(*self[1:5])  # the arrays
 
 
 def load_described(source: str, size: int = 0) -> Images:
@@ -74,18 +72,12 @@ def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
     A path leads to an .npz file (ARRAYS), or to a folder: MNIST's four IDX files, .npz files named as parts, or image
-    files in folders of their classes. Image files, and those of a data set 'hub:NAME', become size x size pixels
+    files in folders of their classes. Image files, and images of a data set 'hub:NAME', become size x size pixels
     (image_folder.py). The validation part is evaluated, or else the test part. A single part is split by content, about
     20 % to evaluate. Raises UserError for a missing source, and for damaged or contradictory files.
     """
     config.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
-    data = combine(source, read_splits(source, size))
-    Y, X = data.train_image_BYXZ.shape[1:3]
-    if size and (Y, X) != (size, size):
-        raise errors.UserError(
-            f"image.size = {size} is for image files, and the images of {source} are arrays of {Y} x {X}: leave it at 0"
-        )
-    return data
+    return combine(source, read_splits(source, size), size)
 
 
 def read_splits(source: str, size: int) -> image_folder.Splits:
@@ -100,15 +92,8 @@ def read_splits(source: str, size: int) -> image_folder.Splits:
     if source.startswith(tables.HUB):
         return image_folder.load(source, size)
     if source and os.path.isdir(path):
-        if find_idx_files(path):
-            return read_idx_files(path)
-        return read_npz_files(path) or image_folder.load(source, size)
-    if path.suffix != ".npz" or not os.path.isfile(path):
-        names = ", ".join(sorted(["digits", *FOLDERS]))
-        raise errors.UserError(
-            f"{source!r} is neither a named set of images ({names}) nor a folder of images nor an .npz file"
-            f" ({path.absolute()})"
-        )
+        return read_idx_files(path) or read_npz_files(path) or image_folder.load(source, size)
+    files.find(source, f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})")
     content = disk.read_npz(path, ARRAYS)
     names, arrays = [*content], [*content.values()]
     return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
@@ -123,15 +108,14 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     return digits.images.astype(np.uint8), digits.target
 
 
-def find_idx_files(path: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Return the paths of MNIST's four files in a folder, gzipped or not, by their names."""
-    places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
-    return {file: place for file, pair in places.items() for place in reversed(pair) if os.path.isfile(place)}
+def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:
+    """Return the images in MNIST's four files in a folder, gzipped or not.
 
-
-def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits:
-    """Return the images in MNIST's four files in a folder. Raises UserError if one is missing."""
-    paths = find_idx_files(path)
+    None if it has no such file; but for a named set, with its classes, UserError is raised if any of them is missing.
+    """
+    paths = {file: place for file in FILES for place in (path / f"{file}.gz", path / file) if os.path.isfile(place)}
+    if not paths and not classes:
+        return None
     if missing := [file for file in FILES if file not in paths]:
         raise errors.UserError(f"put the files {', '.join(missing)} (gzipped or not) into the folder {path}")
     arrays = [read_idx(paths[file]) for file in FILES]
@@ -163,7 +147,7 @@ def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
     return image_folder.Splits([[*disk.read_npz(file, [("x", "y")]).values()] for file in used], used)
 
 
-def combine(name: str, splits: image_folder.Splits) -> Images:
+def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
     """Return the images of two parts, or of one part that is split by its bytes.
 
     Without names of classes they are 0 .. max(label). Raises UserError for contradictory parts.
@@ -171,20 +155,20 @@ def combine(name: str, splits: image_folder.Splits) -> Images:
     two = len(splits.arrays) == 2
     names = [f"{name}, training part", f"{name}, evaluation part"] if two else [name]
     parts = [check_arrays(part, *pair) for part, pair in zip(names, splits.arrays, strict=True)]
-    check_alike(name, [image_BYXZ for image_BYXZ, _ in parts])
-    classes = check_labels(name, [label_B for _, label_B in parts], splits.classes)
+    classes = check_parts(name, *zip(*parts, strict=True), splits.classes, size)
     lines, places = [*splits.lines], splits.places
     dtypes = [image.dtype for image, _ in splits.arrays]
     if dtypes[0] != dtypes[-1]:
         lines.append(f"warning: the images of the two parts are of the types {dtypes[0]} and {dtypes[1]}")
+    split = "split by content"
+    if two and places:
+        split = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
+    if name not in ("digits", *FOLDERS):
+        lines.insert(0, split)
     if not two:
         image_BYXZ, label_B = parts[0]
         out_B = files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=image_folder.EVALUATION_SHARE)
         parts = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
-    by_names = two and places
-    split = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone" if by_names else ""
-    if name not in ("digits", *FOLDERS):
-        lines.insert(0, split or "split by content")
     dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
     (train_BYXZ, train_B), (evaluation_BYXZ, evaluation_B) = (
         (image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in parts
@@ -199,49 +183,48 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
     Pixels become uint8 if they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
     """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
-        why = f"images must be numbers of axes (B, Y, X) or (B, Y, X, Z), and these are {image.dtype} of {image.shape}"
+        problem = f"images must be numbers of axes (B, Y, X) or (B, Y, X, Z), not {image.dtype} of {image.shape}"
     elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
-        why = f"images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {image.shape}:"
-        why += " move that axis with np.moveaxis(x, 1, -1)"
+        problem = f"images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {image.shape}:"
+        problem += " move that axis with np.moveaxis(x, 1, -1)"
     elif label.dtype.kind not in "ui" or label.shape not in ((len(image),), (len(image), 1)):
-        why = f"{len(image)} images need as many integers for labels, and these are {label.dtype} of {label.shape}"
+        problem = f"{len(image)} images need one integer each for labels, not {label.dtype} of {label.shape}"
     elif not -FLOAT32_MAX <= image.min() <= image.max() <= FLOAT32_MAX:
-        why = "a pixel is not a finite number"
+        problem = "a pixel is not a finite number"
     else:
         image_BYXZ = image if image.ndim == 4 else image[..., None]
         small = image.dtype.kind in "bui" and image.min() >= 0 and image.max() <= 255
         return np.ascontiguousarray(image_BYXZ, np.uint8 if small else np.float32), label.reshape(-1)
-    raise errors.UserError(f"{part}: {why}")
+    raise errors.UserError(f"{part}: {problem}")
 
 
-def check_labels(name: str, parts: Sequence[np.ndarray], classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the classes. Raises UserError for labels that are out of range."""
-    least, most = min(int(label_B.min()) for label_B in parts), max(int(label_B.max()) for label_B in parts)
-    C = len(classes) or min(int(parts[0].max()) + 1, len(parts[0]))  # as many classes as images are a mistake
-    if (least > 0 and not classes) or least < 0 or most >= C:
-        remedy = f": the smallest label is {least}: subtract {least} from all labels" if least > 0 else ""
-        raise errors.UserError(
-            f"{name}: the labels go from {least} to {most}, and must be the classes 0 .. {C - 1}{remedy}"
-        )
-    return classes or tuple(map(str, range(C)))
+def check_parts(
+    name: str, images: Sequence[np.ndarray], labels: Sequence[np.ndarray], classes: tuple[str, ...], size: int
+) -> tuple[str, ...]:
+    """Return the names of the classes. images, labels: of each part.
 
-
-def check_alike(name: str, parts: Sequence[np.ndarray]) -> None:
-    """Raise UserError if the parts differ in shape, or if only one has pixels from 0 to 1, or from -1 to 1.
-
-    A part of one colour has any scale.
+    Raises UserError for parts of different shapes or scales (only one has pixels from 0 to 1, or from -1 to 1; a part
+    of one colour has any scale). Raises it for labels that are out of range, and for arrays if there is a size.
     """
-    shapes = [image_BYXZ.shape[1:] for image_BYXZ in parts]
-    ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in parts]
+    shapes = [image_BYXZ.shape[1:] for image_BYXZ in images]
+    ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in images]
     ranges = [(low, high) for low, high in ends if low < high]
     largest = [max(-low, high) for low, high in ranges]
     beyond, signed = {most > UNIT for most in largest}, {low < -1 / 4 for low, _ in ranges}
     scales_differ = len(beyond) == 2 and max(largest) > UNIT * min(largest) or beyond == {False} and len(signed) == 2
+    least, most = min(int(label_B.min()) for label_B in labels), max(int(label_B.max()) for label_B in labels)
+    C = len(classes) or min(int(labels[0].max()) + 1, len(labels[0]))  # as many classes as images are a mistake
     if shapes[0] != shapes[-1] or scales_differ:
         texts = [f"{shape}, pixels from {low:g} to {high:g}" for shape, (low, high) in zip(shapes, ends, strict=True)]
-        raise errors.UserError(
-            f"{name}: the images of the two parts differ, {' and '.join(texts)}: give both one shape and one scale"
-        )
+        problem = f"the images of the two parts differ, {' and '.join(texts)}: give both one shape and one scale"
+    elif (least > 0 and not classes) or least < 0 or most >= C:
+        remedy = f": the smallest label is {least}: subtract {least} from all labels" if least > 0 else ""
+        problem = f"the labels go from {least} to {most}, and must be the classes 0 .. {C - 1}{remedy}"
+    elif size and shapes[0][:2] != (size, size):
+        problem = f"image.size = {size} is for image files, not for arrays of {shapes[0][0]} x {shapes[0][1]}: use 0"
+    else:
+        return classes or tuple(map(str, range(C)))
+    raise errors.UserError(f"{name}: {problem}")
 
 
 def compare_parts(data: Images) -> list[str]:

@@ -1,8 +1,8 @@
-"""Texts that belong to classes: files in folders named after these, tables with a column of them, or docstrings."""
+"""Texts with classes: files in folders named after the classes, tables with a column of classes, or docstrings."""
 
 import pathlib
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,10 @@ from experiments.data import classes, files, tables, text, tokenizer
 from experiments.engine import errors
 
 DOCSTRINGS = "docstrings"
-PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "urllib", "xml")  # with many of them
+PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "urllib", "xml")  # have many
 EVALUATION_SHARE = 0.1
 CLS = "[CLS]"  # begins every text; its output predicts the class
-HINT = f"a folder DIR/class/*.txt, a table or a folder of such ({', '.join(tables.KINDS)}), or {tables.HUB}NAME"
+HINT = f"a folder DIR/class/*.txt, a table or a folder of tables ({', '.join(tables.KINDS)}), or {tables.HUB}NAME"
 
 Row = tuple[str, str]  # a text, and the name of its class
 
@@ -50,29 +50,24 @@ def load(source: str, field: str = "text,label") -> Labelled:
             elif content.strip():
                 yield content, class_names[int(label)] if class_names else label
 
-    section, of = "" if source == DOCSTRINGS else "text", f"texts with classes: {HINT} is needed"
-    data = files.split_rows(
-        source, section, every, rows, of=of, key=lambda row: row[0].encode(), share=EVALUATION_SHARE
-    )
+    section, form = "" if source == DOCSTRINGS else "text", f"texts with classes: {HINT} is needed"
+    data = files.split_rows(source, section, every, rows, form=form, share=EVALUATION_SHARE)
     trained = {name for _, name in data.train}
-    if len(trained) < 2:
-        raise errors.UserError(f"{source} has {len(trained)} class to train on: at least two are needed")
-    if new := sorted({name for _, name in data.evaluation} - trained):
-        raise errors.UserError(f'{source}: the class "{new[0]}" is to be evaluated, and no text to train on has it')
+    new = sorted({name for _, name in data.evaluation} - trained)
+    if new or len(trained) < 2:
+        problem = f'the class "{new[0]}" is evaluated but not trained on' if new else f"{len(trained)} class"
+        raise errors.UserError(f"{source}: {problem}. Give texts of at least two classes, each in the training data")
     if unlabelled:
         lines.append(f"texts left out, of no class: {len(unlabelled):,}")
-    description = "\n".join(filter(None, [data.description, *(f"{source}: {line}" for line in lines)]))
-    return Labelled(*data._replace(description=description), class_names or classes.sort_names(trained))
+    data = data._replace(description=files.join_lines(source, data.description, lines))
+    return Labelled(*data, class_names or classes.sort_names(trained))
 
 
-def read_rows(file: files.File, source: str, names: Sequence[str]) -> Iterator[Row]:
-    """Yield the texts of a file, each with its class as the file has it."""
+def read_rows(file: files.File, source: str, names: Sequence[str]) -> Iterable[Row]:
+    """Return the texts of a file, each with its class as the file has it."""
     if source == DOCSTRINGS:
-        yield from ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
-    elif tables.kind(file):
-        yield from tables.pairs(file, *names)
-    else:
-        yield files.read(file).decode(), file.inside.parts[-2]
+        return ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
+    return tables.pairs(file, *names) if tables.kind(file) else [(files.read(file).decode(), file.inside.parts[-2])]
 
 
 def find(source: str, names: Sequence[str]) -> tuple[list[files.File], list[str]]:
@@ -81,21 +76,21 @@ def find(source: str, names: Sequence[str]) -> tuple[list[files.File], list[str]
         top = pathlib.Path(sysconfig.get_path("stdlib"))
         programs = (file for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
         return [files.on_disk(file, file.relative_to(top)) for file in programs], []
-    every = tables.find(source, *names, named=DOCSTRINGS, hint=f": {HINT}")
+    every = tables.find(source, *names, alternatives=DOCSTRINGS, hint=f": {HINT}")
     in_folders = [file for file in every if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
     selected = tables.select(every, in_folders)
     return selected, files.describe_skipped(pathlib.Path(source).expanduser(), every, selected)
 
 
 def encode(encoder: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (id_BN, valid_BN, the number of truncated texts): each text after the special of its class.
+    """Return (id_BN, valid_BN, the number of truncated texts): each text after the special token of its class.
 
-    A longer text keeps its beginning, and the special at its end. Raises UserError without such a special.
+    A longer text keeps its beginning, and the special token at its end. Raises UserError without a special token.
     """
     specials = encoder.encode("").tolist()  # [CLS] and [SEP] of BERT's
     begin = [] if specials else [id for id in reversed(range(encoder.size)) if encoder.name(id) == CLS][:1]
     if not specials and not begin:
-        raise errors.UserError(f"this tokenizer puts no special before a text, such as {CLS}, that predicts its class")
+        raise errors.UserError(f"the tokenizer has no special token before a text, such as {CLS}, to predict the class")
     id_BN, valid_BN = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool)
     truncated, end = 0, specials[1:2]
     for b, content in enumerate(texts):

@@ -1,6 +1,4 @@
-"""Sentence pairs, source and target: split into training and held-out data by the sentences alone, and as subwords in
-arrays, the input of an encoder and the targets of a decoder.
-"""
+"""Sentence pairs: read from files, split by the source sentences, and encoded as subwords in arrays."""
 
 import contextlib
 import glob
@@ -28,8 +26,8 @@ NAMED = {
     )
 }
 EVALUATION_SHARE = 0.05
-ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs
-HIDDEN = (".", "_")  # begin the names of files and folders that do not
+ENDINGS = (".tsv", ".txt")  # of the files with pairs in a folder or zip
+HIDDEN = (".", "_")  # names of files and folders that begin like this are skipped
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 CODES = """ar bg ca cs da de el en es et eu fa fi fr ga gl he hi hr hu id is it ja ka ko lt lv mk ms nl no pl pt ro ru
@@ -37,37 +35,38 @@ sk sl sq sr sv sw ta th tr uk ur vi zh english french german spanish italian por
 NAMES = {*CODES.split(), *"source src target tgt trg sentence translation id index score".split()}  # of columns
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
 PAD, BOS, EOS = range(len(SPECIALS))
-FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
+FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, for example"
 NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 
 Pair = tuple[str, str]
 
 
 def load(source: str, *, reverse: bool = False) -> files.Rows:
-    """Return pairs from a named set or a path: tab-separated UTF-8 lines of a file, or of the .tsv and .txt of a folder
-    or zip.
+    """Return the pairs of a named set or a path.
 
-    Empty lines are skipped; columns after source and target are counted. A folder or zip without such files may contain
-    parallel ones (said.en and said.es), whose lines are pairs, and a path may be what the names of two files share
-    (said); the source is the language that comes first in the alphabet. reverse: exchange source and target. Sentences
-    are in Unicode's form NFC. Unless file names define the parts (`files.by_names`), about 5 % of the sources are held
-    out, with all their translations; sources with the same `sentence_key` are in one part. Raises UserError for a
-    source without pairs, a line that is not a pair, a header, and columns of numbers.
+    They are tab-separated UTF-8 lines of a file, or of the .tsv and .txt files of a folder or zip. Empty lines are
+    skipped; columns after source and target are counted. A folder or zip without such files may contain parallel ones
+    (some.en and some.es) with a pair in each line. A path may also be the common beginning of parallel files (some).
+    Their source is the language that comes first in the alphabet. reverse: exchange source and target.
+
+    Sentences are in Unicode's form NFC. Unless file names define the parts (`files.split_rows`), about 5 % of the
+    sources are held out with all their translations, by `sentence_key`. Raises UserError for other content.
     """
     counts: Counter[str] = Counter()
 
     def read(file: files.File) -> Iterator[Pair]:
-        found = read_parallel(file, counts) if file.translation else read_lines(file, counts)
-        return (pair[::-1] if reverse else pair for pair in found)
+        pairs = read_parallel(file, counts) if file.translation else read_lines(file, counts)
+        return (pair[::-1] if reverse else pair for pair in pairs)
 
     with contextlib.ExitStack() as zips:
-        found = find(source, zips)
-        section, of = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
-        rows = files.split_rows(source, section, found, read, of=of, key=source_key, share=EVALUATION_SHARE)
-    if not rows.description and any(file.translation for file in found):
-        rows = rows._replace(description=f"{source}: the lines of {files.join_names(found)} are pairs")
-    more = (f"{source}: {n:,} lines {what}" for what, n in counts.items())
-    return rows._replace(description="\n".join(filter(None, [rows.description, *more])))
+        every = find(source, zips)
+        section, form = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
+        rows = files.split_rows(source, section, every, read, form=form, share=EVALUATION_SHARE, key=sentence_key)
+    description = rows.description
+    if not description and any(file.translation for file in every):
+        description = f"{source}: the lines of {files.join_names(every)} are pairs"
+    lines = (f"{n:,} lines {remark}" for remark, n in counts.items())
+    return rows._replace(description=files.join_lines(source, description, lines))
 
 
 def sentence_key(sentence: str) -> str:
@@ -77,49 +76,45 @@ def sentence_key(sentence: str) -> str:
     return " ".join("".join(letters).split()) or sentence
 
 
-def source_key(pair: Pair) -> bytes:
-    """Return the key of the source sentence."""
-    return sentence_key(pair[0]).encode()
-
-
 def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
-    """Return the files of a name or a path; of parallel files the first, with the second in `beside`."""
-    path = pathlib.Path(os.path.expanduser(source))
+    """Return the files of a name or a path; for parallel files the first, with the second as its `translation`."""
     if source in NAMED:
-        path = download.fetch(*NAMED[source])
-    if source and os.path.isdir(path):
-        return choose_files(files.folder(path, HIDDEN))
-    if os.path.isfile(path):
-        return choose_files(files.members(path, zips, HIDDEN)) if zipfile.is_zipfile(path) else [files.on_disk(path)]
-    # The two files whose names are this one's and a language: said.en and said.es.gz for said.
-    pattern = f"{glob.escape(path.name)}.*"
-    alike = sorted(path.parent.glob(pattern)) if path.name and os.path.isdir(path.parent) else []
-    two = [file for file in alike if file.is_file() and "." not in strip_gz(file).name[len(path.name) + 1 :]]
-    if len(two) != 2:
-        named = ", ".join(NAMED)
-        raise errors.UserError(f"{source!r} is neither a named set of pairs ({named}) nor a path that exists")
-    return [couple(*map(files.on_disk, two))]
+        source = str(download.fetch(*NAMED[source]))
+    path = pathlib.Path(os.path.expanduser(source))
+    if os.path.isfile(path) and zipfile.is_zipfile(path):
+        return choose_files(files.members(path, zips, HIDDEN))
+    if os.path.isdir(path.parent) and not os.path.exists(path):
+        # The files of the path's name and a language: some.en and some.es.gz for some.
+        alike = [file for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if file.is_file()]
+        parallel = [file for file in alike if "." not in strip_gz(file).name[len(path.name) + 1 :]]
+        if len(parallel) == 2:
+            return [join_translation(*map(files.on_disk, parallel))]
+    every = files.find(source, f"a named set of pairs ({', '.join(NAMED)})", hidden=HIDDEN)
+    return choose_files(every) if os.path.isdir(path) and source else every
 
 
-def choose_files(found: Sequence[files.File]) -> list[files.File]:
-    """Return the files with tab-separated pairs, or else the parallel ones: the first, with the second in `beside`."""
-    if of_pairs := [file for file in found if strip_gz(file.inside).suffix.lower() in ENDINGS]:
-        return of_pairs
+def choose_files(every: Sequence[files.File]) -> list[files.File]:
+    """Return the files with tab-separated pairs, or else the parallel ones: the first, with the second as translation.
+
+    Raises UserError for parallel files in more than two languages.
+    """
+    if separated := [file for file in every if strip_gz(file.inside).suffix.lower() in ENDINGS]:
+        return separated
     groups: dict[pathlib.PurePath, list[files.File]] = {}
-    for file in found:
+    for file in every:
         if re.fullmatch(LANGUAGE, strip_gz(file.inside).suffix):
             groups.setdefault(strip_gz(file.inside).with_suffix(""), []).append(file)
-    parallel_files = [group for group in groups.values() if len(group) > 1]
-    languages = {strip_gz(file.inside).suffix for group in parallel_files for file in group}
+    parallel = [group for group in groups.values() if len(group) > 1]
+    languages = {strip_gz(file.inside).suffix for group in parallel for file in group}
     if len(languages) > 2:
-        wrong = f"{parallel_files[0][0].name} and others are parallel in more than two languages"
-        raise errors.UserError(f"{wrong} ({', '.join(sorted(languages))}): put those of two into a folder of their own")
-    return [couple(*group) for group in parallel_files]
+        names = ", ".join(sorted(languages))
+        raise errors.UserError(f"{parallel[0][0].name} and others are parallel in {names}: keep two languages only")
+    return [join_translation(*group) for group in parallel]
 
 
-def couple(first: files.File, second: files.File) -> files.File:
-    """Return the first file, with the second in `beside`."""
-    return first._replace(size=first.size + second.size, translation=second)
+def join_translation(source: files.File, translation: files.File) -> files.File:
+    """Return the first file, with the second as its translation."""
+    return source._replace(size=source.size + translation.size, translation=translation)
 
 
 def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
@@ -140,31 +135,34 @@ def read_lines(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
     """Yield the pairs of a file's lines. counts: of lines with more columns."""
     lines, numbers = 0, Counter()
     for number, line in enumerate(read_nfc_lines(file), 1):
-        where, cells = f"{file.name}, line {number}", [cell.strip() for cell in line.split("\t")]
-        if lines == 0 and len({*cells}) > 1 and all(re.split("[-_]", cell.lower())[0] in NAMES for cell in cells[:3]):
-            raise errors.UserError(f"{where} is a header, not a pair: remove it")
-        lines += line != ""
-        if line and not (len(cells) > 1 and all(cells[:2])):
-            raise errors.UserError(f"{where} needs two columns, neither of them empty ({FORM}): {line[:40]!r}")
+        if not line:
+            continue
+        cells, problem = [cell.strip() for cell in line.split("\t")], ""
+        if len(cells) < 2 or not all(cells[:2]):
+            problem = f"needs two columns, neither of them empty ({FORM}): {line[:40]!r}"
+        elif not lines and len({*cells}) > 1 and all(re.split("[-_]", cell.lower())[0] in NAMES for cell in cells[:3]):
+            problem = "is a header, not a pair: remove it"
+        if problem:
+            raise errors.UserError(f"{file.name}, line {number} {problem}")
+        lines += 1
         if len(cells) > 2:
             counts["have more than two columns; the first two are used"] += 1
             numbers.update(i for i in (0, 1) if NUMBER.fullmatch(cells[i]))
-        if line:
-            yield tuple(cells[:2])
+        yield tuple(cells[:2])
     for column, n in numbers.items():
         if 2 * n > lines:
-            wrong = f"column {column + 1} of {file.name} contains numbers in {n:,} of {lines:,} lines"
-            raise errors.UserError(f"{wrong}: remove it, so that source and target are the first two columns")
+            problem = f"contains numbers in {n:,} of {lines:,} lines: remove it, the first two columns are the pair"
+            raise errors.UserError(f"column {column + 1} of {file.name} {problem}")
 
 
-def align_lines(some: Sequence[files.File]) -> list[list[str]]:
+def align_lines(parallel: Sequence[files.File]) -> list[list[str]]:
     """Return the sentences of each file, empty lines included. Raises UserError if one has more lines than another."""
-    sides = [[line.strip() for line in read_nfc_lines(file)] for file in some]
+    sides = [[line.strip() for line in read_nfc_lines(file)] for file in parallel]
     sides = [side[:-1] if side[-1] == "" else side for side in sides]  # after the last line's end
-    for file, side in zip(some, sides, strict=True):
+    for file, side in zip(parallel, sides, strict=True):
         if len(side) != len(sides[0]):
-            wrong = f"{some[0].name} has {len(sides[0]):,} lines and {file.name} has {len(side):,} lines"
-            raise errors.UserError(f"{wrong}: a line of one must be the translation of the other's")
+            problem = f"has {len(sides[0]):,} lines and {file.name} has {len(side):,} lines: make them translations"
+            raise errors.UserError(f"{parallel[0].name} {problem}, line by line")
     return sides
 
 
@@ -176,13 +174,13 @@ def read_nfc_lines(file: files.File) -> Iterator[str]:
 
 def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:
     """Return the most frequent words of the sentences, which identify their language."""
-    return [word for word, _ in Counter(word for one in sentences for word in sentence_key(one).split()).most_common(n)]
+    return [word for word, _ in Counter(" ".join(map(sentence_key, sentences)).split()).most_common(n)]
 
 
 def share_of_words(sentences: Iterable[str], words: Iterable[str]) -> float:
     """Return the share of the sentences' words that are among these."""
-    known, every = {*words}, [word for one in sentences for word in sentence_key(one).split()]
-    return sum(word in known for word in every) / max(len(every), 1)
+    known_words, every = {*words}, " ".join(map(sentence_key, sentences)).split()
+    return sum(word in known_words for word in every) / max(len(every), 1)
 
 
 class Subwords(pretrained_tokenizer.Published):
@@ -197,18 +195,17 @@ class Subwords(pretrained_tokenizer.Published):
 
     def rows(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the ids of each sentence, without special tokens. Raises UserError if one is not Unicode text."""
-        return [one.ids for one in self.library.encode_batch([*map(tokenizer.check_unicode, sentences)])]
+        encodings = self.library.encode_batch([*map(tokenizer.check_unicode, sentences)])
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text up to the first [EOS], without other special tokens, with U+FFFD for bytes that are not
-        UTF-8.
-        """
-        known = tokenizer.to_list(ids)
-        return super().decode(known[: known.index(EOS)] if EOS in known else known)
+        """Return the text before the first [EOS], without special tokens, with U+FFFD for bytes that are not UTF-8."""
+        ids = tokenizer.to_list(ids)
+        return super().decode(ids[: ids.index(EOS)] if EOS in ids else ids)
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
-    """Return W ids, or fewer if the text has no more pairs to merge; the same for the same sentences in any order."""
+    """Return W ids, or fewer if the text has too few pairs to merge. The order of the sentences does not matter."""
     config.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # the bytes
     return Subwords(bpe.learn(map(tokenizer.check_unicode, sentences), W=W, specials=SPECIALS))
 
@@ -236,7 +233,7 @@ def pad(subwords: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
 
 
 def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
-    """Return the pairs as padded arrays, in their order, without those of which a side needs more than N tokens.
+    """Return the pairs as padded arrays, in their order; pairs with a side of more than N tokens are left out.
 
     Raises UserError if no pair fits.
     """

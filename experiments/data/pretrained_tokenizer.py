@@ -39,9 +39,7 @@ class OfRun(tokenizer.Plain):
 
 
 class Published(tokenizer.Tokenizer):
-    """A `tokenizers.Tokenizer`. `roles` names the special tokens that are bos, eos, mask, pad, and between
-    documents.
-    """
+    """A `tokenizers.Tokenizer`. `roles` names the special tokens: bos, eos, mask, pad, and between documents."""
 
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
@@ -84,22 +82,22 @@ class Published(tokenizer.Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text, without special tokens."""
-        known = [id for id in tokenizer.to_list(ids) if 0 <= id < self.size]
-        return self.library.decode(known, skip_special_tokens=True)
+        valid_ids = [id for id in tokenizer.to_list(ids) if 0 <= id < self.size]
+        return self.library.decode(valid_ids, skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        # What an id adds depends on earlier ids; those of the last piece are enough. (If bytes are not UTF-8, the
-        # byte fallback of the library may change text that was yielded before.)
         """Yield the text that each id adds, in complete characters."""
+        # What an id adds depends on earlier ids; the ids of the last piece are enough. (If bytes are not UTF-8, the
+        # byte fallback of the library may change text that was yielded before.)
         window = tokenizer.to_list(after)
-        known = len(window)
+        start = len(window)  # of the ids without yielded text
         for id in ids:
             window.append(int(id))
-            text, before = self.decode(window), self.decode(window[:known])
+            text, before = self.decode(window), self.decode(window[:start])
             if len(text) > len(before) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text[len(before) :]
-                window, known = window[known:], len(window) - known
-        if rest := self.decode(window)[len(self.decode(window[:known])) :]:
+                window, start = window[start:], len(window) - start
+        if rest := self.decode(window)[len(self.decode(window[:start])) :]:
             yield rest
 
     def name(self, id: int) -> str:
@@ -135,17 +133,17 @@ class Pieces(tokenizer.Tokenizer):
         matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
         self._byte_of = {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
         self._id_of_byte = {content[0]: i for i, content in self._byte_of.items()}
-        others = {UNKNOWN, BOS, EOS} | self._byte_of.keys()
-        # The pieces of which text can consist; of two equal ones the first.
-        self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in others}
+        not_text = self.special | self._byte_of.keys()
+        # The pieces that text can have; of two equal pieces the first.
+        self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in not_text}
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         """Return the ids of a text."""
         ids: list[int] = []
         for character in " " + tokenizer.check_unicode(text) if text else "":
             content = character.encode()
-            known = self._id_of.get(content)
-            ids += [self._id_of_byte.get(byte, UNKNOWN) for byte in content] if known is None else [known]
+            byte_ids = [self._id_of_byte.get(byte, UNKNOWN) for byte in content]
+            ids += [self._id_of[content]] if content in self._id_of else byte_ids
         return np.asarray([BOS] * specials + self._merge(ids), np.int32)
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
@@ -164,32 +162,32 @@ class Pieces(tokenizer.Tokenizer):
 
     def _merge(self, ids: list[int]) -> list[int]:
         """Merge neighbours as long as possible: the best score first, of equal scores the leftmost."""
-        left, right = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
+        left_of, right_of = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
         pairs: list[tuple] = []
 
         def propose(i: int) -> None:
-            j = right[i]
-            both = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if 0 <= i and j < len(ids) else None
-            if both is not None:
-                heapq.heappush(pairs, (-self.scores[both], i, j, ids[i], ids[j], both))
+            j = right_of[i]
+            merged = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if 0 <= i and j < len(ids) else None
+            if merged is not None:
+                heapq.heappush(pairs, (-self.scores[merged], i, j, ids[i], ids[j], merged))
 
         for i in range(len(ids)):
             propose(i)
         while pairs:
-            _, i, j, first, second, both = heapq.heappop(pairs)
+            _, i, j, first, second, merged = heapq.heappop(pairs)
             if ids[i] == first and ids[j] == second:  # neither was merged with another piece since
-                ids[i], ids[j], right[i] = both, -1, right[j]
-                if right[j] < len(ids):
-                    left[right[j]] = i
+                ids[i], ids[j], right_of[i] = merged, -1, right_of[j]
+                if right_of[j] < len(ids):
+                    left_of[right_of[j]] = i
                 propose(i)
-                propose(left[i])
+                propose(left_of[i])
         return [i for i in ids if i >= 0]
 
 
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     """Return the tokenizer in a file, or in a folder with tokenizer.json or else another of FILES.
 
-    Raises UserError if there is none or more than one.
+    Raises UserError for no tokenizer, and for more than one.
     """
     path = pathlib.Path(path)
     if path.is_dir():
@@ -211,7 +209,7 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
 
 
 def read_content(path: pathlib.Path) -> bytes:
-    """Return the content of the file; for an older vocabulary, that of a tokenizer.json."""
+    """Return the content of the file; for an older vocabulary, the content of an equal tokenizer.json."""
     with disk.reading(path, Exception):  # the library raises Exception for a damaged file
         if path.name in vocabulary_files.NAMES:
             return vocabulary_files.read_library(path).to_str().encode()
@@ -221,14 +219,10 @@ def read_content(path: pathlib.Path) -> bytes:
 def make(
     name: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> tokenizer.Tokenizer:
-    """Return the tokenizer that text.tokenizer names: one of tokenizer.KINDS, a BPE ('bpe:8192'), or the one at a
-    path.
-    """
+    """Return the tokenizer that text.tokenizer names: one of tokenizer.KINDS, a BPE ('bpe:8192'), or a path."""
     if W := bpe.size(name):
         return read(bpe.find_or_train(text, W=W, specials=specials))
     path = pathlib.Path(os.path.expanduser(name))
-    if len(path.parts) > 1 and not path.exists():
-        raise errors.UserError(f"text.tokenizer = {name}: there is no such path")
     if name in tokenizer.KINDS or not name or not path.exists():
         return tokenizer.make(name, text, specials=specials, evaluation=evaluation)
     return read(path)

@@ -51,22 +51,14 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
 
 def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
     """Return the tokens of one example as a figure shows them."""
-    return [spell_token(task, int(w), n, N, W) for n, w in enumerate(w_N)]
-
-
-def spell_token(task: str, w: int, n: int, N: int, W: int) -> str:
-    """Return token w at place n as a figure shows it."""
-    if task == "reachability":
-        return f"{n}→{w % N}" + " source" * (w >= N)
-    if task == "beats":
-        kind, payload = divmod(w, W // 3)
-        return f"{'rsp'[kind]}{payload}"
-    if task == "membership":
-        return f"{w}" + "?" * (n >= N // 2)
-    if task == "nearest":
-        key, payload = divmod(w, math.isqrt(W))
-        return f"{key}:{payload}"
-    return str(w)
+    spellings: dict[str, Callable[[int, int], str]] = {  # of token w at place n
+        "reachability": lambda w, n: f"{n}→{w % N}" + " source" * (w >= N),
+        "beats": lambda w, n: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}",
+        "membership": lambda w, n: f"{w}" + "?" * (n >= N // 2),
+        "nearest": lambda w, n: f"{w // math.isqrt(W)}:{w % math.isqrt(W)}",
+    }
+    spell_token = spellings.get(task, lambda w, n: str(w))
+    return [spell_token(int(w), n) for n, w in enumerate(w_N)]
 
 
 def scale(u: np.ndarray, n: int | np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.data import files
-from experiments.engine import disk, errors
+from experiments.engine import disk
 
 HUB = "hub:"  # prefix of the name of a data set
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
@@ -52,10 +52,7 @@ def read_cells(file: files.File, *fields: str) -> Iterator[Row]:
                 names = cells
                 check_header(place, names, separator)
             elif len(cells) != len(names):
-                raise ValueError(
-                    f"{place} has {len(cells)} cells, and the header {len(names)}, separated by {separator!r}:"
-                    " give both as many"
-                )
+                raise ValueError(f"{place} has {len(cells)} cells, and the header {len(names)} (by {separator!r})")
             else:
                 yield place, dict(zip(names, cells, strict=True))
     except csv.Error as error:
@@ -68,9 +65,9 @@ def check_header(place: str, names: Sequence[str], separator: str) -> None:
     if len({*names}) < len(names):
         repeated = next(name for i, name in enumerate(names) if name in names[:i])
         raise ValueError(f"{place}: the column {repeated!r} is there twice: rename one of them")
-    others = [other for other in OTHERS if other in names[0]]
-    if len(names) == 1 and others:
-        raise ValueError(f"{place}: {others[0]!r} separates its columns: it must be {separator!r}")
+    separators = [character for character in OTHERS if character in names[0]]
+    if len(names) == 1 and separators:
+        raise ValueError(f"{place}: {separators[0]!r} separates its columns: it must be {separator!r}")
 
 
 def read_parquet(file: files.File, *fields: str) -> Iterator[Row]:
@@ -107,15 +104,10 @@ def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
     return read_hub if file.version else KINDS.get(ending(file))
 
 
-def select(every: Sequence[files.File], others: Sequence[files.File] = ()) -> list[files.File]:
-    """Return the tables, or else the others. A .json may describe the rest: it is a table if there is nothing else."""
+def select(every: Sequence[files.File], in_folders: Sequence[files.File] = ()) -> list[files.File]:
+    """Return the tables, or else `in_folders`. A .json may describe other files: it is a table if it is alone."""
     tables = [file for file in every if kind(file)]
-    return [file for file in tables if ending(file) != ".json" or file.version] or [*others] or tables
-
-
-def is_table(file: files.File, field: str) -> bool:
-    """Return whether to read the file as a table: without a field, only if it cannot be text itself."""
-    return kind(file) is not None and (bool(field) or kind(file) in (read_parquet, read_hub))
+    return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
 
 def content(file: files.File) -> Iterable[bytes]:
@@ -129,7 +121,7 @@ def rows(file: files.File, field: str) -> Iterator[bytes]:
 
 
 def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts in a field of a table, without empty ones, and the field `label` of their rows, '' without it.
+    """Yield the texts in a field of a table, without empty ones, and the field `label` of their rows, or ''.
 
     Raises UserError if a field is missing, is not text, or names no class.
     """
@@ -155,17 +147,9 @@ def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> Non
         raise ValueError(f"{place}: {problems[0]}")
 
 
-def find(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
-    """Return the file at a path, the files of a folder, or the splits of a data set (`load_hub`).
-
-    Raises UserError, with the names of other sources (`named`), if there is nothing.
-    """
-    path = pathlib.Path(os.path.expanduser(source))
-    if source.startswith(HUB):
-        return load_hub(source, *fields)
-    if not source or not os.path.exists(path):
-        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()}){hint}")
-    return files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
+def find(source: str, *fields: str, alternatives: str, hint: str = "") -> list[files.File]:
+    """Return the file at a path, the files of a folder (`files.find`), or the splits of a data set (`load_hub`)."""
+    return load_hub(source, *fields) if source.startswith(HUB) else files.find(source, alternatives, hint=hint)
 
 
 def load_hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
@@ -195,6 +179,6 @@ def as_file(source: str, name: str, rows: Any, fields: tuple[str, ...], version:
     """Return a split of a data set as a file, with these columns only, if it has them."""
     selected = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     info = (rows.info.splits or {}).get(name)
-    size = info.num_bytes if info and info.num_bytes else 1
+    size = (info and info.num_bytes) or 1
     version = f"{source} {name} {version or rows._fingerprint}"
     return files.File(pathlib.PurePath(name), f"{source} ({name})", size, lambda: selected, version=version)

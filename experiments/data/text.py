@@ -69,24 +69,20 @@ def load(source: str, field: str = "") -> Text:
     """Return text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a
     path.
 
-    With a field it is the field's text in each row of tables (`tables.KINDS`) or of a data set 'hub:NAME'
-    (`tables.hub`). Hidden files and folders, links to folders and empty files are skipped. File names may define the
-    parts (`files.by_names`). Otherwise a single text is cut in two, the first 90 % for training; of several texts, or
-    of rows, about 10 % are held out, chosen by their contents; never more than MOST_EVALUATED bytes. Raises UserError
-    if there is no text, or too little to split.
+    With a field it is the field's text in each row of tables (`tables.KINDS`) or of a data set 'hub:NAME'. Hidden files
+    and folders, links to folders and empty files are skipped. File names may define the parts (`files.split_by_names`).
+    Otherwise a single text is cut in two, the first 90 % for training. About 10 % of several texts, or of rows, are
+    held out by their contents, but never more than MOST_EVALUATED bytes. Raises UserError without enough text.
     """
     every, used = find(source, field)
-    if named := files.split_by_names("text", used):  # files that are not in a folder have no such names
-        text = divide_by_names(source, named, field)
+    if by_name := files.split_by_names("text", used):  # files that are not in a folder have no such names
+        text = divide_by_names(source, by_name, field)
     else:
         text = divide_by_contents(source, read_once(source, used, field))
-    path, lines, empty = pathlib.Path(source).expanduser(), [], sum(not file.size for file in used)
-    if source not in NAMED and path.is_dir():
-        lines += files.describe_skipped(path, every, used)
+    path, empty = pathlib.Path(source).expanduser(), sum(not file.size for file in used)
+    lines = files.describe_skipped(path, every, used) if source not in NAMED and path.is_dir() else []
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
-    return text._replace(
-        description="\n".join(filter(None, [text.description, *(f"{source}: {line}" for line in lines)]))
-    )
+    return text._replace(description=files.join_lines(source, text.description, lines))
 
 
 def load_whole(source: str, field: str = "") -> Part:
@@ -95,35 +91,39 @@ def load_whole(source: str, field: str = "") -> Part:
 
 
 def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
-    """Return all files of a source, and those that contain its text."""
+    """Return all files of a source, and those that contain its text. Raises UserError if the field does not suit."""
     if source in (STDLIB, DOCSTRINGS):
-        found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
+        every = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
-        found = [files.on_disk(download.fetch(*download.NAMED[source]))]
+        every = [files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
-        named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        found = tables.find(source, field, named=named)
-    of_tables = tables.select(found)
-    if found and found == of_tables and not field:  # a model does not learn commas
-        next(tables.rows(found[0], field), None)  # its error lists the fields
-        raise errors.UserError(f"{found[0].name} is a table without rows: text.field = {field!r} has no text there")
-    if field and not of_tables:
-        ends = ", ".join(tables.KINDS)
-        raise errors.UserError(f"text.field = {field!r} is for tables ({ends}), and {source} has none: leave it empty")
-    return found, of_tables if field else found
+        alternatives = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
+        every = tables.find(source, field, alternatives=alternatives)
+    selected, problem = tables.select(every), ""
+    if every and every == selected and not field:  # a model does not learn commas
+        next(tables.rows(every[0], field), None)  # its error lists the fields
+        problem = f"has no text in {every[0].name}, a table without rows"
+    elif field and not selected:
+        problem = f"is for tables ({', '.join(tables.KINDS)}), and {source} has none: leave it empty"
+    if problem:
+        raise errors.UserError(f"text.field = {field!r} {problem}")
+    return every, selected if field else every
 
 
 def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[Source]:
-    """Read each file once. Return those that have text. Raises UserError if there is none."""
+    """Read each file once. Return the files that have text. Raises UserError if no file has text."""
     texts = []
     for file in (file for file in candidates if file.size):
-        if tables.is_table(file, field):
-            rows = functools.partial(tables.rows, file, field)
-            next(rows(), None)  # refuses at once what is wrong with all rows
-            read, content, digest = functools.partial(join, rows), tables.content(file), hashlib.sha256(field.encode())
+        kind, rows, digest = tables.kind(file), None, hashlib.sha256()
+        if kind and (field or kind in (tables.read_parquet, tables.read_hub)):
+            rows, digest = functools.partial(tables.rows, file, field), hashlib.sha256(field.encode())
+            next(rows(), None)  # raises at once for errors that all rows share
+            read = functools.partial(join, rows)
+        elif name == DOCSTRINGS:
+            read = functools.partial(read_docstrings, file)
         else:
-            rows, read = None, functools.partial(read_docstrings if name == DOCSTRINGS else read_text, file)
-            content, digest = read(), hashlib.sha256()
+            read = functools.partial(files.pieces, file, utf8=False)
+        content = tables.content(file) if rows else read()
         size = 0
         for piece in content:
             digest.update(piece)
@@ -135,20 +135,14 @@ def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[S
     return texts
 
 
-def divide_by_names(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
+def divide_by_names(name: str, by_name: Mapping[str, Sequence[files.File]], field: str) -> Text:
     """Return the parts that file names define, and count the texts that are in both."""
-    files_of = {part: named[part] for part in (files.TRAIN, files.evaluation_part(named))}
-    sides = [
-        read_once(f"{name}: the part {part} ({files.join_names(files_of[part])})", files_of[part], field)
-        for part in files_of
-    ]
-    description = files.describe_parts(name, "by their names,", named)
-    evaluation = [*digests(sides[1])]
-    held_out = {*evaluation}
-    trained = {digest for digest in digests(sides[0]) if digest in held_out}
-    if count := sum(digest in trained for digest in evaluation):
-        description += f" ({count:,} of {len(evaluation):,} held-out texts are also in the training data)"
-    return Text(name, *map(make_part, sides), description)
+    train, evaluation = (
+        read_once(f"{name}: the part {part} ({files.join_names(by_name[part])})", by_name[part], field)
+        for part in (files.TRAIN, files.evaluation_part(by_name))
+    )
+    description = files.describe_named(name, by_name, digests(train), [*digests(evaluation)])
+    return Text(name, make_part(train), make_part(evaluation), description)
 
 
 def digests(texts: Sequence[Source]) -> Iterator[bytes]:
@@ -167,11 +161,12 @@ def divide_by_contents(name: str, texts: Sequence[Source]) -> Text:
     if not rows:
         bound = files.held_out_below([text.digest[:8] for text in texts], share=share)
     train, evaluation = ([side for text in texts if (side := select_side(text, bound, held))] for held in (False, True))
-    by_part = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
-    description = "" if name in NAMED else files.describe_parts(name, "by their contents,", by_part)
     if rows:
         names = files.join_names([text.file for text in texts])
         description = f"{name}: about {share:.2%} of the rows of {names} are held out, by their contents"
+    else:
+        by_part = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
+        description = "" if name in NAMED else files.describe_parts(name, "by their contents,", by_part)
     return Text(name, make_part(train), make_part(evaluation), description)
 
 
@@ -227,11 +222,6 @@ def make_part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> P
     size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
     digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
     return Part(tuple(text.read for text in texts), size, digest.hexdigest(), tuple(text.file.name for text in texts))
-
-
-def read_text(file: files.File) -> Iterator[bytes]:
-    """Yield the bytes of a file."""
-    return files.pieces(file, utf8=False)
 
 
 def read_docstrings(file: files.File) -> Iterator[bytes]:

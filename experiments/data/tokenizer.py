@@ -83,9 +83,7 @@ class Tokenizer:
 
 @dataclasses.dataclass
 class Plain(Tokenizer):
-    """256 bytes, or characters in the order of their code points, followed by special tokens, which decode to their
-    names.
-    """
+    """256 bytes, or characters by code point, followed by special tokens, which decode to their names."""
 
     kind: str
     characters: str
@@ -142,10 +140,8 @@ def make(
     characters, '[UNK]' joins the special tokens. Raises UserError for an unknown kind, and if a document is not UTF-8.
     """
     if kind not in KINDS:
-        hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join(KINDS)
-        raise errors.UserError(
-            f"there is no tokenizer {kind!r}{hint}: choose {names}, {BPE} (8,192 tokens), or a path that exists"
-        )
+        hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join((*KINDS, BPE))
+        raise errors.UserError(f"text.tokenizer = {kind} is unknown{hint}: choose {names}, or a path that exists")
     if kind == "bytes":
         return Plain(kind, "", specials)
     train, evaluated = (set(itertools.chain.from_iterable(decode_pieces(part))) for part in (text, evaluation))

@@ -1,13 +1,13 @@
 """Apply tokenizer_config.json and the files next to it to a tokenizer.json, as AutoTokenizer of transformers 5 does.
 
 A class that these files name, or that follows from the model's type in config.json, replaces parts of the
-tokenizer.json. Classes other than those of ALIASES are refused, because what they replace is not known here.
+tokenizer.json. Only the classes in ALIASES are supported.
 """
 
 import base64
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -18,37 +18,30 @@ from experiments.engine import disk, errors
 
 CONFIG, MAP, MODEL = "tokenizer_config.json", "special_tokens_map.json", "config.json"
 FROM_FILE = "PreTrainedTokenizerFast"  # the class that uses tokenizer.json unchanged
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which new tokens get their ids
-MORE = "extra_special_tokens", "additional_special_tokens"
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # new tokens get their ids in this order
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "keep_accents")
-SWITCHES += ("legacy", "split_special_tokens")
 ALBERT = vocabulary_files.WORDPIECE | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Rules(NamedTuple):
-    """What a class replaces. `parts` returns the normalizer, the pre-tokenizer and the decoder for a config."""
+    """A class: its kind of model, and its special tokens. `make_parts` returns what it replaces."""
 
     model: str
     names: Mapping[str, str]  # of the special tokens, if the config does not name them
-    parts: Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]
-    around: tuple[str, ...] = ()  # roles of the special tokens around a text; (): those of tokenizer.json
+    around: tuple[str, ...] = ()  # roles of the special tokens around a text; (): as in tokenizer.json
 
 
 def read(folder: pathlib.Path, default: str = FROM_FILE) -> dict[str, Any]:
     """Return the fields of a folder's tokenizer_config.json, with its `tokenizer_class`.
 
-    Those of special_tokens_map.json have priority, unless the config lists added tokens. default: the class, if no file
-    names one. Raises UserError if the class is unknown or a switch is not a boolean.
+    Fields of special_tokens_map.json have priority, unless the config lists added tokens. default: the class, if no
+    file names one. Raises UserError if the class is unknown.
     """
     config, specials = (
         disk.read_json(folder / name, says="how text becomes tokens") if (folder / name).is_file() else {}
         for name in (CONFIG, MAP)
     )
-    for name in SWITCHES:
-        if not isinstance(config.get(name), bool | None):
-            raise errors.UserError(f"{folder / CONFIG}: {name} = {config[name]!r} must be true or false")
     specials = {} if "added_tokens_decoder" in config else specials
     return config | specials | {"tokenizer_class": choose_class(folder, config, default)}
 
@@ -89,9 +82,9 @@ def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
         library = tokenizers.Tokenizer.from_str(json.dumps(saved | {"added_tokens": []}))
     if rules:
         precompiled = read_precompiled(saved.get("normalizer"))
-        library.normalizer, library.pre_tokenizer, library.decoder = rules.parts({**config, "precompiled": precompiled})
+        library.normalizer, library.pre_tokenizer, library.decoder = make_parts(name, config, precompiled)
     for token in list_added(config, rules.names if rules else {}):
-        if token.content not in {known.content for known in library.get_added_tokens_decoder().values()}:
+        if token.content not in {added.content for added in library.get_added_tokens_decoder().values()}:
             library.add_tokens([token])
     if rules and rules.around:
         first, last = (name_special(config, role, rules.names) for role in rules.around)
@@ -102,21 +95,21 @@ def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def name_special(config: Mapping[str, Any], role: str, names: Mapping[str, str] = {}) -> str | None:
-    """Return the name of the special token with that role; None if there is none."""
+    """Return the name of the special token with that role, or None."""
     token = parse_token(config.get(f"{role}_token", names.get(role)))
     return token and token.content
 
 
 def list_added(config: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[AddedToken]:
-    """Yield the tokens that a config adds, in the order in which new tokens get their ids."""
+    """Yield the tokens that a config adds, in the order of their new ids."""
     by_id = config.get("added_tokens_decoder", {})
     yield from (parse_token(by_id[id]) for id in sorted(by_id, key=int))
     roles = [f"{role}_token" for role in ROLES]
     values = [config.get(role, names.get(role.removesuffix("_token"))) for role in roles]
-    others = {name: value for name, value in config.items() if name.endswith("_token") and name not in roles}
-    values += [value for value in others.values() if isinstance(value, str)]
-    more = config.get(MORE[0]) or config.get(MORE[1]) or []
-    yield from filter(None, map(parse_token, [*values, *(more.values() if isinstance(more, dict) else more)]))
+    other_roles = {name: value for name, value in config.items() if name.endswith("_token") and name not in roles}
+    values += [value for value in other_roles.values() if isinstance(value, str)]
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    yield from filter(None, map(parse_token, [*values, *(extra.values() if isinstance(extra, dict) else extra)]))
 
 
 def parse_token(value: Any) -> AddedToken | None:
@@ -126,59 +119,38 @@ def parse_token(value: Any) -> AddedToken | None:
     return AddedToken(content, **{"special": True} | flags) if isinstance(content, str) and content else None
 
 
-def bert_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of BERT's tokenizers."""
-    normalizer = normalizers.BertNormalizer(
-        lowercase=config.get("do_lower_case") is not False,
-        strip_accents=config.get("strip_accents"),
-        handle_chinese_chars=config.get("tokenize_chinese_chars") is not False,
-    )
-    return normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-
-
-def bytes_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of byte-level BPE (GPT-2, RoBERTa)."""
-    rule = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")))
-    return None, rule, decoders.ByteLevel()
-
-
-def qwen_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of Qwen's tokenizers."""
-    level = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")), use_regex=False)
-    rule = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN), "isolated"), level])
-    return normalizers.NFC(), rule, decoders.ByteLevel()
-
-
-def llama_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of Llama's tokenizers."""
-    prefix = config.get("add_prefix_space") is not False
-    scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
-    decoder = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    decoder += [decoders.Strip(" ", 1, 0)] if prefix else []
-    return None, pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False), decoders.Sequence(decoder)
-
-
-def gemma_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of Gemma's tokenizers."""
-    decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), decoder
-
-
-def xlm_roberta_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of XLM-RoBERTa's tokenizers."""
-    scheme = "always" if config.get("add_prefix_space", True) else "never"
-    split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme=scheme)])
-    normalizer = normalizers.Sequence(config["precompiled"]) if config["precompiled"] else None
-    return normalizer, split, decoders.Metaspace(prepend_scheme=scheme)
-
-
-def albert_parts(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the parts of ALBERT's tokenizers."""
-    _, *others = xlm_roberta_parts(config)
-    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    steps += [] if config.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
-    steps += [] if config.get("do_lower_case") is False else [normalizers.Lowercase()]
-    return normalizers.Sequence([*steps, *config["precompiled"]]), *others
+def make_parts(name: str, config: Mapping[str, Any], precompiled: list[Any]) -> tuple[Any, Any, Any]:
+    """Return the normalizer, the pre-tokenizer and the decoder of a class. precompiled: of `read_precompiled`."""
+    prefix, lowercase = config.get("add_prefix_space"), config.get("do_lower_case") is not False
+    pieces_to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if name == "BertTokenizer":
+        chinese, accents = config.get("tokenize_chinese_chars") is not False, config.get("strip_accents")
+        normalizer = normalizers.BertNormalizer(
+            handle_chinese_chars=chinese, strip_accents=accents, lowercase=lowercase
+        )
+        return normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    if name in ("GPT2Tokenizer", "RobertaTokenizer"):  # byte-level BPE
+        return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix)), decoders.ByteLevel()
+    if name == "Qwen2Tokenizer":
+        level = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix), use_regex=False)
+        rule = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN), "isolated"), level])
+        return normalizers.NFC(), rule, decoders.ByteLevel()
+    if name == "GemmaTokenizer":
+        rule = pre_tokenizers.Split(" ", "merged_with_previous")
+        return normalizers.Replace(" ", "▁"), rule, decoders.Sequence(pieces_to_text)
+    if name == "LlamaTokenizer":
+        scheme = "never" if prefix is False else "always" if config.get("legacy") else "first"
+        steps = pieces_to_text + ([] if prefix is False else [decoders.Strip(" ", 1, 0)])
+        return None, pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False), decoders.Sequence(steps)
+    scheme = "always" if config.get("add_prefix_space", True) else "never"  # XLM-RoBERTa and ALBERT
+    rule = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme=scheme)])
+    steps = []
+    if name == "AlbertTokenizer":
+        steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        steps += [] if config.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
+        steps += [normalizers.Lowercase()] * lowercase
+    steps += precompiled
+    return normalizers.Sequence(steps) if steps else None, rule, decoders.Metaspace(prepend_scheme=scheme)
 
 
 def read_precompiled(normalizer: dict | None) -> list[Any]:
@@ -188,15 +160,15 @@ def read_precompiled(normalizer: dict | None) -> list[Any]:
     return [normalizers.Precompiled(base64.b64decode(table)) for table in tables[:1]]
 
 
-RULES = {
-    "BertTokenizer": Rules("WordPiece", vocabulary_files.WORDPIECE, bert_parts, ("cls", "sep")),
-    "GPT2Tokenizer": Rules("BPE", dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"), bytes_parts),
-    "RobertaTokenizer": Rules("BPE", vocabulary_files.BPE, bytes_parts, ("cls", "sep")),
-    "LlamaTokenizer": Rules("BPE", {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, llama_parts),
-    "GemmaTokenizer": Rules("BPE", {role: f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")}, gemma_parts),
-    "XLMRobertaTokenizer": Rules("Unigram", vocabulary_files.BPE, xlm_roberta_parts, ("bos", "eos")),
-    "AlbertTokenizer": Rules("Unigram", ALBERT, albert_parts, ("cls", "sep")),
-    "Qwen2Tokenizer": Rules("BPE", dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"), qwen_parts),
+RULES = {  # by class; `make_parts` knows the same ones
+    "BertTokenizer": Rules("WordPiece", vocabulary_files.WORDPIECE, ("cls", "sep")),
+    "GPT2Tokenizer": Rules("BPE", dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")),
+    "RobertaTokenizer": Rules("BPE", vocabulary_files.BPE, ("cls", "sep")),
+    "LlamaTokenizer": Rules("BPE", {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
+    "GemmaTokenizer": Rules("BPE", {role: f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")}),
+    "XLMRobertaTokenizer": Rules("Unigram", vocabulary_files.BPE, ("bos", "eos")),
+    "AlbertTokenizer": Rules("Unigram", ALBERT, ("cls", "sep")),
+    "Qwen2Tokenizer": Rules("BPE", dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>")),
 }
 ALIASES = {name: name for name in RULES} | {
     **dict.fromkeys(("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"), FROM_FILE),

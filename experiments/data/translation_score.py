@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.engine import errors
+from experiments.data import files
 
 SCRIPTS = {  # of languages without spaces between words
     "kana": re.compile("[\u3040-\u30ff]"),
@@ -52,17 +52,13 @@ def prepare(
 ) -> list[tuple[str, Any, tuple[list, list]]]:
     """Return each metric with its name and inputs: the translations, and a list of sentences for each translator."""
     translators = [list(sentences) for sentences in itertools.zip_longest(*references)]
-    return [
-        (name, metric, (list(translations), translators))
-        for name, metric in metrics(choose_tokenizer(references)).items()
-    ]
+    inputs = list(translations), translators
+    return [(name, metric, inputs) for name, metric in metrics(choose_tokenizer(references)).items()]
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:
     """Return the metrics by name. tokenizer: of BLEU. Raises UserError if `sacrebleu` is missing."""
-    try:
-        from sacrebleu import metrics as library  # an optional dependency
-    except ImportError as error:
-        raise errors.UserError('chrF and BLEU need the library sacrebleu: pip install -e ".[text]"') from error
+    with files.require_extra("a score (chrF, BLEU)", extra="text"):
+        from sacrebleu import metrics as library
     # force: sentences may end in " ."; without it, 100 such sentences print a warning
     return {"chrf": library.CHRF(), "bleu": library.BLEU(force=True, tokenize=tokenizer)}

@@ -7,8 +7,6 @@ import pathlib
 import tokenizers
 from tokenizers import models
 
-from experiments.engine import errors
-
 NAMES = ("vocab.txt", "vocab.json")
 FILES = (*NAMES, "merges.txt")
 WORDPIECE = {"unk": "[UNK]", "sep": "[SEP]", "cls": "[CLS]", "pad": "[PAD]", "mask": "[MASK]"}
@@ -19,16 +17,15 @@ CLASSES = {"vocab.txt": "BertTokenizer"}
 def read_library(path: pathlib.Path) -> tokenizers.Tokenizer:
     """Return the model in such a file; tokenizer_config.py adds the rest of its class.
 
-    Raises UserError if special tokens are missing or in a further file, and, like the library, Exception for a damaged
+    Raises ValueError if special tokens are missing or in a further file, and, like the library, Exception for a damaged
     file.
     """
-    added = path.with_name("added_tokens.json")
-    if added.is_file():
-        raise errors.UserError(f"{added} is not supported: save a tokenizer.json with transformers")
+    if path.with_name("added_tokens.json").is_file():
+        raise ValueError("added_tokens.json next to it is not supported: save a tokenizer.json with transformers")
     if path.suffix == ".txt":
         vocabulary = models.WordPiece.read_file(str(path))
         if missing := [WORDPIECE[role] for role in ("unk", "cls", "sep") if WORDPIECE[role] not in vocabulary]:
-            raise errors.UserError(f"{path} is not a vocabulary of BERT: it has no {missing[0]}")
+            raise ValueError(f"not a vocabulary of BERT: it has no {missing[0]}")
         return tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=WORDPIECE["unk"]))
     vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name("merges.txt")))
     return tokenizers.Tokenizer(models.BPE(vocabulary, merges))

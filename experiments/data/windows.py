@@ -22,7 +22,7 @@ def causal(
     target once. With a stride < N they overlap, and all but the first have only their last `stride` targets. Raises
     UserError for fewer than N + 1 tokens.
     """
-    step, n = place(token_T, N=N, more=1, evaluation=evaluation)
+    step, n = place(token_T, N=N, extra=1, evaluation=evaluation)
     if evaluation and 0 < stride < N:
         step, n = stride, 1 + -(-(len(token_T) - 1 - N) // stride)
 
@@ -39,16 +39,15 @@ def causal(
 def masked(
     token_T: np.ndarray, *, N: int, W: int, special: Collection[int], mask_id: int, evaluation: bool = False
 ) -> tuple[batches.Fetch, int]:
-    """Return `(fetch, n)` for `batches`: n windows with masked tokens, by BERT's rule (Devlin et al. 2019, section
-    3.1).
+    """Return `(fetch, n)` for `batches`: n windows with masked tokens, by BERT's rule (Devlin et al. 2019, sec. 3.1).
 
-    Each position is masked with probability RATE, except those of `special` ids. Of these, 80 % become `mask_id`, 10 %
+    Each position is masked with probability RATE, except `special` ids. Of the masked ones, 80 % become `mask_id`, 10 %
     any of the W ids that is not special, 10 % do not change. `w_BN` is the model's input, `target_BN` the tokens before
     masking (int32), `weight_BN` 1 at masked positions, else 0 (float32), `valid_BS` False at padding. n = T - N + 1: a
     window may begin anywhere. In an evaluation they follow one another, n = ceil(T / N), and the masked positions
     depend only on the window's index. Raises UserError for fewer than N tokens.
     """
-    stride, n = place(token_T, N=N, more=0, evaluation=evaluation)
+    stride, n = place(token_T, N=N, extra=0, evaluation=evaluation)
     special_W = np.isin(np.arange(W), [*special])
     ordinary = np.flatnonzero(~special_W).astype(np.int32)
 
@@ -84,14 +83,13 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     return fetch_hidden
 
 
-def place(token_T: np.ndarray, *, N: int, more: int, evaluation: bool) -> tuple[int, int]:
-    """Return the step between windows of N tokens plus `more`, and their number. Raises UserError if there is none."""
-    if len(token_T) < N + more:
+def place(token_T: np.ndarray, *, N: int, extra: int, evaluation: bool) -> tuple[int, int]:
+    """Return the step between windows of N tokens plus `extra`, and their number. Raises UserError without one."""
+    if len(token_T) < N + extra:
         data = "held-out" if evaluation else "training"
-        raise errors.UserError(
-            f"the {data} data has {len(token_T)} tokens; a window needs {N + more}: give more text or a smaller text.N"
-        )
-    T = len(token_T) - more
+        problem = f"the {data} data has {len(token_T)} tokens; a window needs {N + extra}"
+        raise errors.UserError(f"{problem}: give more text or a smaller text.N")
+    T = len(token_T) - extra
     return (N, -(-T // N)) if evaluation else (1, T - N + 1)
 
 

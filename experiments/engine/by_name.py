@@ -68,7 +68,8 @@ def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> lis
 def suggest(name: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`."""
     allowed = list(allowed)
-    same = [other for other in allowed if other.lower() == name.lower()]  # difflib: d is as far from D as from M
+    # difflib: d is as far from D as from M
+    same = [candidate for candidate in allowed if candidate.lower() == name.lower()]
     similar = same or translate_foreign(name, allowed) or difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     return f' (did you mean "{similar[0]}"?)' if similar else ""
 

@@ -39,8 +39,8 @@ class Checkpoints:
             self.measured = {n: manifest.metrics(self._folder / str(n)) for n in manifest.steps(self._folder)}
         # One device writes an array that several hold: to write a part each would cost a compilation for every shape.
         types = ocp.type_handlers
-        whole = types.ArrayHandler(use_replica_parallel=False)
-        handlers = types.create_type_handler_registry((jax.Array, whole), (np.ndarray, types.NumpyHandler()))
+        handler = types.ArrayHandler(use_replica_parallel=False)
+        handlers = types.create_type_handler_registry((jax.Array, handler), (np.ndarray, types.NumpyHandler()))
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=handlers))
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None
@@ -148,10 +148,10 @@ class Checkpoints:
         try:
             manifest.verify(self._folder / str(step))
         except errors.UserError as error:
-            other = max((n for n in self.measured if n < step), default=None)
-            advice = f"--resume={other} goes on from step {other}; in a study, delete {self._folder / str(step)}."
+            earlier = max((n for n in self.measured if n < step), default=None)
+            advice = f"--resume={earlier} goes on from step {earlier}; in a study, delete {self._folder / str(step)}."
             none = f"There is no earlier checkpoint: delete {self._folder} to begin again."
-            raise errors.UserError(f"{error}. {none if other is None else advice}") from error
+            raise errors.UserError(f"{error}. {none if earlier is None else advice}") from error
         return step
 
 
@@ -164,11 +164,11 @@ def check_best(best: str, *, key: str = "train.keep_best") -> None:
 def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: str) -> list[int]:
     """Return the steps that are neither among the newest `keep` nor the best by the metric `best`: of equally good ones
     the newest. measured: the metrics at each step."""
-    kept = set(sorted(measured)[-keep:])
+    keep_steps = set(sorted(measured)[-keep:])
     scores = {step: score(values, best) for step, values in measured.items()}
     if max(scores.values(), default=-math.inf) > -math.inf:
-        kept.add(max(scores, key=lambda step: (scores[step], step)))
-    return sorted(measured.keys() - kept)
+        keep_steps.add(max(scores, key=lambda step: (scores[step], step)))
+    return sorted(measured.keys() - keep_steps)
 
 
 def score(values: Mapping[str, float], metric: str) -> float:
@@ -215,13 +215,13 @@ def _restore(checkpoint: pathlib.Path, like: Any) -> Any:
 
     needed = jax.tree.map(abstract, like)
     with disk.reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-        there = _described(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)
-        here = _described(needed)
-        for name in sorted(there.keys() | here.keys()):
-            if there.get(name) != here.get(name):
+        saved = _described(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)
+        expected = _described(needed)
+        for name in sorted(saved.keys() | expected.keys()):
+            if saved.get(name) != expected.get(name):
                 raise errors.UserError(
                     f"the checkpoint {checkpoint} is of another model or optimiser: {name} is "
-                    f"{there.get(name, 'missing')} in it, and {here.get(name, 'missing')} here"
+                    f"{saved.get(name, 'missing')} in it, and {expected.get(name, 'missing')} here"
                 )
         state = reader.restore(checkpoint / manifest.STATE, args=ocp.args.StandardRestore(needed))
     return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, state)

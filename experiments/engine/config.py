@@ -56,7 +56,7 @@ def _lists(value: Any) -> Any:
 def check_known(key: str, settings: Mapping[str, Any]) -> str:
     """Return the key. Raises UserError if it is not one of the settings."""
     if key not in settings:
-        sections = ", ".join(dict.fromkeys(other.partition(".")[0] for other in settings if "." in other))
+        sections = ", ".join(dict.fromkeys(name.partition(".")[0] for name in settings if "." in name))
         hint = f"; the sections of {settings['experiment'] or 'a config'} are: {sections}" if "." in key else ""
         raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], settings) or hint}')
     return key
@@ -171,10 +171,10 @@ def check_numbers(values: Mapping[str, Any]) -> None:
             if isinstance(number, list):
                 check_numbers({key: number})
                 continue
-            whole, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
+            is_integer, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
             infinite = isinstance(number, float) and not abs(number) <= LARGEST_FLOAT
             errors.refuse(
-                (whole and abs(number) > largest, f"{key} = {format_value(number)} is too large"),
+                (is_integer and abs(number) > largest, f"{key} = {format_value(number)} is too large"),
                 (infinite, f"{key} = {format_value(number)} must be a finite number"),
             )
 
@@ -201,10 +201,10 @@ class Settings:
         defaults: ml_collections.ConfigDict,
         *,
         file: str | None = None,
-        given: Iterable[str] = (),
+        explicit: Iterable[str] = (),
     ):
-        """defaults: a config of the same fields. file: the config file. given: keys set on the command line."""
-        self._config, self._base, self._file, self._given = config, defaults, file, frozenset(given)
+        """defaults: a config of the same fields. file: the config file. explicit: keys set on the command line."""
+        self._config, self._base, self._file, self._explicit = config, defaults, file, frozenset(explicit)
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
         self._prefix, self._read = "", set()
@@ -221,10 +221,10 @@ class Settings:
         inner._prefix, inner._read = f"{self._prefix}{name}.", self._read
         return inner
 
-    def replace(self, changes: Mapping[str, Any], *, without: str = "", given: Iterable[str] = ()) -> "Settings":
+    def replace(self, changes: Mapping[str, Any], *, without: str = "", explicit: Iterable[str] = ()) -> "Settings":
         """Return these settings with other values by key, and without a section; derived values follow.
 
-        given: keys that count as set by the user. Only for a whole config, not for a section.
+        explicit: keys that count as set by the user. Only for a whole config, not for a section.
         """
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
         if without:
@@ -233,18 +233,18 @@ class Settings:
                     del values[without]
         for key, value in sorted(changes.items()):  # sorted: D and H come before F and K, which are derived from them
             assign(config, key, value)
-        return Settings(config, defaults, file=self._file, given=self._given.union(given))
+        return Settings(config, defaults, file=self._file, explicit=self._explicit.union(explicit))
 
-    def is_given(self, key: str) -> bool:
+    def is_explicit(self, key: str) -> bool:
         """Return True if the command line, or an arm or condition of a study, sets this key."""
-        return key in self._given
+        return key in self._explicit
 
     def list_chosen(self) -> set[str]:
         """Return the keys whose values the user chose: on the command line, or in the config.
 
         A value equal to the default, or derived from other settings (F from D), is not chosen. Only for a whole config.
         """
-        expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._given)
+        expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._explicit)
         for key in sorted(values, key=lambda key: (key not in SOURCES, key)):
             if values[key] != flat(values_of(expected))[key]:
                 assign(expected, key, values[key])
@@ -265,11 +265,11 @@ class Settings:
         These are the config, the modules that settings name ("my_file:my_score"), and modules from the same folders.
         """
         values = flat(self._values)
-        named = [text.partition(":")[0] for setting in values.items() for _, text in find_code(*setting)]
-        named += [values[key] for key in NAMED if by_name.is_user_experiment(values.get(key, ""))]
+        modules = [text.partition(":")[0] for setting in values.items() for _, text in find_code(*setting)]
+        modules += [values[key] for key in NAMED if by_name.is_user_experiment(values.get(key, ""))]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
         files = {self._file or "": pathlib.Path(self._file or "").name}
-        files |= {imported[name]: f"{name}.py" for name in named if name in imported}
+        files |= {imported[name]: f"{name}.py" for name in modules if name in imported}
         folders = {str(pathlib.Path(file).absolute().parent) for file in files if file}
         for name, file in imported.items():
             if os.path.dirname(file) in folders and by_name.is_user_code(file) and name.partition(".")[0] != "configs":

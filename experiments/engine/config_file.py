@@ -24,10 +24,10 @@ Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py
 def load_settings(path: str, changes: Mapping[str, Any]) -> configs.Settings:
     """Return the settings of a config file with these changes, values or texts by key."""
     base = importlib.import_module("configs.base").get_config  # forgotten and executed again by each run of a process
-    config = load(place(path), base=base, given=changes)
+    config = load(place(path), base=base, explicit=changes)
     for key, value in changes.items():
         configs.assign(config, key, value)
-    settings = configs.Settings(config, defaults(config, base), file=path, given=changes)
+    settings = configs.Settings(config, defaults(config, base), file=path, explicit=changes)
     if (warmup := optim.warmup_steps(settings)) != (default := config.optim.warmup_steps):
         print(f"optim.warmup_steps = {warmup}, a tenth of train.steps, because the default {default} is not smaller")
     return settings
@@ -44,15 +44,16 @@ def place(path: str) -> str:
     raise errors.UserError(f"there is no config file {path}{hint}")
 
 
-def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
+def load(path: str, *, base: Base, explicit: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
     """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, in the fields of `base`).
 
-    Raises UserError for a `.json` that names code, except in keys `given` on the command line. The user's modules are
+    Raises UserError for a `.json` that names code, except in `explicit` keys, which the command line sets. The
+    user's modules are
     imported from the folder of a `.py` after all other places, and never from the folder of a `.json`.
     """
     file = pathlib.Path(path)
     if file.suffix == ".json":
-        return _from_json(file, base, given or {})
+        return _from_json(file, base, explicit or {})
     if file.suffix != ".py":
         raise errors.UserError(f"{path} must be a .py or a .json file")
     config = _from_python(file)
@@ -81,37 +82,37 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
     return default
 
 
-def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def _from_json(file: pathlib.Path, base: Base, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """Return the config of a JSON file of a run."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} is not a config in JSON, an object of settings: {error}") from error
-    config = base(*_experiments(file, values, given))
+    config = base(*_experiments(file, values, explicit))
     settings = configs.flat(configs.values_of(config))
     saved_values = {configs.check_known(key, settings): value for key, value in configs.leaves(values)}
     for key, value in sorted(saved_values.items()):  # D and H come before F and K, which are derived from them
         if key in configs.NAMED:
             continue
         if (code := next(configs.find_code(key, value), None)) is not None:
-            if key not in given:
+            if key not in explicit:
                 raise distrust(file, *code, inside=key)
         elif value != configs.flat(configs.values_of(config)).get(key):  # a derived value stays derived
             configs.assign(config, key, value)
     return config
 
 
-def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _experiments(file: pathlib.Path, values: Mapping[str, Any], explicit: Mapping[str, Any]) -> list[str]:
     """Return the experiment, and that of a study's runs. Raises UserError for a user's module that was not
     confirmed.
     """
     study = values.get("study")
     of = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
     names = {"experiment": values.get("experiment", ""), "study.experiment": of}
-    for key, name in (names | {key: given[key] for key in configs.NAMED if key in given}).items():
+    for key, name in (names | {key: explicit[key] for key in configs.NAMED if key in explicit}).items():
         configs.check_type(key, name, str)
-        if key not in given and by_name.is_user_experiment(name):
+        if key not in explicit and by_name.is_user_experiment(name):
             raise distrust(file, key, name, inside=key)
         names[key] = name
     return list(names.values())

@@ -184,23 +184,23 @@ def remove(path: pathlib.Path) -> None:
 
 def host_memory() -> int:
     """Return the bytes of the host's memory that are still free; sys.maxsize if the system does not tell."""
-    left = [sys.maxsize]
+    limits = [sys.maxsize]
     with contextlib.suppress(OSError, ValueError):  # no such file, or no limit ("max")
-        left.append(int(GROUP.read_text()))
+        limits.append(int(GROUP.read_text()))
     try:
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        left.append(int(fields["MemAvailable"].split()[0]) * 1024)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
     except (OSError, ValueError, LookupError):
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            left.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(left)
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits)
 
 
-def check_memory(what: str, needed: float, there: float | None = None, remedy: str = "") -> None:
-    """Raise UserError if `what` needs more bytes than there are; without `there`, than the host has left."""
-    there = host_memory() if there is None else there
-    if needed > there:
-        raise errors.UserError(f"{what} needs {size(needed)} of memory, and there are {size(there)}{remedy}")
+def check_memory(label: str, needed: float, available: float | None = None, remedy: str = "") -> None:
+    """Raise UserError if an object needs more bytes than are available; None: than the host has left."""
+    available = host_memory() if available is None else available
+    if needed > available:
+        raise errors.UserError(f"{label} needs {size(needed)} of memory, and there are {size(available)}{remedy}")
 
 
 def size(n: float) -> str:

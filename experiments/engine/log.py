@@ -183,17 +183,17 @@ class Pace:
 
     def step(self, work: float) -> None:
         """Count a step that ends now. work: its size, in units of the first step."""
-        now, self._steps = time.perf_counter(), self._steps + 1
+        ends, self._steps = time.perf_counter(), self._steps + 1
         if self._steps == 2:
             self.seconds, self.work = 0.0, 0.0
         if self._steps > 1:
-            self._recent.append((now - self.since) / work)
-        self.seconds, self.work, self.since = self.seconds + now - self.since, self.work + work, now
+            self._recent.append((ends - self.since) / work)
+        self.seconds, self.work, self.since = self.seconds + ends - self.since, self.work + work, ends
 
     def left(self, work: float) -> float | None:
         """Return the seconds that this work takes; None if too few steps are known."""
-        known = len(self._recent) >= MIN_STEPS or (self._recent and self.seconds > MIN_SECONDS)
-        return statistics.median(self._recent) * work if known else None
+        is_known = len(self._recent) >= MIN_STEPS or (self._recent and self.seconds > MIN_SECONDS)
+        return statistics.median(self._recent) * work if is_known else None
 
 
 def in_notebook() -> bool:
@@ -282,16 +282,16 @@ class Progress(Line):
         self._pace.step(self._work(step) - self._work(self._at))
         self._at = step
         ahead = self._work(self._steps) - self._work(step)
-        left = self._pace.left(ahead + self._evaluation * self._evaluations(step))
+        seconds_left = self._pace.left(ahead + self._evaluation * self._evaluations(step))
         if loss is not None:
             speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
-            if left is not None:
+            if seconds_left is not None:
                 self._text += f", {speed:,.0f} tokens/s"
-            if left is not None and self._peak:
+            if seconds_left is not None and self._peak:
                 share = self._flops * speed / self._tokens / self._peak
                 self._text += f", {100 * share:.0f} % of matrix-product speed"
         line = ", ".join(
-            filter(None, [f"{clock(left)} left", self._text])
+            filter(None, [f"{clock(seconds_left)} left", self._text])
         )  # time first: a narrow terminal cuts off the end
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 

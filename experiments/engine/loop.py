@@ -102,9 +102,9 @@ class Training:
         self._saved, self._saved_at = start, time.monotonic()
         self._request = 0
 
-    def is_due(self, what: str, n: int) -> bool:
-        """Return True if `what` (log, evaluate or save) is due after step n by its number."""
-        return run_plan.is_due(n, every=self.plan.every[what], steps=self.plan.steps)
+    def is_due(self, action: str, n: int) -> bool:
+        """Return True if `action` (log, evaluate or save) is due after step n by its number."""
+        return run_plan.is_due(n, every=self.plan.every[action], steps=self.plan.steps)
 
     def log(self, n: int, batch: Any, metrics: dict, state: train_step.State) -> bool:
         """Log the metrics of step n, and show the progress. Return False if no run is active after it.

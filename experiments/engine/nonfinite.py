@@ -52,8 +52,8 @@ def describe(plan: run_plan.Plan, n: int, state: train_step.State, batch: dict, 
         if path := first_culprit(plan, state, batch):
             sentence += f", and the first such number is in {path}"
     numbers = np.asarray(batch.get("example_B", ())).tolist()
-    more = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
-    return sentence + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{more}" if numbers else "")
+    rest = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
+    return sentence + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{rest}" if numbers else "")
 
 
 def first_culprit(plan: run_plan.Plan, state: train_step.State, batch: dict) -> str:

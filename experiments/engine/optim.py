@@ -192,7 +192,7 @@ OPTIMISERS |= {"hyperball": functools.partial(muon, ball=True)}
 def warmup_steps(settings: config.Settings) -> int:
     """Return optim.warmup_steps; if it is the default and not smaller than train.steps, a tenth of these."""
     key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
-    is_default = warmup == settings.defaults()[key] and not settings.is_given(key)
+    is_default = warmup == settings.defaults()[key] and not settings.is_explicit(key)
     return max(steps, 0) // 10 if is_default and steps <= warmup else warmup
 
 

@@ -60,8 +60,8 @@ def match_norms(steps: Any, like: Any) -> Any:
     def norm(path: Any, x: jax.Array) -> jax.Array:
         return jnp.sqrt(jnp.sum(jnp.square(x), sum(shapes.sides(path), ()), keepdims=True))
 
-    def scale(path: Any, step: jax.Array, other: jax.Array) -> jax.Array:
-        return step * (norm(path, other) / (norm(path, step) + EPS**2))
+    def scale(path: Any, step: jax.Array, model: jax.Array) -> jax.Array:
+        return step * (norm(path, model) / (norm(path, step) + EPS**2))
 
     return jax.tree_util.tree_map_with_path(scale, steps, like)
 

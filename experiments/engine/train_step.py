@@ -263,5 +263,6 @@ def device_errors() -> Iterator[None]:
         raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
         first = (str(error).strip().splitlines() or ["no message"])[0]
-        what = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else "a device, or the connection to another one, failed"
-        raise errors.RunError(f"{what}: {first}") from error
+        cause = "a device, or the connection to another one, failed"
+        cause = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else cause
+        raise errors.RunError(f"{cause}: {first}") from error

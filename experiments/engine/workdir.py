@@ -145,14 +145,14 @@ def open_run(
 
 def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise UserError if a resume changes settings outside MAY_CHANGE."""
-    old, now = configs.flat(before), configs.flat(config)
-    differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
+    old, new = configs.flat(before), configs.flat(config)
+    differ = {k: (old.get(k), new.get(k)) for k in old | new if old.get(k) != new.get(k)}
     changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
     if changed:
         values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
         allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
-        what = f"{folder} holds a run with another config"
-        raise errors.UserError(f"{what}, and resuming may not change {values}; it may change {allowed}")
+        reason = f"{folder} holds a run with another config"
+        raise errors.UserError(f"{reason}, and resuming may not change {values}; it may change {allowed}")
 
 
 def _check_step(saves: pathlib.Path, step: int) -> None:

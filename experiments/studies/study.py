@@ -241,7 +241,7 @@ def runs(
                     raise errors.UserError(f"{key} is the same for a whole study")
             if overlap := sorted(of_condition.keys() & of_arm.keys()):
                 raise errors.UserError(f"the condition and the arm both set {', '.join(overlap)}")
-            alone = settings.replace(plain | changes | {"seed": seed}, without="study", given=changes)
+            alone = settings.replace(plain | changes | {"seed": seed}, without="study", explicit=changes)
         every.append(Run(condition.name, arm.name, seed, alone))
     return every
 

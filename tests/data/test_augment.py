@@ -1,4 +1,4 @@
-"""Training images are moved, mirrored, cropped and mixed as slow programs do it with one; the others are not."""
+"""Training images are moved, mirrored, cropped and mixed as by slow loops; evaluation images are not."""
 
 import hypothesis
 import numpy as np
@@ -52,14 +52,12 @@ def pasted(image, alpha, rng):
     side_B = np.sqrt(rng.beta(alpha, alpha, B))
     middle_2B = [rng.integers(0, L, (B, 1))[:, 0] for L in (Y, X)]
     for b in range(B):
-        made, half_2 = image[b].astype(float), [round(L * side_B[b] / 2) for L in (Y, X)]
-        corners = [
-            [max(0, middle_B[b] + sign * half) for sign in (-1, 1)]
-            for middle_B, half in zip(middle_2B, half_2, strict=True)
-        ]
-        box = tuple(slice(*corner) for corner in corners)
-        made[box] = image[b - 1][box]
-        yield made, made[box][..., 0].size / (Y * X)
+        pasted_YXZ, box = image[b].astype(float), []
+        for middle_B, L in zip(middle_2B, (Y, X), strict=True):
+            half = round(L * side_B[b] / 2)
+            box.append(slice(max(0, middle_B[b] - half), max(0, middle_B[b] + half)))
+        pasted_YXZ[*box] = image[b - 1][*box]
+        yield pasted_YXZ, pasted_YXZ[*box][..., 0].size / (Y * X)
 
 
 SLOW = {"shift": shifted, "flip": flipped, "crop": cropped, "mixup": mixed, "cutmix": pasted}
@@ -75,7 +73,7 @@ AMOUNTS = {
 @pytest.mark.parametrize("kind", augment.KINDS)
 @hypothesis.given(st.data(), st.integers(0, 2**32))
 @hypothesis.settings(deadline=None, max_examples=10)
-def test_a_batch_is_changed_as_its_images_are_one_by_one(kind, data, seed):
+def test_a_batch_is_changed_like_its_images_one_by_one(kind, data, seed):
     image, amount = pixels(), data.draw(AMOUNTS[kind])
     batch = plain(image, f"{kind}:{amount}")[0](INDEX_B, np.random.default_rng(seed))
     expected, share_B = zip(*SLOW[kind](image, amount, np.random.default_rng(seed)), strict=True)
@@ -99,8 +97,8 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
     evaluated = batches.evaluation(fetch, n=n, batch=4)[0]
     assert evaluated.keys() == {"image_BYXZ", "label_B", "weight_B"}
     np.testing.assert_allclose(evaluated["image_BYXZ"], (image[:4] - 4.0) / 2, atol=1e-6)
-    first, again, other = (batches.train(fetch, n=n, batch=8, seed=seed)[3]["image_BYXZ"] for seed in (1, 1, 2))
-    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    first, equal, different = (batches.train(fetch, n=n, batch=8, seed=seed)[3]["image_BYXZ"] for seed in (1, 1, 2))
+    assert np.array_equal(first, equal) and not np.array_equal(first, different)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +115,6 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
         *(([name], [f"'{name}'"]) for name in ("flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0")),
     ],
 )
-def test_what_does_not_suit_the_images_or_changes_nothing_is_refused(changes, words):
+def test_amounts_that_do_not_suit_the_images_are_refused(changes, words):
     with raises(errors.UserError, *words):
         plain(pixels(), *changes)

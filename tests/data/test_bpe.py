@@ -1,4 +1,4 @@
-"""A byte-level BPE of a run's own text: its words, what stands between documents, and that it is made once."""
+"""A byte-level BPE learned from a run's text: its tokens, the separator of documents, and its cache."""
 
 import random
 import time
@@ -18,93 +18,86 @@ from experiments.engine import errors
 WORDS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
 
 
-def made(folder, name: str = "bpe:300", **contents: bytes):
-    """The tokenizer of a folder's text, and the text."""
+def make(folder, name: str = "bpe:300", **contents: bytes):
+    """Return the tokenizer of a folder's text, and the text."""
     small_files.write(folder, **{"train.txt": KING, "valid.txt": KING[:99]} | contents)
-    found = text.load(str(folder))
-    return pretrained_tokenizer.make(name, found.train, specials=("[MASK]",), evaluation=found.evaluation), found.train
+    _, train, evaluation, _ = text.load(str(folder))
+    return pretrained_tokenizer.make(name, train, specials=("[MASK]",), evaluation=evaluation), train
 
 
-def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_path, monkeypatch, capsys):
-    words, part = made(tmp_path / "a")
+def test_tokens_are_learned_once_for_equal_texts(tmp_path, monkeypatch, capsys):
+    words, part = make(tmp_path / "a")
     ids = words.join(part)
     assert 258 < words.size <= 300 and len(ids) < len(KING) / 4 and words.decode(ids) == KING.decode()
     assert (words.bos, words.eos, words.mask) == (0, 0, 1) and words.decode([0]) == ""
     assert words.encode("A [MASK] who").tolist()[1:2] == [1]  # with the space before it
     again = bpe.train([KING[:7], KING[7:]], W=300, specials=("[MASK]",))
     assert again == words.files
-    assert made(tmp_path / "c", "bpe:9000")[0].size < 400  # without more pairs
+    assert make(tmp_path / "c", "bpe:9000")[0].size < 400  # without more pairs
     monkeypatch.setattr(bpe, "LONG", 1)
     monkeypatch.setattr(bpe, "LEARNED", 2 * len(KING))
     contents = {"train/1.txt": KING, "train/2.txt": KING[::-1], "train/3.txt": KING[::-1] + b" ", "train.txt": b""}
-    few, _ = made(tmp_path / "d", **contents)  # of three documents as long, the first and the third
+    few, _ = make(tmp_path / "d", **contents)  # of three documents as long, the first and the third
     assert "2 documents" in capsys.readouterr().out
     assert few.files == bpe.train([KING, b"\0", KING[::-1] + b" "], W=300, specials=("[MASK]",))
     monkeypatch.setattr(bpe, "train", None)
-    same, _ = made(tmp_path / "b")  # the same text elsewhere
+    same, _ = make(tmp_path / "b")  # the same text elsewhere
     assert same.files == words.files
 
 
-def test_what_stands_between_documents_is_between_those_of_whoever_reads_its_files(tmp_path):
+def test_the_files_of_a_tokenizer_keep_its_separator_of_documents(tmp_path):
     files = bpe.train([KING.replace(b". ", b".\n\n")], W=300, specials=())
-    words = pretrained_tokenizer.read(small_files.write(tmp_path, **files))
-    ids = words.join([b"A king\n\n\0", b"  who"]).tolist()
-    assert ids == [*words.encode("A king\n\n"), 0, *words.encode("  who")]
-    assert "ĊĊ" in map(words.name, ids)  # which a word that goes on into the next document would not have
+    saved = pretrained_tokenizer.read(small_files.write(tmp_path, **files))
+    ids = saved.join([b"A king\n\n\0", b"  who"]).tolist()
+    assert ids == [*saved.encode("A king\n\n"), 0, *saved.encode("  who")]
+    assert "ĊĊ" in map(saved.name, ids)  # no token continues into the next document
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
+    ("name", "allowed"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
 )
-def test_what_names_no_number_of_words_is_refused(tmp_path, name, right):
-    with raises(errors.UserError, name, right):
-        made(tmp_path, name)
+def test_a_wrong_number_of_tokens_is_refused(tmp_path, name, allowed):
+    with raises(errors.UserError, name, allowed):
+        make(tmp_path, name)
 
 
-def test_what_is_not_utf8_is_refused_and_nothing_is_kept(tmp_path):
+def test_text_that_is_not_utf8_is_refused_and_nothing_is_cached(tmp_path):
     with raises(errors.UserError, "train.txt", "'bytes'"):
-        made(tmp_path, **{"train.txt": KING + b"\xff"})
+        make(tmp_path, **{"train.txt": KING + b"\xff"})
     assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
 
 
 @hypothesis.given(documents=WORDS, cuts=st.lists(st.integers(0, 40), max_size=5))
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_bytes_and_words_are_those_of_the_whole_text_however_it_comes(documents, cuts):
-    whole = "\0".join(documents).encode()
-    ends = [0, *sorted(cuts), len(whole)]
-    pieces = [whole[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+def test_the_size_of_a_text_does_not_depend_on_its_pieces(documents, cuts):
+    content = "\0".join(documents).encode()
+    ends = [0, *sorted(cuts), len(content)]
+    pieces = [content[a:b] for a, b in zip(ends, ends[1:], strict=False)]
     words = sum(len(document.encode().split()) for document in documents)
     assert perplexity.size(pieces) == (sum(len(document.encode()) for document in documents), words)
     assert perplexity.size(pieces, first="é").bytes == perplexity.size(pieces).bytes - 2
 
 
-def test_perplexities_are_those_of_their_definitions():
+def test_perplexities_follow_their_definitions():
     p_T = np.array([0.5, 0.1, 0.25, 0.9])
-    found = perplexity.measure(-np.log(p_T).sum(), tokens=4, text=perplexity.Size(11, 2))
-    np.testing.assert_allclose(found["token_perplexity"], np.prod(1 / p_T) ** (1 / 4))
-    np.testing.assert_allclose(found["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
-    np.testing.assert_allclose(found["bits_per_byte"], -np.log2(p_T).sum() / 11)
+    metrics = perplexity.measure(-np.log(p_T).sum(), tokens=4, text=perplexity.Size(11, 2))
+    np.testing.assert_allclose(metrics["token_perplexity"], np.prod(1 / p_T) ** (1 / 4))
+    np.testing.assert_allclose(metrics["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
+    np.testing.assert_allclose(metrics["bits_per_byte"], -np.log2(p_T).sum() / 11)
     assert np.isfinite(perplexity.measure(1e5, tokens=4, text=perplexity.Size(4, 1))["word_perplexity"])
 
 
-def test_text_without_spaces_has_no_perplexity_of_words():
-    for size, there in (
-        (perplexity.Size(50, 1), True),
-        (perplexity.Size(51, 1), False),
-        (perplexity.Size(9, 0), False),
-    ):
-        found = perplexity.measure(9.0, tokens=9, text=size)
-        assert ("word_perplexity" in found) == there and {"bits_per_byte", "token_perplexity"} <= found.keys()
+@pytest.mark.parametrize(("size", "has_words"), [((50, 1), True), ((51, 1), False), ((9, 0), False)])
+def test_text_without_spaces_has_no_perplexity_of_words(size, has_words):
+    metrics = perplexity.measure(9.0, tokens=9, text=perplexity.Size(*size))
+    assert ("word_perplexity" in metrics) == has_words and {"bits_per_byte", "token_perplexity"} <= metrics.keys()
 
 
-def test_what_a_tokenizer_loses_of_a_text_is_told(tmp_path):
-    words, part = made(tmp_path / "a")
-    assert (
-        perplexity.find_difference(words, part)
-        == ""
-        == perplexity.find_difference(words, [" ⏎ café 漢\0\n\n".encode()])
-    )
-    assert "<|endo" in perplexity.find_difference(words, [b"one <|endoftext|> more"])
+def test_a_difference_between_text_and_decoded_ids_is_described(tmp_path):
+    chosen, part = make(tmp_path / "a")
+    for same in (part, [" ⏎ café 漢\0\n\n".encode()]):
+        assert perplexity.find_difference(chosen, same) == ""
+    assert "<|endo" in perplexity.find_difference(chosen, [b"one <|endoftext|> more"])
     letters = tokenizer.make("characters", [b"a king"], evaluation=[b"a queen"])
     assert perplexity.find_difference(letters, [b"a king\0king"]) == ""
     assert perplexity.find_difference(letters, [b"a king\0a queen"]) == "'a queen' becomes 'a [UNK][UNK]'"
@@ -117,7 +110,7 @@ def test_what_a_tokenizer_loses_of_a_text_is_told(tmp_path):
 
 
 def test_a_long_document_has_its_specials_once(monkeypatch):
-    """Not around each of the pieces in which it is encoded."""
+    """They are not repeated for the pieces of the document."""
     monkeypatch.setattr(tokenizer, "LONGEST", 40)
     monkeypatch.setattr(tokenizer, "PIECE", 10)
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2}, unk_token="a"))
@@ -127,10 +120,10 @@ def test_a_long_document_has_its_specials_once(monkeypatch):
     published = pretrained_tokenizer.Published(library, {})
     for lengths in ((3,), (100,), (3, 100, 2), (100, 50), (20, 20, 21), (7, 200)):
         text = "\0".join("a\n" * n for n in lengths).encode()
-        right = [id for n in lengths for id in [0, *[2] * n, 1]]
+        expected = [id for n in lengths for id in [0, *[2] * n, 1]]
         for step in (1, 7, 33, 1000):
             pieces = [text[at : at + step] for at in range(0, len(text), step)]
-            assert published.join(pieces).tolist() == right, (lengths, step)
+            assert published.join(pieces).tolist() == expected, (lengths, step)
 
 
 def test_a_special_in_the_texts_is_counted():
@@ -144,7 +137,7 @@ LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))
 
 @pytest.mark.parametrize("letters", [LETTERS, LETTERS.translate({code: code + 0x4E00 for code in b"abcdefghijklmnop"})])
 def test_text_without_spaces_is_learned_in_time_that_grows_with_its_length(letters, capsys):
-    """300,000 letters took over a minute. Pieces of words beyond a cut are the same ones."""
+    """300,000 letters took over a minute without cuts."""
     began = time.process_time()
     library = bpe.learn([letters], W=600, specials=["<|endoftext|>"])
     assert time.process_time() - began < 20
@@ -158,4 +151,4 @@ def test_text_with_spaces_is_not_cut(capsys):
         assert [*bpe.cut([words, words])] == [words, words]
     assert capsys.readouterr().out == ""
     words = "a " + "x" * (2 * bpe.RUN + 3) + " " * bpe.RUN + "b"
-    assert [len(one) for one in bpe.cut([words])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]
+    assert [len(piece) for piece in bpe.cut([words])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]

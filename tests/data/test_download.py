@@ -1,4 +1,4 @@
-"""A named file is at hand, or downloaded whole or not at all."""
+"""A named file is found, or downloaded completely or not at all."""
 
 import contextlib
 import gc
@@ -44,7 +44,7 @@ def web():
 
 @pytest.fixture
 def play(web, tmp_path, monkeypatch):
-    """`play(path)` names a set 'play' at this path of the server, or at this port; all folders lie in tmp_path."""
+    """`play(path)` names a data set 'play' at this path of the server, or at this port. All folders are in tmp_path."""
     monkeypatch.delenv("TFM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -62,17 +62,17 @@ def check_refusal(tmp_path, *words):
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-def test_a_file_is_downloaded_once_and_one_at_hand_comes_first(play, web, tmp_path, monkeypatch):
+def test_a_file_is_downloaded_once_and_a_local_file_comes_first(play, web, tmp_path, monkeypatch):
     play("/good")
     path = download.fetch(*download.NAMED["play"])
     assert path == tmp_path / "cache" / "tfm" / "play.txt" and path.read_bytes() == GOOD
-    assert [one for one in (tmp_path / "cache").rglob("*") if one.is_file()] == [path]
+    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == [path]
     assert b"".join(b"".join(part) for part in text.load("play")[1:3]) == GOOD
     monkeypatch.setenv("TFM_DATA", str(tmp_path))
     assert download.fetch(*download.NAMED["play"]) == path and web.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD})
     assert download.fetch(*download.NAMED["play"]) == tmp_path / "play.txt" and web.asked == ["/good"]
-    write(tmp_path, **{"play.txt": GOOD[:-1]})  # one that is another is refused, not passed over
+    write(tmp_path, **{"play.txt": GOOD[:-1]})  # a file with other content is refused, not skipped
     with raises(errors.UserError, hashlib.sha256(GOOD[:-1]).hexdigest(), SHA256):
         download.fetch(*download.NAMED["play"])
 
@@ -86,7 +86,7 @@ def test_a_bad_answer_leaves_nothing_behind(play, tmp_path, path, word):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests leaves the socket of a silent server to the collector
-def test_no_connection_and_a_silent_server_end_with_what_to_do_by_hand(play, tmp_path, monkeypatch):
+def test_no_connection_and_a_silent_server_end_with_a_remedy(play, tmp_path, monkeypatch):
     with contextlib.closing(socket.socket()) as unheard:
         unheard.bind(("127.0.0.1", 0))
         play("/", unheard.getsockname()[1])

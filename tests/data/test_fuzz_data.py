@@ -1,4 +1,4 @@
-"""Whatever is damaged in a file, it is read or refused in one sentence that names it."""
+"""A damaged file is read, or refused in one sentence that names it."""
 
 import gzip
 import io
@@ -36,11 +36,11 @@ def read_image(file):
 
 
 def read_tokens(file):
-    made = pretrained_tokenizer.read(file)
-    made.decode(made.encode("a king", specials=True))
+    chosen = pretrained_tokenizer.read(file)
+    chosen.decode(chosen.encode("a king", specials=True))
 
 
-FILES = {  # name of the file -> its right content, and how it is read
+FILES = {  # name of the file -> its valid content, and the function that reads it
     "images.idx": (small_files.idx(IMAGES), images.read_idx),
     "images.gz": (gzip.compress(small_files.idx(IMAGES)), images.read_idx),
     "images.npz": (small_files.npz(x=IMAGES, y=LABELS), lambda file: images.load(str(file))),
@@ -60,11 +60,9 @@ FILES = {  # name of the file -> its right content, and how it is read
 def damaged(draw, content):
     """Return the content with a change: cut off, bytes changed, added, removed, or repeated."""
     at = draw(st.integers(0, len(content)))
-    some = draw(st.binary(min_size=1, max_size=9) | st.sampled_from([b"\xff" * 4, b"\0" * 8]))
-    before, after, later = content[:at], content[at:], content[at + len(some) :]
-    return draw(
-        st.sampled_from([before, before + some + later, before + some + after, before + later, before + after[-20:]])
-    )
+    noise = draw(st.binary(min_size=1, max_size=9) | st.sampled_from([b"\xff" * 4, b"\0" * 8]))
+    start, end, later = content[:at], content[at:], content[at + len(noise) :]
+    return draw(st.sampled_from([start, start + noise + later, start + noise + end, start + later, start + end[-20:]]))
 
 
 @pytest.mark.parametrize("kind", FILES)

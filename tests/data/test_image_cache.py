@@ -1,4 +1,4 @@
-"""Many or large images are made a few at a time, kept on the disk within bounds, and read again."""
+"""Many or large images are decoded a few at a time, cached on the disk, and read again."""
 
 import contextlib
 import errno
@@ -17,22 +17,22 @@ CLASSES = ("cat", "dog")
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
 
 
-def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, monkeypatch):
+def test_many_images_are_cached_and_decoded_again_only_if_a_file_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(image_folder, "CACHED", 1)
     source = folder(tmp_path / "set", *(f"{part}/{name}" for part in ("train", "test") for name in NAMES))
-    looked = []
-    opened = image_file.open_image
-    monkeypatch.setattr(image_file, "open_image", lambda file: looked.append(file) or opened(file))
+    paths = []
+    open_image = image_file.open_image
+    monkeypatch.setattr(image_file, "open_image", lambda file: paths.append(file) or open_image(file))
 
     def load(size=0):
-        looked.clear()
+        paths.clear()
         data = images.load(source, size)
-        return len(looked) // 2, data.train_image_BYXZ, data.evaluation_image_BYXZ
+        return len(paths) // 2, data.train_image_BYXZ, data.evaluation_image_BYXZ
 
     monkeypatch.setattr(image_folder, "CHUNK", 3)
-    first, again = load(), load()
-    assert first[0] == 8 and again[0] == 0 and load(4)[0] == 8
-    for a, b in zip(first[1:], again[1:], strict=True):
+    first, second = load(), load()
+    assert first[0] == 8 and second[0] == 0 and load(4)[0] == 8
+    for a, b in zip(first[1:], second[1:], strict=True):
         np.testing.assert_array_equal(a, b)
     (tmp_path / "set" / "train" / NAMES[0]).write_bytes(packed(pixels(9)))
     n, train, _ = load()
@@ -49,28 +49,28 @@ def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, 
         load(3)
 
 
-def test_large_images_are_made_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
-    """At most CHUNK_BYTES of them are in memory, and the two parts of one set are no copies."""
+def test_large_images_are_decoded_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
+    """At most CHUNK_BYTES of images are in memory, and the two parts of a set are not copies."""
     monkeypatch.setattr(image_folder, "CACHED", 1)
     monkeypatch.setattr(image_folder, "CHUNK_BYTES", 3 * Y * X * 3)
     source = folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20)))
-    written, lead, waits = [], [], []
-    kept, pixels_of = disk.draft, image_file.pixels
+    writes, decoded, in_memory = [], [], []
+    original_draft, original_pixels = disk.draft, image_file.pixels
 
     @contextlib.contextmanager
     def draft(file):
-        with kept(file) as new:
-            yield types.SimpleNamespace(write=lambda content: written.append(content) or new.write(content))
+        with original_draft(file) as new:
+            yield types.SimpleNamespace(write=lambda content: writes.append(content) or new.write(content))
 
     def make(*arguments):
-        waits.append(1)
-        lead.append(len(waits) - len(written))
-        return pixels_of(*arguments)
+        decoded.append(1)
+        in_memory.append(len(decoded) - len(writes))
+        return original_pixels(*arguments)
 
     monkeypatch.setattr(disk, "draft", draft)
     monkeypatch.setattr(image_file, "pixels", make)
     data = images.load(source)
-    assert len(waits) == 40 and max(lead) <= 4
+    assert len(decoded) == 40 and max(in_memory) <= 4
     for array in (data.train_image_BYXZ, data.evaluation_image_BYXZ):
         while not isinstance(array, mmap.mmap):
             array = array.base

@@ -1,4 +1,4 @@
-"""An image file is processed like the images that a model was trained on, as its files describe it, or refused."""
+"""An image file is processed like the images that a model was trained on, or refused."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def published_format(folder, fields, *shape, Z=3, file="preprocessor_config.json
     return image_file.load_format(folder, {"image": list(shape), "class_names": ["a"]}, Z=Z, C=1)
 
 
-def test_an_image_is_made_like_the_models_own(tmp_path):
+def test_an_image_is_processed_like_the_images_of_a_run(tmp_path):
     image_1YXZ, line = image_file.read(save(tmp_path, np.full((5, 7, 3), 255, np.uint8)), run_format(tmp_path))
     np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
     assert "5 x 7 pixels, colour, resized to 2 x 3, grey" in line
@@ -50,7 +50,7 @@ WRONG = {  # the field that the message names, and changes
 }
 
 
-def test_what_is_said_of_the_images_must_be_usable(tmp_path):
+def test_a_format_that_cannot_be_used_is_refused(tmp_path):
     valid = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
     form = run_format(tmp_path, 3, **valid)
     assert {name: form[name] for name in valid} == valid
@@ -66,7 +66,7 @@ def test_what_is_said_of_the_images_must_be_usable(tmp_path):
 CROP = {"do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
 SQUARE = {"do_center_crop": True, "crop_size": 4}
 PLAIN = {"do_normalize": False}
-MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its pixels
+PROCESSED = {  # fields, and the expected result for the pixels x of an image of 12 x 24 pixels
     "not normalised": (PLAIN | {"image_mean": [0.3] * 3, "size": [12, 24]}, lambda x: x / 255),
     "not rescaled": ({"do_rescale": False, "image_mean": 100, "size": [12, 24]}, lambda x: (x - 100) / 0.5),
     "not resized": ({"do_resize": False}, lambda x: (x / 255 - 0.5) / 0.5),
@@ -83,35 +83,32 @@ MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its
 }
 
 
-@pytest.mark.parametrize("case", MADE)
-def test_a_file_is_made_into_an_image_as_it_is_said(tmp_path, case):
-    fields, expected = MADE[case]
+@pytest.mark.parametrize("case", PROCESSED)
+def test_the_fields_of_a_processor_are_followed(tmp_path, case):
+    fields, expected = PROCESSED[case]
     x_YXZ = np.random.default_rng(0).integers(0, 256, (12, 24, 3), np.uint8)
     expected_YXZ = expected(x_YXZ.astype(float))
-    image_1YXZ, line = image_file.read(
-        save(tmp_path, x_YXZ), published_format(tmp_path, fields, *expected_YXZ.shape[:2])
-    )
+    form = published_format(tmp_path, fields, *expected_YXZ.shape[:2])
+    image_1YXZ, line = image_file.read(save(tmp_path, x_YXZ), form)
     np.testing.assert_allclose(image_1YXZ[0], expected_YXZ, atol=1.01 / 255 if case == "mean of boxes" else 1e-5)
     assert "assumed" not in line
 
 
-def test_opacity_is_laid_on_white_whatever_is_asked_for(tmp_path):
-    """The image is in colour, grey, or a palette with a transparent colour."""
+def test_transparent_pixels_become_white(tmp_path):
+    """In colour, grey, or a palette with a transparent colour; whether or not the format converts to RGB."""
     file = save(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
     grey, palette = tmp_path / "grey.png", tmp_path / "palette.png"
     Image.open(file).convert("LA").save(grey)
     flat = Image.frombytes("P", (2, 1), bytes([0, 1]))
     flat.putpalette([0, 0, 0, 0, 0, 0])
     flat.save(palette, transparency=1)
-    for one in (file, grey, palette):
-        for asked in (True, False):
-            form = published_format(tmp_path, {"do_convert_rgb": asked} | PLAIN, 1, 2)
-            np.testing.assert_allclose(image_file.read(one, form)[0][0, 0, :, 1], [0, 1], atol=1e-6)
-        form = published_format(tmp_path, PLAIN, 1, 2, Z=1)
-        np.testing.assert_allclose(image_file.read(one, form)[0][0, 0, :, 0], [0, 1], atol=1e-6)
+    for fields, Z in (({"do_convert_rgb": True}, 3), ({"do_convert_rgb": False}, 3), ({}, 1)):
+        form = published_format(tmp_path, fields | PLAIN, 1, 2, Z=Z)
+        for path in (file, grey, palette):
+            np.testing.assert_allclose(image_file.read(path, form)[0][0, 0, :, Z // 2], [0, 1], atol=1e-6)
 
 
-REFUSED = [  # what is said, and the names and values of the message
+REFUSED = [  # fields, and the names and values of the message
     ({"image_processor_type": "CLIPImageProcessor"}, ["image_processor_type", "CLIPImageProcessor"]),
     ({"feature_extractor_type": "CLIPFeatureExtractor"}, ["CLIPImageProcessor"]),
     ({"do_flip_channel_order": True}, ["do_flip_channel_order"]),
@@ -127,14 +124,14 @@ REFUSED = [  # what is said, and the names and values of the message
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED)
-def test_what_is_said_of_making_an_image_is_done_or_refused(tmp_path, fields, words):
+def test_a_processor_that_is_not_supported_is_refused(tmp_path, fields, words):
     file = save(tmp_path, np.zeros((12, 24, 3), np.uint8))
     with raises(errors.UserError, *words):
         image_file.read(file, published_format(tmp_path, fields, 4, 6))
 
 
-def test_the_newest_form_of_what_is_said_of_images_is_read(tmp_path):
-    """transformers writes processor_config.json in place of preprocessor_config.json."""
+def test_processor_config_json_is_read(tmp_path):
+    """Newer versions of transformers write it in place of preprocessor_config.json."""
     newest, fields = {"Z": 1, "file": "processor_config.json"}, {"image_processor": {"image_mean": [9]} | PLAIN}
     form = published_format(tmp_path, fields, 4, 6, **newest)
     assert (form["mean"], form["std"], form["assumed"]) == ([0], [1], False)

@@ -1,4 +1,4 @@
-"""Image files in folders of their classes: what part and class each is of; made alike, kept, refused by their names."""
+"""Image files in folders of their classes: the part, the class and the pixels of each, and refused files."""
 
 import os
 
@@ -17,26 +17,24 @@ NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
 @pytest.mark.parametrize(
     ("parts", "evaluated"), [(("train",), ""), (("Train", "test"), "test"), (("training", "val", "test"), "val")]
 )
-def test_names_of_folders_tell_parts_and_classes(tmp_path, parts, evaluated):
-    left = ["more/cat/a.png", "readme.txt", "train/.cat/a.png", "train/cat/Thumbs.db"]
+def test_names_of_folders_define_parts_and_classes(tmp_path, parts, evaluated):
+    unused = ["more/cat/a.png", "readme.txt", "train/.cat/a.png", "train/cat/Thumbs.db"]
     every = [f"{part}/{name}" for part in parts for name in NAMES]
-    source = folder(tmp_path / "set", *every, *left)
+    source = folder(tmp_path / "set", *every, *unused)
     data = images.load(source)
     assert data.classes == ("cat", "dog house") and data.values == (0.0, 255.0)
     label_of = {pixels(b).tobytes(): name.split("/")[1] for b, name in enumerate(every)}
-    train, held = data.train_image_BYXZ, data.evaluation_image_BYXZ
-    for image_BYXZ, label_B in ((train, data.train_label_B), (held, data.evaluation_label_B)):
+    for image_BYXZ, label_B in (data[1:3], data[3:5]):
         assert [data.classes[c] for c in label_B] == [label_of[image.tobytes()] for image in image_BYXZ]
+    line = "split by content"
     if evaluated:
         at = every.index(f"{evaluated}/{NAMES[0]}")
-        np.testing.assert_array_equal(train, [pixels(b) for b in range(4)])
-        np.testing.assert_array_equal(held, [pixels(b) for b in range(at, at + 4)])
+        np.testing.assert_array_equal(data.train_image_BYXZ, [pixels(b) for b in range(4)])
+        np.testing.assert_array_equal(data.evaluation_image_BYXZ, [pixels(b) for b in range(at, at + 4)])
         places = [os.path.join(source, part) for part in (parts[0], evaluated)]
-        how = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
-    else:
-        assert len(train) + len(held) == 4 and len(held) > 0
-        how = "split by content"
-    assert data.lines[0] == how and "1 .db" in data.lines[1] and "1 .txt" in data.lines[1]
+        line = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
+    assert len(data.train_label_B) + len(data.evaluation_label_B) == (8 if evaluated else 4)
+    assert data.lines[0] == line and "1 .db" in data.lines[1] and "1 .txt" in data.lines[1]
     assert f"left out, in other folders or splits: {5 if len(parts) == 3 else 1}" in data.lines[2]
 
 
@@ -66,7 +64,7 @@ def test_folders_of_parts_have_many_names_and_one_level_more(tmp_path, train, he
 
 
 @pytest.mark.parametrize(
-    ("folders", "found"),
+    ("folders", "expected"),
     [
         (["bus", "car", "train"], ("bus", "car", "train")),
         (["airport", "test_tube", "train_station"], ("airport", "test_tube", "train_station")),
@@ -83,16 +81,16 @@ def test_folders_of_parts_have_many_names_and_one_level_more(tmp_path, train, he
         (["2", "10", "b"], ("10", "2", "b")),
     ],
 )
-def test_what_may_be_a_part_or_a_class_is_told_by_the_folders_or_refused(tmp_path, folders, found):
+def test_folders_are_classes_or_refused_if_they_may_be_parts(tmp_path, folders, expected):
     source = folder(tmp_path, *(f"{name}/{n}.png" for name in folders for n in range(2)))
-    if found is None:
+    if expected:
+        assert images.load(source).classes == expected
+    else:
         with raises(errors.UserError, tmp_path):
             images.load(source)
-    else:
-        assert images.load(source).classes == found
 
 
-def test_files_and_links_that_are_left_out_are_counted_and_no_class_is_lost(tmp_path):
+def test_unused_files_and_links_are_counted_and_no_class_is_lost(tmp_path):
     source = folder(tmp_path / "set", *(f"{name}/{n}.png" for name in CLASSES for n in range(3)))
     write(tmp_path / "set", **{"cat/a.txt": b"a", "dog/b.txt": b"b", "dog/c.heic": b"c", "labels/d.txt": b"d"})
     os.symlink(tmp_path / "set" / "cat", tmp_path / "set" / "dog" / "link")
@@ -106,16 +104,16 @@ def test_files_and_links_that_are_left_out_are_counted_and_no_class_is_lost(tmp_
     assert images.load(source).classes == ("bird", *CLASSES)
 
 
-def test_classes_that_differ_by_spaces_or_case_are_warned_of_and_many_are_cut(tmp_path):
+def test_a_warning_names_classes_that_differ_by_spaces_or_case_and_many_are_truncated(tmp_path):
     source = folder(tmp_path, *(f"{name}/{n}.png" for name in ("Cat", "cat", "cat ", "dog\x1b[31m") for n in range(2)))
-    said = "\n".join(images.load_described(source).lines)
-    assert "'Cat', 'cat', 'cat ' differ" in said and "\x1b" not in said and "dog\\x1b" in said
+    lines = "\n".join(images.load_described(source).lines)
+    assert "'Cat', 'cat', 'cat ' differ" in lines and "\x1b" not in lines and "dog\\x1b" in lines
     (line,) = classes.describe([str(c) for c in range(100_000)])
     assert line.startswith("classes: 0, 1, 2, ") and "11" in line and "12" not in line and "100,000" in line
 
 
 @pytest.mark.parametrize("form", ["GIF", "TIFF", "WEBP", "JPEG", "PPM", "BMP"])
-def test_what_classify_reads_is_read_in_training(tmp_path, form):
+def test_training_reads_every_format(tmp_path, form):
     end = form.lower().replace("jpeg", "jfif")
     write(tmp_path, **{f"{'ab'[b % 2]}/{b}.{end}": packed(pixels(b), form) for b in range(4)})
     data = images.load(str(tmp_path))
@@ -127,28 +125,27 @@ def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(
     folder(tmp_path, *names)
     for b in range(60):
         (tmp_path / names[b]).with_name(f"copy{b}.png").write_bytes((tmp_path / names[b]).read_bytes())
-    data_of_files = images.load(str(tmp_path))
-    held = {image.tobytes() for image in data_of_files.evaluation_image_BYXZ}
-    assert 0 < len(held) < 30 and not held & {image.tobytes() for image in data_of_files.train_image_BYXZ}
-    assert len(data_of_files.evaluation_label_B) == 2 * len(held)
+    original = images.load(str(tmp_path))
+    held_out = {image.tobytes() for image in original.evaluation_image_BYXZ}
+    assert 0 < len(held_out) < 30 and not held_out & {image.tobytes() for image in original.train_image_BYXZ}
+    assert len(original.evaluation_label_B) == 2 * len(held_out)
+    expected_names = {f"{b}.png" for b in range(60) if pixels(b).tobytes() in held_out}
+    expected_files = [file for file in files.folder(tmp_path, ()) if file.inside.name in expected_names]
     for size in (2, 4, 9):
         data = images.load(str(tmp_path), size)
-        assert data.evaluation_label_B.tolist() == data_of_files.evaluation_label_B.tolist()
-        expected = [b for b in range(60) if pixels(b).tobytes() in held]
-        found = image_folder.read(
-            [file for file in files.folder(tmp_path, ()) if file.inside.name in {f"{b}.png" for b in expected}], size
-        )
-        assert {image.tobytes() for image in found} == {image.tobytes() for image in data.evaluation_image_BYXZ}
+        assert data.evaluation_label_B.tolist() == original.evaluation_label_B.tolist()
+        expected = {image.tobytes() for image in image_folder.read(expected_files, size)}
+        assert expected == {image.tobytes() for image in data.evaluation_image_BYXZ}
 
 
 @pytest.mark.parametrize("size", [-1, 8193])
-def test_a_size_that_no_image_has_is_refused_by_its_setting(tmp_path, size):
+def test_an_impossible_size_is_refused_by_its_setting(tmp_path, size):
     for source in (folder(tmp_path, *NAMES), "digits"):
         with raises(errors.UserError, "image.size", f"{size:,}"):
             images.load(source, size)
 
 
-def test_grey_images_have_one_channel_and_one_coloured_makes_all_have_three(tmp_path):
+def test_grey_images_have_one_channel_unless_another_image_is_in_colour(tmp_path):
     grey = pixels(0, (Y, X))
     write(tmp_path, **{"a/1.png": packed(grey), "a/2.bmp": packed(grey[::-1], "BMP")})
     assert [image_BYXZ.shape for image_BYXZ, _ in image_folder.load(str(tmp_path), 0).arrays] == [(1, Y, X, 1)] * 2
@@ -160,8 +157,8 @@ def test_grey_images_have_one_channel_and_one_coloured_makes_all_have_three(tmp_
     assert image_BYXZ.shape == (3, Y, X, 3) and sorted(label_B) == [0, 0, 1]
 
 
-def test_a_photograph_is_made_as_classify_makes_it(tmp_path):
-    """Squashed, turned as its camera says, a large JPEG unpacked at a part of its size: the very same numbers."""
+def test_training_and_classify_process_a_photograph_alike(tmp_path):
+    """It is squashed and rotated by its metadata; a large JPEG is decoded at a part of its size."""
     smooth = np.add.outer(np.arange(300), np.arange(200))[..., None].astype(np.uint8) // np.uint8([1, 2, 3])
     turned = packed(np.rot90(smooth), "JPEG", turned=6)
     write(tmp_path / "set", **{"a/1.jpg": packed(smooth, "JPEG"), "a/2.jpeg": turned, "b/3.png": packed(pixels(0))})
@@ -174,65 +171,76 @@ def test_a_photograph_is_made_as_classify_makes_it(tmp_path):
     disk.write_json(tmp_path / "data.json", images.describe(data))
     like = image_file.load_format(tmp_path, {}, Z=3, C=2)
     assert like["classes"] == ["a", "b"]
-    found = [image_file.read(file, like)[0][0] for file in sorted((tmp_path / "set").glob("*/*"))]
+    processed = [image_file.read(file, like)[0][0] for file in sorted((tmp_path / "set").glob("*/*"))]
     normal = dict(zip(("mean_Z", "std_Z"), images.statistics(data.train_image_BYXZ), strict=True))
     fetch, _ = images.examples(image_BYXZ, np.zeros(3, np.int32), **normal)
-    np.testing.assert_allclose(found, fetch(np.arange(3), None)["image_BYXZ"], atol=1e-5)
+    np.testing.assert_allclose(processed, fetch(np.arange(3), None)["image_BYXZ"], atol=1e-5)
 
 
-def test_what_cannot_be_made_alike_is_refused_by_name(tmp_path):
+def test_damaged_images_and_images_of_another_size_are_refused_by_name(tmp_path):
     source = folder(tmp_path / "set", *NAMES, "test/a.png")
-    assert images.load(source).classes == ("cat", "dog house", "test")  # where none is called train
+    assert images.load(source).classes == ("cat", "dog house", "test")  # no folder is called train
 
     def check_refusal(*words, size=0):
         with raises(errors.UserError, *words):
             images.load(source, size)
 
-    (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0, (4, 3))))
+    write(tmp_path / "set", **{"cat/c.png": packed(pixels(0, (4, 3)))})
     check_refusal("cat/c.png", "4 x 3", "5 x 3", "image.size")
     assert images.load(source, 4).train_image_BYXZ.shape[1:] == (4, 4, 3)
-    (tmp_path / "set" / "cat" / "c.png").write_bytes(packed(pixels(0))[:-40])
+    write(tmp_path / "set", **{"cat/c.png": packed(pixels(0))[:-40]})
     check_refusal("cat/c.png", size=4)
-    (tmp_path / "set" / "e.png").write_bytes(packed(pixels(0)))
+    write(tmp_path / "set", **{"e.png": packed(pixels(0))})
     check_refusal("set/e.png")
     with raises(errors.UserError, "image.size = 7", "8 x 8"):
         images.load("digits", 7)
 
 
-def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monkeypatch):
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """`save(name, names, part=(numbers, labels))` saves a data set of images with these numbers, and returns it."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     datasets.disable_progress_bars()
+
+    def save_set(name, names, **parts):
+        kinds = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=names))
+        splits = {}
+        for part, (numbers, labels) in parts.items():
+            rows = {"pixels": [Image.fromarray(pixels(b)) for b in numbers], "kind": labels}
+            splits[part] = datasets.Dataset.from_dict(rows, features=kinds)
+        datasets.DatasetDict(splits).save_to_disk(tmp_path / name)
+        return datasets, splits
+
+    return save_set
+
+
+def test_a_data_set_gives_the_same_images_as_a_folder(tmp_path, save):
     names = [f"{part}/{name}" for part in ("train", "test") for name in NAMES[:3]]
     expected = images.load(folder(tmp_path / "set", *names))
-    kinds = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=["cat", "dog house"]))
-    splits = {}
-    for part, first in (("train", 0), ("test", 3)):
-        rows = {"pixels": [Image.fromarray(pixels(b)) for b in range(first, first + 4)], "kind": [0, 0, 1, -1]}
-        splits[part] = datasets.Dataset.from_dict(rows, features=kinds)  # the last one has no class
-    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    labels = [0, 0, 1, -1]  # the last image has no class
+    save("saved", ["cat", "dog house"], train=(range(4), labels), test=(range(3, 7), labels))
     for source in ("saved", "set"):
         data = images.load(f"hub:{tmp_path / source}")
-        for array, right in zip(data[1:6], expected[1:6], strict=True):
-            np.testing.assert_array_equal(array, right)
-    datasets.DatasetDict(full=splits["train"]).save_to_disk(tmp_path / "one")
+        for array, expected_array in zip(data[1:6], expected[1:6], strict=True):
+            np.testing.assert_array_equal(array, expected_array)
+    save("one", ["cat", "dog house"], full=(range(4), labels))
     assert images.load(f"hub:{tmp_path / 'one'}").classes == ("cat", "dog house")
-    names = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=["zebra", "10", "ant", "2"]))
-    rows = {"pixels": [Image.fromarray(pixels(b)) for b in range(8)], "kind": [0, 1, 2, 3, 0, 1, 2, -1]}
-    data_of_files = datasets.Dataset.from_dict(rows, features=names)
-    datasets.DatasetDict(train=data_of_files, test=data_of_files.select(range(4))).save_to_disk(tmp_path / "order")
+
+
+def test_a_data_set_keeps_the_order_of_its_classes_and_needs_a_training_split(tmp_path, save, monkeypatch):
+    names, labels = ["zebra", "10", "ant", "2"], [0, 1, 2, 3, 0, 1, 2, -1]
+    datasets, splits = save("order", names, train=(range(8), labels), test=(range(4), range(4)))
     data = images.load_described(f"hub:{tmp_path / 'order'}")
     assert data.classes == ("zebra", "10", "ant", "2") and data.evaluation_label_B.tolist() == [0, 1, 2, 3]
     assert any("split train: 1" in line for line in data.lines) and any("4 of 4" in line for line in data.lines)
-    datasets.DatasetDict({"full": data_of_files, "more": data_of_files}).save_to_disk(tmp_path / "other")
+    save("other", names, full=(range(8), labels), more=(range(8), labels))
     with raises(errors.UserError, "other", "train"):
         images.load(f"hub:{tmp_path / 'other'}")
-    with monkeypatch.context() as patch:  # older versions of `datasets` cannot save an empty split of images
-        patch.setattr(
-            datasets, "load_from_disk", lambda folder: {"train": data_of_files.select([]), "test": data_of_files}
-        )
-        with raises(errors.UserError, "other"):
-            images.load(f"hub:{tmp_path / 'other'}")
     splits["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
     with raises(errors.UserError, "none (train)", "ClassLabel", "pixels"):
         images.load(f"hub:{tmp_path / 'none'}")
+    # Older versions of `datasets` cannot save an empty split of images.
+    monkeypatch.setattr(datasets, "load_from_disk", lambda folder: splits | {"train": splits["train"].select([])})
+    with raises(errors.UserError, "other"):
+        images.load(f"hub:{tmp_path / 'other'}")

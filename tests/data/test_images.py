@@ -40,6 +40,8 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
     with raises(errors.UserError, "train-labels-idx1-ubyte"):
         images.load(name)
 
+
+def test_home_and_cache_folders_are_places_of_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TFM_DATA", "~")
     assert download.places() == [pathlib.Path.home(), tmp_path / "cache" / "tfm"]
     monkeypatch.delenv("TFM_DATA")
@@ -76,7 +78,7 @@ def single_part(path, **changed):
 
 
 def test_labels_from_1_on_are_refused(tmp_path):
-    """They do not mean one more class. But one of the parts may lack the class 0."""
+    """They do not mean one more class. But a part may lack the class 0."""
     small = arrays()
     from_one = {name: small[name] + 1 for name in ("y_train", "y_test")}
     for source in (archive(tmp_path / "a.npz", **from_one), single_part(tmp_path / "b.npz", y=from_one["y_train"])):
@@ -86,26 +88,19 @@ def test_labels_from_1_on_are_refused(tmp_path):
     assert len(data.classes) == C and 0 not in data.train_label_B and 0 in data.evaluation_label_B
 
 
-def describe(source="digits"):
-    return images.load_described(source).lines
-
-
-def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
+def test_lines_describe_the_parts_and_the_classes_without_a_training_image(tmp_path):
     y = arrays()["y_train"]
     source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
-    assert describe(source) == [
+    assert images.load_described(source).lines == [
         f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
         f"{source}: classes: 0, 1, 2, 3",
     ]
-    lines = describe(single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19))
-    assert lines[0].endswith("b.npz: split by content")
-    assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
-    assert describe() == [
-        "digits: 1,463 images to train on, 334 to evaluate, 10 classes",
-        "digits: classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
-    ]
-    digits = images.load("digits")
+    source = single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
+    split, counts, _ = images.load_described(source).lines
+    assert "split by content" in split and counts.endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
+    digits = images.load_described("digits")
+    assert digits.lines[0] == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
     assert digits.train_image_BYXZ.shape[1:] == (8, 8, 1) and digits.train_image_BYXZ.max() == 16
     assert digits.classes == tuple("0123456789") and set(digits.evaluation_label_B) == set(range(10))
 
@@ -126,12 +121,12 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
         data = images.load(str(folder))
         assert data.train_image_BYXZ.max() == 0 and (number or data.lines == ["split by content"])
         assert not number or (data.evaluation_image_BYXZ == number).all() and len(data.evaluation_label_B) == TRAIN
-    how = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
-    assert data.name == str(folder) and data.lines == [how.format(f"{folder}/", ".npz")]
+    line = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
+    assert data.name == str(folder) and data.lines == [line.format(f"{folder}/", ".npz")]
     three = {f"x_{name}": image for name, image in pixels.items()}
     three |= {f"y_{name}": arrays()["y_train"] for name in pixels}
     data = images.load(archive(tmp_path / "a.npz", **three))
-    assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [how.format("x_", "")]
+    assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [line.format("x_", "")]
     source = idx_folder(tmp_path / "idx")
     before = images.load(source)
     single_part(tmp_path / "idx" / f"{valid}.npz")  # next to IDX files nothing is read
@@ -142,25 +137,20 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
         images.load(str(folder))
 
 
-def test_one_set_is_split_by_content(tmp_path):
+def test_a_single_part_is_split_by_content(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (1009, Y, X), np.uint8)
     x[500:600] = x[:100]  # copies
     y = np.arange(1009) % 7
     data = images.load(single_part(tmp_path / "a.npz", x=x, y=y))
-    label_of = {(image.tobytes(), label) for image, label in zip(x, y, strict=True)}
-    train = [image.tobytes() for image in data.train_image_BYXZ]
-    held = [image.tobytes() for image in data.evaluation_image_BYXZ]
-    assert sorted(train + held) == sorted(image.tobytes() for image in x) and not set(train) & set(held)
-    assert set(zip(train + held, [*data.train_label_B, *data.evaluation_label_B], strict=True)) == label_of
-    assert abs(len(set(held)) / 909 - 0.2) < 5 * math.sqrt(0.16 / 909)
-    back = images.load(single_part(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
-    assert np.array_equal(back.evaluation_label_B, data.evaluation_label_B[::-1])
+    train, held_out = ([image.tobytes() for image in data[i]] for i in (1, 3))
+    rows = zip(train + held_out, [*data.train_label_B, *data.evaluation_label_B], strict=True)
+    assert sorted(rows) == sorted((image.tobytes(), label) for image, label in zip(x, y, strict=True))
+    assert not {*train} & {*held_out} and abs(len({*held_out}) / 909 - 0.2) < 5 * math.sqrt(0.16 / 909)
+    reverse = images.load(single_part(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
+    assert np.array_equal(reverse.evaluation_label_B, data.evaluation_label_B[::-1])
 
 
-def test_an_unknown_source_or_another_file_is_refused(tmp_path):
-    for source in ("", "nothing/here", "digit", "a\0b"):
-        with raises(errors.UserError, repr(source), "digits, fashion_mnist, mnist"):
-            images.load(source)
+def test_a_folder_and_a_file_without_images_are_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"text")
     for source in (tmp_path / "a.txt", tmp_path):
         with raises(errors.UserError, source):
@@ -207,7 +197,7 @@ def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
         (COLOUR[:30], COLOUR[30:], []),
     ],
 )
-def test_parts_that_seem_to_differ_or_share_images_are_warned_of(tmp_path, train, held_out, words):
+def test_a_warning_names_parts_that_seem_to_differ_or_share_images(tmp_path, train, held_out, words):
     data = images.load_described(two_parts(tmp_path / "a.npz", train, held_out))
     warnings = [line for line in data.lines if "warning: " in line]
     assert len(warnings) == len(words) and all(word in line for word, line in zip(words, warnings, strict=True))
@@ -218,7 +208,7 @@ def test_parts_that_seem_to_differ_or_share_images_are_warned_of(tmp_path, train
 # Examples.
 
 
-def test_statistics_are_those_of_each_channel():
+def test_statistics_of_each_channel():
     image = np.random.default_rng(0).integers(0, 256, (images.CHUNK + 5, 2, 2, 2), np.uint8)  # in two parts
     image[..., 1] = 7
     mean, std = images.statistics(image)

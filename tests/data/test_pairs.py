@@ -1,4 +1,4 @@
-"""Sentence pairs are read, split by their sources, cut into subwords, and made arrays."""
+"""Sentence pairs are read, split by their sources, and encoded as subwords in arrays."""
 
 import gzip
 import hashlib
@@ -18,11 +18,13 @@ WORDS = "a king who reads is worth two kings who fight".split()
 SAID = [(f"{a} {b} {c}.", f"{c} {b} {a}!") for a in WORDS for b in WORDS for c in WORDS]
 
 
-def text(some) -> bytes:
-    return "".join(f"{source}\t{target}\n" for source, target in some).encode()
+def text(rows) -> bytes:
+    return "".join(f"{source}\t{target}\n" for source, target in rows).encode()
 
 
-def both(loaded):
+def load(path):
+    """Return the pairs of both parts."""
+    loaded = pairs.load(str(path))
     return sorted(loaded.train + loaded.evaluation)
 
 
@@ -34,18 +36,22 @@ def file(tmp_path):
 # Reading.
 
 
-def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_or_no_pairs(tmp_path):
-    """In Unicode's form NFC; further columns are ignored."""
+def test_lines_of_a_file_a_folder_or_a_zip_are_pairs_without_hidden_and_other_files(tmp_path):
+    """In Unicode's form NFC; further columns are ignored. Numbers may be sentences."""
     content = "\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc"
-    loaded = pairs.load(str(write(tmp_path, **{"a.txt": content.encode()}) / "a.txt"))
-    assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")]
-    assert loaded.description.endswith("a.txt: 1 lines have more than two columns; the first two are used")
+    write(tmp_path, **{"a.txt": content.encode(), "n.tsv": text((i, f"number {i}") for i in range(99))})
+    assert load(tmp_path / "a.txt") == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")]
+    assert "1 lines have more than two columns" in pairs.load(str(tmp_path / "a.txt")).description
+    assert len(load(tmp_path / "n.tsv")) == 99
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
-    write(tmp_path, **{"set.zip": zipped([("set/", b""), *((f"./set/{name}", one) for name, one in contents.items())])})
+    write(
+        tmp_path,
+        **{"set.zip": zipped([("set/", b""), *((f"./set/{name}", content) for name, content in contents.items())])},
+    )
     for source in ("set", "set.zip"):
-        assert both(pairs.load(str(tmp_path / source))) == [("a", "b"), ("c", "d"), ("e", "f")]
+        assert load(tmp_path / source) == [("a", "b"), ("c", "d"), ("e", "f")]
 
 
 def numbered(form: str) -> bytes:
@@ -67,117 +73,101 @@ def numbered(form: str) -> bytes:
         (numbered("{a}\t{i}\t{b}\n"), ["column 2"]),
         (numbered("0.{i}\t{a}\t{b}\n"), ["column 1"]),
         (b"\n\n", ["sentence pairs"]),
-        (text(SAID) + b"a\0\tb\n", [f"byte {len(text(SAID)) + 1},"]),
-        (gzip.compress(text(SAID))[:-1], []),
         (zipped([("b.tsv", b"a\0\tb\n")]), ["said.tsv:b.tsv", "byte 1,"]),
     ],
     ids=lambda value: "",  # a zip's bytes say the time
 )
-def test_a_wrong_line_or_what_is_no_text_is_refused_by_file_and_number(tmp_path, content, words):
+def test_a_wrong_line_is_refused_by_file_and_number(tmp_path, content, words):
     write(tmp_path, **{"said.tsv": content})
     with raises(errors.UserError, tmp_path / "said.tsv", *words):
         pairs.load(str(tmp_path / "said.tsv"))
 
 
-def test_a_wrong_source_names_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("TFM_DATA", raising=False)
-    for source in ("spa_eng", "", "a" * 300 + "/b", str(tmp_path / "nothing" / "here")):
-        with raises(errors.UserError, repr(source), "spa-eng"):
-            pairs.load(source)
+def test_a_named_set_has_its_checksum_and_is_split_by_content_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TFM_DATA", str(write(tmp_path, **{"spa-eng.zip": b"another"})))
     with raises(errors.UserError, tmp_path / "spa-eng.zip", "sha256"):
         pairs.load("spa-eng")
-    right = zipped([("train.txt", text(SAID[:9])), ("test.txt", text(SAID[9:]))])  # of a named set names tell nothing
-    monkeypatch.setitem(pairs.NAMED, "spa-eng", ("spa-eng.zip", "http://", hashlib.sha256(right).hexdigest()))
-    write(tmp_path, **{"spa-eng.zip": right})
-    assert both(pairs.load("spa-eng")) == sorted(SAID) and pairs.load("spa-eng").description == ""
-    with raises(errors.UserError, "differ"):
-        pairs.load(str(write(tmp_path, **{"two.tsv": b"a\tb\na.\tc"}) / "two.tsv"))
+    content = zipped([("train.txt", text(SAID[:9])), ("test.txt", text(SAID[9:]))])
+    monkeypatch.setitem(pairs.NAMED, "spa-eng", ("spa-eng.zip", "http://", hashlib.sha256(content).hexdigest()))
+    write(tmp_path, **{"spa-eng.zip": content})
+    assert load("spa-eng") == sorted(SAID) and pairs.load("spa-eng").description == ""
 
 
-def test_source_and_target_are_exchanged_if_asked_for(file):
-    assert both(pairs.load(str(file), reverse=True)) == sorted((target, source) for source, target in SAID)
+def test_source_and_target_are_exchanged_on_request(file):
+    loaded = pairs.load(str(file), reverse=True)
+    assert sorted(loaded.train + loaded.evaluation) == sorted((target, source) for source, target in SAID)
 
 
-def test_numbers_as_sentences_are_pairs_and_the_language_of_a_text_is_known_again(tmp_path):
-    numbers = "".join(f"{i}\tnumber {i}\n" for i in range(99)).encode()
-    assert len(both(pairs.load(str(write(tmp_path, **{"n.tsv": numbers}) / "n.tsv")))) == 99
+def test_the_language_of_a_text_is_recognised():
     english, spanish = ["the king is here", "the queen and the king"], ["el rey", "la reina y el rey"]
     assert pairs.most_common_words(english, 2) == ["the", "king"]
     assert pairs.share_of_words(["The KING, el!"], pairs.most_common_words(english)) == 2 / 3
     assert pairs.share_of_words(spanish, pairs.most_common_words(english)) == 0 == pairs.share_of_words([""], ["a"])
 
 
-# Two files side by side.
+# Parallel files.
 
 
-def side_by_side(folder, stem, some, *, ends=(".en", ".es"), between="\n"):
-    for end, side in zip(ends, zip(*some, strict=True), strict=True):
-        content = "".join(line + between for line in side).encode()
+def parallel(folder, stem, rows, *, ends=(".en", ".es"), line_end="\n"):
+    """Write two files with the sides of the pairs."""
+    for end, side in zip(ends, zip(*rows, strict=True), strict=True):
+        content = "".join(line + line_end for line in side).encode()
         write(folder, **{f"{stem}{end}": gzip.compress(content) if end.endswith(".gz") else content})
     return folder
 
 
 def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
-    """The same pairs on the same sides as in one file."""
-    one = side_by_side(tmp_path / "one", "europarl-v7.es-en", SAID)
-    packed = side_by_side(tmp_path / "packed", "said", SAID, ends=(".pt_BR.gz", ".zh-CN"), between="\r\n")
-    named = side_by_side(tmp_path / "named", "said", SAID, ends=(".eng", ".spa.gz"))
-    members = [("README", b"about"), ("LICENSE", b"free")] + [(file.name, file.read_bytes()) for file in one.iterdir()]
+    """The parts are equal to the parts of a single file with these pairs."""
+    folder, stem = parallel(tmp_path / "one", "europarl-v7.es-en", SAID), "europarl-v7.es-en"
+    packed = parallel(tmp_path / "packed", "said", SAID, ends=(".pt_BR.gz", ".zh-CN"), line_end="\r\n")
+    stems = parallel(tmp_path / "stems", "said", SAID, ends=(".eng", ".spa.gz"))
+    members = [("README", b"about"), *((file.name, file.read_bytes()) for file in folder.iterdir())]
     moses = write(tmp_path, **{"moses.zip": zipped(members)}) / "moses.zip"
-    for source in (file, one, one / "europarl-v7.es-en", packed, named / "said", moses):
+    for source in (folder, folder / stem, packed, stems / "said", moses):
         assert pairs.load(str(source))[1:3] == pairs.load(str(file))[1:3]
-    assert pairs.load(str(one)).description.endswith(
-        "the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs"
-    )
-    write(one, **{"more.tsv": text(SAID[:100])})
-    assert len(both(pairs.load(str(one)))) == 100  # where there are tab-separated files, nothing else is read, as ever
+    assert f"the lines of {stem}.en -> {stem}.es are pairs" in pairs.load(str(folder)).description
+    write(folder, **{"more.tsv": text(SAID[:100])})
+    assert len(load(folder)) == 100  # next to tab-separated files, nothing else is read
 
 
-def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_refused(tmp_path):
-    some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
-    loaded = pairs.load(str(some))
-    assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are skipped" in loaded.description
-    write(some, **{"a.es": b"x\ny\nz"})
+def test_lines_without_a_translation_are_skipped_and_files_that_are_not_parallel_are_refused(tmp_path):
+    folder = parallel(tmp_path / "set", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
+    assert load(folder) == [("a", "x"), ("d", "z")] and "2 lines are skipped" in pairs.load(str(folder)).description
+    write(folder, **{"a.es": b"x\ny\nz"})
     with raises(errors.UserError, "a.en has 4", "a.es has 3"):
-        pairs.load(str(some))
-    for name in ("b.en", "b.de", "a.de"):  # another two languages, and three
-        write(some, **{name: b"x"})
-        if name != "b.en":
-            with raises(errors.UserError, ".de, .en, .es"):
-                pairs.load(str(some))
+        pairs.load(str(folder))
+    for names in ({"b.en": b"x", "b.de": b"x"}, {"a.de": b"x"}):  # another two languages, and three
+        with raises(errors.UserError, ".de, .en, .es"):
+            pairs.load(str(write(folder, **names)))
 
 
-# Parts that names tell, and splitting.
+# Parts by names, and splitting.
 
 
-def test_names_tell_train_valid_and_test(tmp_path):
+def test_names_define_train_valid_and_test(tmp_path):
     sides = {"train": SAID[:900], "valid": SAID[900:950], "test": SAID[950:]}
-    for part, some in sides.items():
-        side_by_side(tmp_path / "set", part, some)
-    found = pairs.load(str(tmp_path / "set"))
-    assert (found.train, found.evaluation) == (sides["train"], sides["valid"])
-    assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in found.description
-    assert "test.en -> test.es left alone" in found.description and "trained on, too" not in found.description
+    for part, rows in sides.items():
+        parallel(tmp_path / "set", part, rows)
+    loaded = pairs.load(str(tmp_path / "set"))
+    assert (loaded.train, loaded.evaluation) == (sides["train"], sides["valid"])
+    assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in loaded.description
+    assert "test.en -> test.es left alone" in loaded.description and "in the training data" not in loaded.description
     write(tmp_path / "tsv", **{"said.train.tsv": text(SAID[:900]), "said.dev.tsv": text(SAID[890:920])})
-    found = pairs.load(str(tmp_path / "tsv"))
-    assert (
-        len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.description
-    )
+    loaded = pairs.load(str(tmp_path / "tsv"))
+    assert (len(loaded.train), loaded.evaluation) == (900, SAID[890:920]) and "(10 of 30 held-out" in loaded.description
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
     with raises(errors.UserError, "tsv (said.dev.tsv)"):
         pairs.load(str(tmp_path / "tsv"))
 
 
-def test_no_source_sentence_stands_on_both_sides(tmp_path, file):
+def test_no_source_sentence_is_in_both_parts(tmp_path, file):
     alike = [(source.upper().replace(".", "?!").replace(" ", " , "), target) for source, target in SAID]
-    one = pairs.load(str(file))
-    two = pairs.load(str(write(tmp_path, **{"more.tsv": text(SAID + alike)}) / "more.tsv"))
-    keys = [{pairs.sentence_key(source) for source, _ in side} for side in (two.train, two.evaluation)]
+    before = pairs.load(str(file))
+    after = pairs.load(str(write(tmp_path, **{"more.tsv": text(SAID + alike)}) / "more.tsv"))
+    keys = [{pairs.sentence_key(source) for source, _ in part} for part in (after.train, after.evaluation)]
     assert not keys[0] & keys[1] and len(keys[0] | keys[1]) == len({source for source, _ in SAID})
-    assert set(one.train) < set(two.train) and set(one.evaluation) < set(two.evaluation)  # an addition moves nothing
-    assert len(two.evaluation) == 2 * len(one.evaluation) and 10 < len(one.evaluation) < 100  # of 1,000
+    assert set(before.train) < set(after.train) and set(before.evaluation) < set(after.evaluation)  # nothing moves
+    assert len(after.evaluation) == 2 * len(before.evaluation) and 10 < len(before.evaluation) < 100  # of 1,000
     assert pairs.sentence_key("Go  ON!") == pairs.sentence_key("go on") != pairs.sentence_key("goon")
     assert pairs.sentence_key("किताब") != pairs.sentence_key("कीताब")  # they differ in a vowel sign, which is no letter
     assert pairs.sentence_key("?!") != pairs.sentence_key("...")
@@ -187,74 +177,73 @@ def test_no_source_sentence_stands_on_both_sides(tmp_path, file):
 
 
 @pytest.fixture(scope="module")
-def made():
+def subwords():
     return pairs.train([side for pair in SAID for side in pair], W=277)
 
 
 @hypothesis.given(st.lists(st.text(), max_size=5))
 @hypothesis.example(["[BOS]a king[EOS][PAD]"])  # letters only
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_any_text_comes_back(made, sentences):
-    for text, id_T in zip(sentences, map(np.array, made.rows(sentences)), strict=True):
-        assert made.decode(id_T) == text
-        assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < made.size)
+def test_any_text_is_decoded_to_itself(subwords, sentences):
+    for text, id_T in zip(sentences, map(np.array, subwords.rows(sentences)), strict=True):
+        assert subwords.decode(id_T) == text
+        assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < subwords.size)
 
 
-def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
-    king = made.rows(["a king"])[0]
-    assert made.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
+def test_specials_are_ids_only_and_the_text_ends_at_eos(subwords):
+    king = subwords.rows(["a king"])[0]
+    assert subwords.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
     assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
-    assert [made.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not made.decode([0, 1])
+    assert [subwords.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not subwords.decode([0, 1])
     assert pairs.train([], W=259).size == 259
     with raises(errors.UserError, "pairs.vocabulary", 258, 259):
         pairs.train(["a"], W=258)
-    for call in (lambda: made.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
+    for call in (lambda: subwords.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
         with raises(errors.UserError, repr("\ud800")):
             call()
 
 
-def test_training_depends_on_the_sentences_alone_and_merges_what_is_frequent(made, tmp_path):
+def test_training_depends_on_the_sentences_alone_and_merges_frequent_pairs(subwords, tmp_path):
     sentences = [side for pair in SAID for side in pair]
     random.Random(0).shuffle(sentences)
-    content = made.library.to_str().encode()
-    assert pairs.train(sentences, W=277).library.to_str().encode() == content and made.size == 277
-    assert len(made.rows([" king"])[0]) < 5 == len(made.rows([" gnik"])[0])
+    content = subwords.library.to_str().encode()
+    assert pairs.train(sentences, W=277).library.to_str().encode() == content and subwords.size == 277
+    assert len(subwords.rows([" king"])[0]) < 5 == len(subwords.rows([" gnik"])[0])
     few = pairs.train(["aa"], W=277)
     assert few.size == 3 + 256 + 1 and few.rows(["aa"])[0] == [259]
     saved = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
     sentence = "¿Un rey? two kings\n"
     assert saved.decode(saved.encode(sentence)) == sentence and saved.pad == pairs.PAD and saved.size == 277
-    assert np.array_equal(saved.encode(sentence), made.rows([sentence])[0])
+    assert np.array_equal(saved.encode(sentence), subwords.rows([sentence])[0])
 
 
 # Rows.
 
 
-def test_rows_hold_whole_sentences_behind_each_other(made):
-    some = [("a", "two kings"), ("a king who reads is worth", "b"), ("b", "a king who reads is worth"), ("c", "d")]
-    rows = pairs.rows(made, some, N=7)
+def test_rows_are_whole_sentences_in_their_order(subwords):
+    long = "a king who reads is worth"
+    rows = pairs.rows(subwords, [("a", "two kings"), (long, "b"), ("b", long), ("c", "d")], N=7)
     assert rows.longer == 2 and rows.source_BS.shape == rows.target_BN.shape == (2, 7)
-    assert [made.decode(row) for row in rows.target_BN] == ["two kings", "d"]
+    assert [subwords.decode(row) for row in rows.target_BN] == ["two kings", "d"]
     fetch, n = pairs.examples(rows)
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
-    two, kings = batch["target_BN"][0], made.rows(["two kings"])[0]
+    two, kings = batch["target_BN"][0], subwords.rows(["two kings"])[0]
     length = len(kings)
     assert np.array_equal(two, [*kings, pairs.EOS, *[pairs.PAD] * (6 - length)])
     assert np.array_equal(batch["w_BN"][0], [pairs.BOS, *two[:-1]])
-    assert np.array_equal(batch["weight_BN"][0], np.arange(7) <= length)  # [EOS] is asked for, padding is not
-    assert np.array_equal(batch["weight_BN"].sum(1), [length + 1, 2, 0])  # the third row fills the batch up
+    assert np.array_equal(batch["weight_BN"][0], np.arange(7) <= length)  # [EOS] is predicted, padding is not
+    assert np.array_equal(batch["weight_BN"].sum(1), [length + 1, 2, 0])  # the third row only fills the batch
     assert np.array_equal(batch["valid_BS"], batch["source_BS"] != pairs.PAD)
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
 
 
-def test_rows_are_made_piece_by_piece_never_cut(made):
-    many = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
-    found = pairs.rows(made, many, N=2)
-    assert found.longer == 0 and [*map(made.decode, found.source_BS[-6:])] == [source for source, _ in many[-6:]]
-    (id_T,) = made.rows(["a king who reads is worth"])
-    full, fits = pairs.pad(made, ["a king who reads is worth"], N=len(id_T) + 1)
-    assert fits.all() and np.array_equal(full[0], [*id_T, pairs.EOS])
-    short, fits = pairs.pad(made, ["a king who reads is worth"], N=len(id_T))
-    assert not fits.any() and not short.any()
+def test_rows_are_encoded_in_pieces_and_never_truncated(subwords):
+    numbers = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
+    rows = pairs.rows(subwords, numbers, N=2)
+    assert rows.longer == 0 and [*map(subwords.decode, rows.source_BS[-6:])] == [source for source, _ in numbers[-6:]]
+    (id_T,) = subwords.rows(["a king who reads is worth"])
+    for N, row in ((len(id_T) + 1, [*id_T, pairs.EOS]), (len(id_T), [pairs.PAD] * len(id_T))):
+        id_BN, fits_B = pairs.pad(subwords, ["a king who reads is worth"], N=N)
+        assert fits_B.tolist() == [N > len(id_T)] and id_BN.tolist() == [row]
     with raises(errors.UserError, 1000, "N = 2"):
-        pairs.rows(made, SAID, N=2)
+        pairs.rows(subwords, SAID, N=2)

@@ -1,4 +1,4 @@
-"""Text is found whole or not at all: what a file's name says of its part is taken at its word, else contents decide."""
+"""Sources are found or refused; names of files define the parts, or else their contents."""
 
 import argparse
 import hashlib
@@ -15,18 +15,18 @@ from errors import raises
 from hypothesis import strategies as st
 from small_files import KING, documents, write
 
-from experiments.data import files, text, tokenizer
+from experiments.data import files, images, labelled, pairs, text, tokenizer
 from experiments.engine import errors
 
 
 def corpus(folder, *names):
-    """Files that hold their own names, 50 times."""
+    """Write files with their own names, 50 times."""
     return str(write(folder, **{name: name.encode() * 50 for name in names}))
 
 
-def became(found):
-    """The files of the training and the evaluation part."""
-    return [sorted({content.decode()[: len(content) // 50] for content in documents(part)}) for part in found[1:3]]
+def list_parts(loaded):
+    """Return the files of the training and the evaluation part."""
+    return [sorted({content.decode()[: len(content) // 50] for content in documents(part)}) for part in loaded[1:3]]
 
 
 # Names.
@@ -43,71 +43,60 @@ def became(found):
         "": "retraining.txt latest.txt contest/attest.txt tests/evaluate.txt train-test.txt",
     }.items(),
 )
-def test_the_part_that_a_name_tells(part, paths):
-    assert {path: files.part_of_name(pathlib.PurePath(path)) for path in paths.split()} == dict.fromkeys(
-        paths.split(), part
-    )
+def test_the_part_of_a_name(part, paths):
+    assert [part] * len(paths.split()) == [files.part_of_name(pathlib.PurePath(path)) for path in paths.split()]
 
 
 @pytest.mark.parametrize(
     ("names", "train", "evaluation", "words"),
     [
-        # the folder of the issue, of which train.txt was held out, and test.txt trained on
         ("train.txt valid.txt test.txt", "train.txt", "valid.txt", "test.txt left alone"),
         ("wiki.train.tokens wiki.test.tokens", "wiki.train.tokens", "wiki.test.tokens", "to evaluate"),
         ("train/a train/b dev/a test/a", "train/a train/b", "dev/a", "test/a left alone"),
         ("train.txt valid.txt README", "train.txt", "valid.txt", "README left out"),
         ("corpus.txt more.txt test.txt", "corpus.txt more.txt", "test.txt", "test.txt to evaluate"),
-        # those of IWSLT, and of one whose test set has a number
+        # IWSLT, and a test set with a number
         ("train.en tst2012.en tst2013.en", "train.en", "tst2012.en tst2013.en", "tst2013.en to evaluate"),
         ("europarl.en test2016.en", "europarl.en", "test2016.en", "test2016.en to evaluate"),
         ("training.txt validation.txt testing.txt", "training.txt", "validation.txt", "testing.txt left"),
         ("train-0 train-1 train-2 dev train-3", "train-0 train-1 train-2 train-3", "dev", "train-0 and 3 more to"),
-        # what is named train is smaller than the rest, so the rest is no README
+        # the files named train are smaller than the rest, so the rest is not a README
         ("train.py test.py a.py b.py c.py", "a.py b.py c.py train.py", "test.py", "test.py to evaluate"),
     ],
 )
-def test_names_tell_what_a_file_becomes(tmp_path, names, train, evaluation, words):
-    found = text.load(corpus(tmp_path, *names.split()))
-    assert became(found) == [train.split(), evaluation.split()]
-    assert f"{tmp_path}: by their names, " in found.description and words in found.description
+def test_names_define_the_part_of_a_file(tmp_path, names, train, evaluation, words):
+    loaded = text.load(corpus(tmp_path, *names.split()))
+    assert list_parts(loaded) == [train.split(), evaluation.split()]
+    assert f"{tmp_path}: by their names, " in loaded.description and words in loaded.description
 
 
-def test_a_small_file_is_not_all_that_a_folder_of_programs_is_evaluated_on(tmp_path):
-    """But one of at least a hundredth of all bytes is."""
-    write(tmp_path, **{"dev.txt": b"x" * 41, **{f"{name}.py": name.encode() * 1353 for name in "abc"}})
-    found = text.load(str(tmp_path))
-    assert "dev.txt to evaluate" in found.description and "by their names" in found.description
-    write(tmp_path, **{"dev.txt": b"x" * 40})
-    assert "by their contents" in text.load(str(tmp_path)).description
+def test_a_named_file_is_the_evaluation_part_if_it_has_a_hundredth_of_all_bytes(tmp_path):
+    write(tmp_path, **{f"{name}.py": name.encode() * 1353 for name in "abc"})
+    for size, line in ((41, "by their names"), (40, "by their contents")):
+        assert line in text.load(str(write(tmp_path, **{"dev.txt": b"x" * size}))).description
 
 
 @pytest.mark.parametrize(
     "names", ["a.txt b.txt c.txt", "train-1 train-2", "a.py b.py test_a.py", "a.py b.py c.py train.py test_a.py"]
 )
-def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
-    found = text.load(corpus(tmp_path, *names.split()))
-    (held,) = became(found)[1]
-    assert f"by their contents, {files.join_names(sorted({*names.split()} - {held}))} to train on" in found.description
-    assert f"{held} to evaluate" in found.description
+def test_contents_define_the_parts_if_names_do_not(tmp_path, names):
+    loaded = text.load(corpus(tmp_path, *names.split()))
+    (held_out,) = list_parts(loaded)[1]
+    trained = files.join_names(sorted({*names.split()} - {held_out}))
+    assert f"by their contents, {trained} to train on; {held_out} to evaluate" in loaded.description
 
 
-def test_named_parts_that_cannot_be_used_are_refused_and_what_is_on_both_sides_is_counted(tmp_path):
+def test_parts_without_training_data_or_text_are_refused_and_texts_in_both_are_counted(tmp_path):
     for number, names in enumerate((["valid.txt", "test.txt"], ["test/a.txt"])):
         with raises(errors.UserError, names[0], "text.source"):
             text.load(corpus(tmp_path / str(number), *names))
     write(tmp_path, **{"empty/train.txt": KING, "empty/valid.txt": b"", "test/a.txt": KING})
     with raises(errors.UserError, "empty", "valid.txt"):
         text.load(str(tmp_path / "empty"))
-    assert (
-        "the first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).description
-    )  # a file alone is what it is, anywhere
-    both = {"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90}
-    found = text.load(str(write(tmp_path / "both", **both)))
-    assert (
-        "(1 of 2 held-out texts are also in the training data)" in found.description
-        and len(documents(found.evaluation)) == 2
-    )
+    assert "the first 90 %" in text.load(str(tmp_path / "test" / "a.txt")).description  # folders above do not count
+    repeated = {"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90}
+    loaded = text.load(str(write(tmp_path / "repeated", **repeated)))
+    assert "(1 of 2 held-out texts" in loaded.description and len(documents(loaded.evaluation)) == 2
 
 
 # Contents.
@@ -119,8 +108,8 @@ CONTENTS = st.lists(st.binary(max_size=3), min_size=2, max_size=31).filter(lambd
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_held_out_follows_content_and_leaves_neither_side_empty(contents, share):
     out = files.held_out(contents, share=share)
-    held, kept = ({c for c, o in zip(contents, out, strict=True) if o == side} for side in (True, False))
-    assert held and kept and not held & kept
+    evaluated, trained = ({c for c, o in zip(contents, out, strict=True) if o == side} for side in (True, False))
+    assert evaluated and trained and not evaluated & trained
     assert np.array_equal(files.held_out(contents[::-1], share=share), out[::-1])
 
 
@@ -128,8 +117,7 @@ def test_held_out_is_the_share_and_the_smallest_digests():
     contents = [str(number).encode() for number in range(10_007)]
     out = files.held_out(contents, share=0.1)
     assert abs(out.mean() - 0.1) < 5 * np.sqrt(0.09 / len(contents))
-    more = files.held_out(contents + [b"another"], share=0.1)
-    assert np.array_equal(more[:-1], out)  # what is added moves nothing else
+    assert np.array_equal(files.held_out(contents + [b"another"], share=0.1)[:-1], out)  # an addition moves nothing
     few = contents[:3]
     smallest = min(few, key=lambda content: hashlib.sha256(content).digest())
     assert [content for content, o in zip(few, files.held_out(few, share=1e-9), strict=True) if o] == [smallest]
@@ -140,51 +128,59 @@ def test_held_out_is_the_share_and_the_smallest_digests():
 @pytest.mark.parametrize("characters", ["a" * 97, "é" * 17, "aé€😀" * 5, "€" * 11, "😀" * 11, "😀a😀" * 7])
 def test_one_file_is_cut_after_nine_tenths_and_never_inside_a_character(tmp_path, characters):
     content = characters.encode()
-    found = text.load(str(write(tmp_path, a=content) / "a"))
-    train, evaluation = map(b"".join, found[1:3])
-    assert train.decode() + evaluation.decode() == characters and found.name == str(tmp_path / "a")
+    loaded = text.load(str(write(tmp_path, a=content) / "a"))
+    train, evaluation = map(b"".join, loaded[1:3])
+    assert train.decode() + evaluation.decode() == characters and loaded.name == str(tmp_path / "a")
     assert 0 <= len(content) * 9 // 10 - len(train) < (4 if len(content) > len(characters) else 1)
 
 
-def test_a_folder_is_read_in_order_without_what_is_hidden_or_empty(tmp_path):
+def test_a_folder_is_read_in_order_without_hidden_and_empty_files(tmp_path):
     names = [f"f{number:02}" for number in range(37)]
     write(tmp_path, **{name: name.encode() for name in names}, **{"sub/copy": b"f07", "sub/twin": b"f30"})
     write(tmp_path, **{"empty": b"", ".hidden": b"hidden", ".git/config": b"config"})
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(write(tmp_path / ".elsewhere", linked=b"linked"))
-    found = text.load(str(tmp_path))
     expected = [name.encode() for name in [*names, "f07", "f30"]]
-    train, evaluation = map(documents, found[1:3])
+    train, evaluation = map(documents, text.load(str(tmp_path))[1:3])
     assert sorted(train + evaluation) == sorted(expected) and train == [name for name in expected if name in train]
     assert not set(train) & set(evaluation) and evaluation
-    one = text.load(str(write(tmp_path / "twice", a=b"0123456789", b=b"0123456789")))  # a single text is cut
-    assert [*map(documents, one[1:3])] == [[b"012345678"], [b"9"]]
-    assert one.description.endswith("twice: the first 90 % are for training, the rest is held out")
+    equal = text.load(str(write(tmp_path / "twice", a=b"0123456789", b=b"0123456789")))  # a single text is cut
+    assert [*map(documents, equal[1:3])] == [[b"012345678"], [b"9"]]
+    assert equal.description.endswith("twice: the first 90 % are for training, the rest is held out")
 
 
 def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, monkeypatch):
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     code = text.load("stdlib")
-    both = [documents(part) for part in code[1:3]]
-    assert (library / "argparse.py").read_bytes() in sum(both, []) and len(both[0]) > 100
-    sizes = [code.train.size, code.evaluation.size]
-    assert 0.02 < sizes[1] / sum(sizes) < 0.3 and code.description == ""
-    some = {name: (library / name).read_bytes() for name in ("argparse.py", "ast.py", "textwrap.py", "queue.py")}
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(write(tmp_path, **some)))  # to parse all takes seconds
-    words = text.load("docstrings")
-    contents = documents(words.train) + documents(words.evaluation)
-    code, everything = b"".join(some.values()), b"".join(contents)
-    assert inspect.getdoc(argparse).encode() in everything and inspect.getdoc(textwrap.dedent).encode() in everything
-    assert 0.1 * len(code) < len(everything) < 0.5 * len(code) and len(contents) == 4
-    selves = [content.count(b"self.") / len(content) for content in (everything, code)]
-    assert selves[0] < 0.1 * selves[1]  # words about code, not the code
+    train, evaluation = (documents(part) for part in code[1:3])
+    assert (library / "argparse.py").read_bytes() in train + evaluation and len(train) > 100
+    assert 0.02 < code.evaluation.size / (code.train.size + code.evaluation.size) < 0.3 and code.description == ""
+    modules = {name: (library / name).read_bytes() for name in ("argparse.py", "ast.py", "textwrap.py", "queue.py")}
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(write(tmp_path, **modules)))  # parsing all is slow
+    docstrings = documents(text.load_whole("docstrings"))
+    code, english = b"".join(modules.values()), b"".join(docstrings)
+    assert inspect.getdoc(argparse).encode() in english and inspect.getdoc(textwrap.dedent).encode() in english
+    assert 0.1 * len(code) < len(english) < 0.5 * len(code) and len(docstrings) == 4
+    assert english.count(b"self.") / len(english) < 0.1 * code.count(b"self.") / len(code)  # about code, not code
 
 
-def test_text_that_is_not_there_or_cannot_be_used_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("source", ["", "nothing/here", "a\0b", "tinyshakespear", "x" * 5000, "x" * 300 + "/y"])
+@pytest.mark.parametrize(
+    ("load", "named"),
+    [
+        (text.load, "stdlib, docstrings, tinyshakespeare"),
+        (pairs.load, "spa-eng"),
+        (images.load, "digits, fashion_mnist, mnist"),
+        (labelled.load, "docstrings"),
+    ],
+)
+def test_a_missing_source_is_refused_with_the_named_ones(tmp_path, monkeypatch, load, named, source):
     monkeypatch.chdir(tmp_path)
-    for source in ("", "nothing/here", "a\0b", "tinyshakespear", "x" * 5000):
-        with raises(errors.UserError, "stdlib, docstrings, tinyshakespeare", tmp_path):
-            text.load(source)
+    with raises(errors.UserError, repr(source), named, tmp_path):
+        load(source)
+
+
+def test_text_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     write(tmp_path, **{"empty": b"", "short": b"x", "accent": "é".encode(), "folder/empty": b"", "broken/a": b"a"})
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "broken" / "link").symlink_to(tmp_path / "nowhere")
@@ -195,7 +191,7 @@ def test_text_that_is_not_there_or_cannot_be_used_is_refused(tmp_path, monkeypat
     def scandir(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(os, "scandir", scandir)  # the suite may run as one who may read everything
+    monkeypatch.setattr(os, "scandir", scandir)  # the tests may run as root, who may read everything
     with raises(errors.UserError, tmp_path, "Permission denied"):
         text.load(str(tmp_path))
 
@@ -205,8 +201,7 @@ HERE = os.path.isfile(os.path.join(os.environ.get("TFM_DATA", ""), "tinyshakespe
 
 @pytest.mark.skipif(not HERE, reason="$TFM_DATA names no folder with tinyshakespeare.txt")
 def test_tinyshakespeare_is_the_usual_one():
-    found = text.load("tinyshakespeare")
-    made = tokenizer.make("characters", found.train, specials=(), evaluation=found.evaluation)
-    assert made.size == 65 and made.specials == ()
-    assert len(made.join(found.train)) == 1_003_854
-    assert len(made.join(found.evaluation)) == 111_540
+    _, train, evaluation, _ = text.load("tinyshakespeare")
+    chosen = tokenizer.make("characters", train, specials=(), evaluation=evaluation)
+    assert chosen.size == 65 and chosen.specials == ()
+    assert (len(chosen.join(train)), len(chosen.join(evaluation))) == (1_003_854, 111_540)

@@ -17,9 +17,9 @@ from experiments.engine import errors
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
 
 
-def saved(folder: pathlib.Path, made, **beside) -> tokenizer.Tokenizer:
-    made.save(str(folder / "tokenizer.json"))
-    for name, value in beside.items():
+def saved(folder: pathlib.Path, chosen, **configs) -> tokenizer.Tokenizer:
+    chosen.save(str(folder / "tokenizer.json"))
+    for name, value in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
     return pretrained_tokenizer.read(folder)
 
@@ -28,12 +28,18 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
     library = libraries.bert()
     library.enable_padding(length=11)
     library.enable_truncation(4)
-    made = saved(tmp_path, library)
-    ids = made.encode("ab [MASK].")
-    assert [*map(made.name, ids)] == ["[CLS]", "ab", "[MASK]", ".", "[SEP]"] and ids.dtype == np.int32
-    assert [*map(made.name, made.encode("ab b ab b", specials=False))] == ["ab", "b"] * 2
-    assert made.decode(np.array([*ids, made.pad, -1, made.size, 10**12])) == "ab."
-    assert (made.size, made.bos, made.eos, made.mask, made.pad) == (library.get_vocab_size(), None, None, 4, 0)
+    chosen = saved(tmp_path, library)
+    ids = chosen.encode("ab [MASK].")
+    assert [*map(chosen.name, ids)] == ["[CLS]", "ab", "[MASK]", ".", "[SEP]"] and ids.dtype == np.int32
+    assert [*map(chosen.name, chosen.encode("ab b ab b", specials=False))] == ["ab", "b"] * 2
+    assert chosen.decode(np.array([*ids, chosen.pad, -1, chosen.size, 10**12])) == "ab."
+    assert (chosen.size, chosen.bos, chosen.eos, chosen.mask, chosen.pad) == (
+        library.get_vocab_size(),
+        None,
+        None,
+        4,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,23 +50,23 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
         (libraries.bert, ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]),
     ],
 )
-def test_two_documents_have_the_end_of_text_between_them_if_nothing_else_is_put_around_a_text(tmp_path, make, row):
-    words = saved(tmp_path, make())
+def test_the_end_of_text_separates_documents_if_a_text_has_no_other_specials(tmp_path, make, row):
+    chosen = saved(tmp_path, make())
     for text in ([b"a\0b"], [b"a", b"\0b"]):
-        assert [*map(words.name, words.join(text).tolist())] == row
+        assert [*map(chosen.name, chosen.join(text).tolist())] == row
 
 
 @pytest.mark.parametrize("make", [libraries.gpt2, libraries.llama])
 @hypothesis.given(first=TEXT, second=TEXT, ids=st.lists(st.integers(0, 258), max_size=23))
 @hypothesis.settings(deadline=None, max_examples=25)
 def test_the_library_streams_as_it_decodes(make, first, second, ids):
-    """Also bytes that are no text."""
-    made = pretrained_tokenizer.Published(make(), {})
-    assert make is libraries.llama or "".join(made.stream(ids)) == made.decode(ids)
-    ids, more = made.encode(first), made.encode(second, specials=False)
-    assert made.decode(ids) == "".join(made.stream(ids.tolist())) == first
-    assert first + "".join(made.stream(iter(more), after=ids)) == made.decode([*ids, *more])
-    for piece in made.stream(ids):
+    """Streaming also works for bytes that are not text."""
+    chosen = pretrained_tokenizer.Published(make(), {})
+    assert make is libraries.llama or "".join(chosen.stream(ids)) == chosen.decode(ids)
+    ids, continuation = chosen.encode(first), chosen.encode(second, specials=False)
+    assert chosen.decode(ids) == "".join(chosen.stream(ids.tolist())) == first
+    assert first + "".join(chosen.stream(iter(continuation), after=ids)) == chosen.decode([*ids, *continuation])
+    for piece in chosen.stream(ids):
         assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
 
 
@@ -69,7 +75,7 @@ MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
 
 
 @pytest.mark.parametrize(
-    ("make", "beside", "roles"),
+    ("make", "configs", "roles"),
     [
         (libraries.llama, {}, (1, 2, None, None)),
         (libraries.llama, {"special_tokens_map": MAP}, (1, 1, None, 0)),
@@ -83,10 +89,10 @@ MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
         (libraries.gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as of GPT-2
     ],
 )
-def test_the_files_beside_say_which_special_is_which(tmp_path, make, beside, roles):
-    made = saved(tmp_path, make(), **beside)
-    assert (made.bos, made.eos, made.mask, made.pad) == roles
-    assert {f"{name}.json" for name in beside} | {"tokenizer.json"} == made.files.keys()
+def test_files_next_to_tokenizer_json_name_the_specials(tmp_path, make, configs, roles):
+    chosen = saved(tmp_path, make(), **configs)
+    assert (chosen.bos, chosen.eos, chosen.mask, chosen.pad) == roles
+    assert {f"{name}.json" for name in configs} | {"tokenizer.json"} == chosen.files.keys()
     (tmp_path / "tokenizer_config.json").write_text("{")
     with raises(errors.UserError, "tokenizer_config.json"):
         pretrained_tokenizer.read(tmp_path)
@@ -109,7 +115,7 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, content):
         pretrained_tokenizer.read(tmp_path)
 
 
-def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
+def test_a_folder_with_no_or_several_tokenizers_is_refused(tmp_path):
     with raises(errors.UserError, tmp_path, "tokenizer.json", "tok*.bin"):
         pretrained_tokenizer.read(tmp_path)
     with raises(errors.UserError, "absent.json"):
@@ -124,8 +130,8 @@ def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
     assert pretrained_tokenizer.read(tmp_path).size == 256
 
 
-def test_half_a_surrogate_is_no_text():
-    made = pretrained_tokenizer.read_pieces(pieces(TABLE))
-    for each in (made, tokenizer.make("bytes", [b"a"]), pretrained_tokenizer.Published(libraries.gpt2(), {})):
+def test_half_a_surrogate_is_refused():
+    pieces_of_llama2c, published = pretrained_tokenizer.read_pieces(pieces(TABLE)), libraries.gpt2()
+    for chosen in (pieces_of_llama2c, tokenizer.make("bytes", [b"a"]), pretrained_tokenizer.Published(published, {})):
         with raises(errors.UserError, repr("a\udcff")):
-            each.encode("a\udcff")
+            chosen.encode("a\udcff")

@@ -1,4 +1,4 @@
-"""Rows of tables are documents: the same ones, and the same held out, in every format; and data sets of the hub."""
+"""Rows of tables are documents, and every format holds out the same rows; data sets of the hub."""
 
 import csv
 import gzip
@@ -16,18 +16,18 @@ from experiments.engine import errors
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]
-LINES = [said and said.translate({9: " ", 10: " "}) for said in TEXTS]  # what a table of tabs can hold
+LINES = [content and content.translate({9: " ", 10: " "}) for content in TEXTS]  # without tabs and line ends
 
 
 def jsonl(texts) -> bytes:
-    return b"\n\n".join(json.dumps({"n": 1, "said": said}).encode() for said in texts)
+    return b"\n\n".join(json.dumps({"n": 1, "said": content}).encode() for content in texts)
 
 
 def separated(texts, delimiter) -> bytes:
     file = io.StringIO()
     quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     writer = csv.writer(file, delimiter=delimiter, quoting=quoting, quotechar=None if quoting else '"')
-    writer.writerows([["n", "said"], *([1, said] for said in texts)])
+    writer.writerows([["n", "said"], *([1, content] for content in texts)])
     return file.getvalue().encode("utf-8-sig")
 
 
@@ -45,7 +45,7 @@ def zstd(content: bytes) -> bytes:
 FORMATS = {
     ".jsonl": jsonl,
     ".ndjson.gz": lambda texts: gzip.compress(jsonl(texts)),
-    ".json": lambda texts: json.dumps([{"n": 1, "said": said} for said in texts], indent=1).encode(),
+    ".json": lambda texts: json.dumps([{"n": 1, "said": content} for content in texts], indent=1).encode(),
     ".json.gz": lambda texts: gzip.compress(jsonl(texts)),  # JSON lines under the name of one document
     ".csv": lambda texts: separated(texts, ","),
     ".tsv": lambda texts: separated(texts, "\t"),
@@ -55,21 +55,21 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("end", FORMATS)
-def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, end, monkeypatch):
+def test_rows_are_documents_and_every_format_holds_out_the_same(tmp_path, end, monkeypatch):
     monkeypatch.setattr(files, "CHUNK", 99)
     texts = LINES if end == ".tsv" else TEXTS
     write(tmp_path, **{f"one{end}": FORMATS[end](texts), "two/README.md": b"no table"})
-    expected = [(said or "").encode() for said in texts]
-    found = text.load(str(tmp_path / f"one{end}"), "said")
-    train, evaluation = map(documents, found[1:3])
+    expected = [(content or "").encode() for content in texts]
+    loaded = text.load(str(tmp_path / f"one{end}"), "said")
+    train, evaluation = map(documents, loaded[1:3])
     bound = text.EVALUATION_SHARE * 2**64
-    held = [one for one in expected if one and int.from_bytes(hashlib.sha256(one).digest()[:8]) < bound]
-    assert evaluation == held and train == [one for one in expected if one and one not in held]
-    assert found.train.digest != found.evaluation.digest and "about 10.00% of the rows" in found.description
+    held_out = [row for row in expected if row and int.from_bytes(hashlib.sha256(row).digest()[:8]) < bound]
+    assert evaluation == held_out and train == [row for row in expected if row and row not in held_out]
+    assert loaded.train.digest != loaded.evaluation.digest and "about 10.00% of the rows" in loaded.description
     write(tmp_path / "two", **{f"{part}{end}": FORMATS[end]([part, "more"]) for part in ("train", "valid", "test")})
-    found = text.load(str(tmp_path / "two"), "said")
-    assert [documents(part) for part in found[1:3]] == [[b"train", b"more"], [b"valid", b"more"]]
-    assert f"test{end} left alone" in found.description
+    loaded = text.load(str(tmp_path / "two"), "said")
+    assert [documents(part) for part in loaded[1:3]] == [[b"train", b"more"], [b"valid", b"more"]]
+    assert f"test{end} left alone" in loaded.description
 
 
 NAMES, X = ["n", "said"], b"n,said\n1,x\n"
@@ -97,40 +97,44 @@ REFUSED = [  # the file, its content, text.field, and what the message names
 
 
 @pytest.mark.parametrize(("name", "content", "field", "words"), REFUSED)
-def test_what_is_no_table_or_lacks_the_field_is_refused(tmp_path, name, content, field, words):
+def test_damaged_tables_and_tables_without_the_field_are_refused(tmp_path, name, content, field, words):
     with raises(errors.UserError, name, *words):
         [*text.load(str(write(tmp_path, **{name: content}) / name), field).train]
 
 
-def test_without_a_field_a_table_among_texts_is_one_and_what_is_not_installed_is_named(tmp_path, monkeypatch):
+def test_without_a_field_a_table_among_texts_is_a_text(tmp_path):
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 20), "a.txt.zst": zstd(b"x" * 20)})
     assert {*map(b"".join, text.load(str(tmp_path))[1:3])} == {jsonl(["x"] * 20), b"x" * 20}
     assert b"".join(map(b"".join, text.load(str(tmp_path / "a.txt.zst"))[1:3])) == b"x" * 20
     with raises(errors.UserError, "hub:"):
         text.load("hub:", "said")
-    for missing, source in {"pyarrow": str(tmp_path / "a.txt.zst"), "datasets": "hub:me/play"}.items():
-        monkeypatch.setitem(sys.modules, missing, None)
-        with raises(errors.UserError, missing, 'pip install -e ".[hub]"'):
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    write(tmp_path, **{"a.txt.zst": zstd(b"x" * 20)})
+    for package, source in {"pyarrow": str(tmp_path / "a.txt.zst"), "datasets": "hub:me/play"}.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        with raises(errors.UserError, package, 'pip install -e ".[hub]"'):
             text.load(source)
 
 
 def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
-    said = ['5" pipe', '"', '"to be', 'or not"', '""', 'a "b" c']
-    write(tmp_path, **{"a.tsv": b"\xef\xbb\xbfsaid\tn\r\n" + "".join(f"{one}\t1\r\n" for one in said).encode()})
-    (file,) = tables.find(str(tmp_path / "a.tsv"), named="")
-    assert [text for text, _ in tables.pairs(file, "said")] == said
+    cells = ['5" pipe', '"', '"to be', 'or not"', '""', 'a "b" c']
+    write(tmp_path, **{"a.tsv": b"\xef\xbb\xbfsaid\tn\r\n" + "".join(f"{cell}\t1\r\n" for cell in cells).encode()})
+    (file,) = tables.find(str(tmp_path / "a.tsv"), alternatives="")
+    assert [text for text, _ in tables.pairs(file, "said")] == cells
 
 
 def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
     write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": separated(["b", "d", "b", "e"], ",")})
     assert "(2 of 4 held-out texts are also in the training data)" in text.load(str(tmp_path), "said").description
     write(tmp_path, **{"valid.csv": separated(["d", "e"], ",")})
-    assert "trained on, too" not in text.load(str(tmp_path), "said").description
+    assert "in the training data" not in text.load(str(tmp_path), "said").description
 
 
-def test_what_describes_tables_is_none_of_them(tmp_path):
+def test_a_json_file_next_to_tables_is_not_a_table(tmp_path):
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 3), "dataset_info.json": b"{}"})
-    assert [file.inside.name for file in tables.select(tables.find(str(tmp_path), named=""))] == ["a.jsonl"]
+    assert [file.inside.name for file in tables.select(tables.find(str(tmp_path), alternatives=""))] == ["a.jsonl"]
 
 
 def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
@@ -143,8 +147,8 @@ def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
     saved = {part: datasets.Dataset.from_dict({"n": [1, 2], "said": texts}) for part, texts in parts.items()}
     datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved")
     for name in ("folder", "saved"):
-        found = text.load(f"hub:{tmp_path / name}", "said")
-        ids = [tokens.encode(tokenizer.make("bytes", []), part)[:] for part in found[1:3] for times in range(2)]
+        loaded = text.load(f"hub:{tmp_path / name}", "said")
+        ids = [tokens.encode(tokenizer.make("bytes", []), part)[:] for part in loaded[1:3] for times in range(2)]
         assert [bytes(row).decode() for row in ids] == ["train é\0more"] * 2 + ["test é\0more"] * 2
     with raises(errors.UserError, "'n'", "'1'"):
         text.load(f"hub:{tmp_path / 'saved'}", "n")

@@ -1,4 +1,4 @@
-"""What is no text is refused, gzip is read, and a text fits into memory."""
+"""Other files than texts are refused, gzip is read, and a text fits into memory."""
 
 import gzip
 import tracemalloc
@@ -23,93 +23,82 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_is_not_text_is_refused(tmp_path, name):
-    """Every byte except NUL may occur: latin-1, a form feed, an escape."""
+def test_files_with_nul_are_refused(tmp_path, name):
+    """Every other byte may occur: latin-1, a form feed, an escape."""
     write(tmp_path, a="\ufeffnaïve\f\x1b[1m漢".encode() + bytes(range(1, 256)), b="naïve".encode("latin-1") * 9)
-    found = text.load(str(tmp_path))
-    assert len(documents(found.train) + documents(found.evaluation)) == 2
+    assert len(documents(text.load_whole(str(tmp_path)))) == 2
     content, at = STRANGE[name]
     write(tmp_path, **{name: content})
     with raises(errors.UserError, name, f"byte {at},"):
         text.load(str(tmp_path))
 
 
-def test_gzip_is_read_and_what_is_damaged_is_refused(tmp_path):
+def test_gzip_is_read_and_a_truncated_file_is_refused(tmp_path):
     write(tmp_path, **{"a.txt": KING, "a.txt.gz": gzip.compress(KING), "gzip": gzip.compress(KING[:99]) * 2})
-    both = [text.load(str(tmp_path / name)) for name in ("a.txt.gz", "a.txt")]
-    for packed, plain in zip(*(found[1:3] for found in both), strict=True):
+    for packed, plain in zip(*(text.load(str(tmp_path / name))[1:3] for name in ("a.txt.gz", "a.txt")), strict=True):
         assert (documents(packed), packed.size, packed.digest) == (documents(plain), plain.size, plain.digest)
     assert b"".join(map(b"".join, text.load(str(tmp_path / "gzip"))[1:3])) == KING[:99] * 2
-    whole = gzip.compress(KING)
-    for content in (whole[:-1], whole[:5], whole + b"more", b"\x1f\x8b\x08\0" + KING):
-        write(tmp_path, **{"b.gz": content})
-        with raises(errors.UserError, "b.gz"):
-            text.load(str(tmp_path / "b.gz"))
+    with raises(errors.UserError, "b.gz"):
+        text.load(str(write(tmp_path, **{"b.gz": gzip.compress(KING)[:-1]}) / "b.gz"))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bytes of one file"])
 def test_a_text_takes_the_memory_of_its_ids(tmp_path, monkeypatch, kind):
-    """Not 4 bytes an id, and not 8 where they are counted; as large a part as a run may take is what is asked for."""
-    kind, *one = kind.split(" ", 1)
-    names = ["a.txt"] if one else ["train.txt", "train2.txt", "valid.txt"]
-    rng, whole = np.random.default_rng(0), 2**22
+    """Not 4 bytes an id, and not 8 while ids are counted."""
+    kind, *of_one_file = kind.split(" ", 1)
+    names = ["a.txt"] if of_one_file else ["train.txt", "train2.txt", "valid.txt"]
+    rng, total = np.random.default_rng(0), 2**22
     letters = "".join(map(chr, range(97, 97 + 26))) * 40 + "".join(map(chr, range(0x100, 0x200)))  # ids of two bytes
     for name in names:
-        content = "".join(letters[i] for i in rng.integers(0, len(letters), 2**12)) + "😀"  # 4 bytes a letter as str
-        content = content.encode()
-        (tmp_path / name).write_bytes(content * (whole // len(names) // len(content)) + name[:1].encode())
+        content = "".join(letters[i] for i in rng.integers(0, len(letters), 2**12)).encode() + "😀".encode()
+        (tmp_path / name).write_bytes(content * (total // len(names) // len(content)) + name[:1].encode())
     settings = tiny.settings("language", text__source=str(tmp_path), text__tokenizer=kind)
     monkeypatch.setattr(corpora, "PIECE", 2**16)
     monkeypatch.setattr(files, "CHUNK", 2**16)
     tracemalloc.start()
-    found = corpora.read_corpus(settings.text, language.OBJECTIVES["causal"])
-    corpora.count_tokens(found.train_T, W=found.tokenizer.size)
+    corpus = corpora.read_corpus(settings.text, language.OBJECTIVES["causal"])
+    corpora.count_tokens(corpus.train_T, W=corpus.tokenizer.size)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.train_T.dtype == (np.uint8 if kind == "bytes" else np.uint16)
-    ids = found.train_T.nbytes + found.evaluation_T.nbytes
-    assert ids <= 2 * whole and peak < 1.2 * ids + 2**20  # what grows has an eighth more than it needs
-    said = f"{tmp_path}: by their names, train.txt, train2.txt to train on; valid.txt to evaluate"
-    assert one or found.lines[0] == said
+    assert corpus.train_T.dtype == (np.uint8 if kind == "bytes" else np.uint16)
+    ids = corpus.train_T.nbytes + corpus.evaluation_T.nbytes
+    assert ids <= 2 * total and peak < 1.2 * ids + 2**20  # a growing buffer is an eighth larger than its content
+    assert of_one_file or "train.txt, train2.txt to train on; valid.txt to evaluate" in corpus.lines[0]
 
 
-def test_characters_are_made_piece_by_piece_and_none_is_cut():
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 7, 12])
+def test_pieces_may_end_inside_a_character(chunk):
+    def cut(document):
+        return [document[first : first + chunk] for first in range(0, len(document), chunk)]
+
     document = "aé漢😀 b".encode() * 7
-    whole = tokenizer.make("characters", [document])
-    ids = whole.encode(document.decode())
-    for chunk in (1, 2, 3, 4, 5, 7, 12):
-        text = [document[first : first + chunk] for first in range(0, len(document), chunk)]
-        assert tokenizer.make("characters", text) == whole and np.array_equal(whole.join(text), ids)
-        for before in (b"", b"a" * 7, b"a" * 11, "a\N{GRINNING FACE}".encode()):
-            with raises(errors.UserError, "a document", "\\xb6"):
-                wrong = b"\0" + before + b"\xb6" + document
-                tokenizer.make("characters", [wrong[at : at + chunk] for at in range(0, len(wrong), chunk)])
+    expected = tokenizer.make("characters", [document])
+    assert tokenizer.make("characters", cut(document)) == expected
+    assert np.array_equal(expected.join(cut(document)), expected.encode(document.decode()))
+    for before in (b"", b"a" * 7, b"a" * 11, "a😀".encode()):
+        with raises(errors.UserError, "a document", "\\xb6"):
+            tokenizer.make("characters", cut(b"\0" + before + b"\xb6" + document))
 
 
-def test_what_is_not_utf8_is_named_by_its_file(tmp_path):
+def test_text_that_is_not_utf8_is_named_by_its_file(tmp_path):
     write(tmp_path, a=KING, b="é".encode() + b"\xff", c=KING * 99 + b"\xff")
     for part, name in ((text.load_whole(str(tmp_path)), "b"), (text.load(str(tmp_path / "c")).evaluation, "c")):
         with raises(errors.UserError, tmp_path / name, "\\xff"):
             list(tokenizer.decode_pieces(part))
 
 
-def test_files_that_are_no_part_of_a_text_are_counted(tmp_path):
-    lines = b'{"said": "a king"}\n{"said": "two kings"}\n{"said": "three"}\n' * 30
-    write(
-        tmp_path / "set",
-        **{"a.jsonl": lines, "README.md": b"#", "b/notes.md": b"", "c.html": b"<p>", "empty.jsonl": b""},
-    )
+def test_files_that_are_not_part_of_a_text_are_counted(tmp_path):
+    contents = {"a.jsonl": b'{"said": "a king"}\n{"said": "two kings"}\n' * 30, "empty.jsonl": b""}
+    write(tmp_path / "set", **contents, **{"README.md": b"#", "b/notes.md": b"", "c.html": b"<p>"})
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "set" / "link").symlink_to(tmp_path / "elsewhere")
-    said = text.load(str(tmp_path / "set"), "said").description
-    assert "files skipped: 2 .md, 1 .html" in said and "links to folders not followed: 1, link" in said
-    assert "empty files left out: 1" in said
+    description = text.load(str(tmp_path / "set"), "said").description
+    assert "files skipped: 2 .md, 1 .html" in description and "links to folders not followed: 1, link" in description
+    assert "empty files left out: 1" in description
     write(tmp_path / "texts", **{"a.txt": KING, "b.txt": KING[:99], "c.md": b""})
     assert text.load(str(tmp_path / "texts")).description.endswith("empty files left out: 1")
     assert text.load(str(write(tmp_path / "list", **{"b.json": b"[]", "b.txt": KING}))).train  # may describe the text
     with raises(errors.UserError, "b.json", "text.field"):
         text.load(str(tmp_path / "list" / "b.json"))
-    many = {f"{c}.{c}": b"x" for c in "abcdefg"} | {"z.csv": b"said\n" + b"x\ny\n" * 30}
-    assert (
-        "files skipped: 1 .a, 1 .b, 1 .c, ..." in text.load(str(write(tmp_path / "many", **many)), "said").description
-    )
+    write(tmp_path / "many", **{f"{c}.{c}": b"x" for c in "abcdefg"}, **{"z.csv": b"said\n" + b"x\ny\n" * 30})
+    assert "files skipped: 1 .a, 1 .b, 1 .c, ..." in text.load(str(tmp_path / "many"), "said").description

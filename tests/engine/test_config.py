@@ -95,8 +95,8 @@ def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_
     content |= saved | ({"study": {"experiment": of} | saved["study"]} if "study" in saved else {})
     file = tiny.saved_in(tmp_path, {"config": content})
     with raises(errors.UserError, '"evil:x"', f"--config.{key}="):
-        tiny.loaded(file, given={"optim.name": ""})
-    assert values(tiny.loaded(file, given={key: None})) == values(base.get_config(name, of=of))
+        tiny.loaded(file, explicit={"optim.name": ""})
+    assert values(tiny.loaded(file, explicit={key: None})) == values(base.get_config(name, of=of))
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):

@@ -51,7 +51,7 @@ def test_names_tell_what_is_held_out(tmp_path):
     (tmp_path / "test.tsv").write_text(
         "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in [*ROWS[:3], ("x", "praise")])
     )
-    assert "(2 of 4 to evaluate are trained on, too)" in labelled.load(str(tmp_path)).description
+    assert "(2 of 4 held-out texts are also in the training data)" in labelled.load(str(tmp_path)).description
     for content, part in (
         ("text\tlabel\n", "test.tsv"),
         ("", "test.tsv"),

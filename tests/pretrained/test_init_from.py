@@ -232,7 +232,7 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
     def adopted(given=(), folder=None, **changes):
         made = base.get_config("language")
         made.update_from_flattened_dict({"init_from": str(theirs)} | changes)
-        settings = config.Settings(made, config_file.defaults(made, base.get_config), given=given)
+        settings = config.Settings(made, config_file.defaults(made, base.get_config), explicit=given)
         return config.flat(warm_start.adopt_architecture(settings, folder).to_dict())
 
     found = adopted()

@@ -93,10 +93,10 @@ def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndar
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
             return None, None
         with jax.ensure_compile_time_eval():
-            shown = term(n, s_S)
-        if isinstance(shown, jax.core.Tracer) or shown.ndim > 2:
+            allowed = term(n, s_S)
+        if isinstance(allowed, jax.core.Tracer) or allowed.ndim > 2:
             return None, None
-        shown_NS &= np.asarray(shown)
+        shown_NS &= np.asarray(allowed)
     return shown_NS, valid_BS
 
 
