@@ -22,7 +22,7 @@ late.rc1==0.3rc1
 """
 
 
-def test_constraints_hold_every_version_that_a_list_tells():
+def test_constraints_have_every_version_of_a_list():
     lines = runpy.run_path(SCRIPT)["constraints"](LIST, "2003-02-01").splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
         "seven==7.0.1",
@@ -51,7 +51,7 @@ def test_a_bad_list_or_date_is_one_sentence_and_no_file(text, date, sentence, tm
 
 
 def test_the_image_meets_every_bound():
-    """What the image has is never replaced for a bound of ours."""
+    """No bound of ours makes pip replace a package of the image."""
     (image,) = ROOT.glob(".ci/colab-*.txt")
     lines = [line.split("==") for line in image.read_text().splitlines() if not line.startswith("#")]
     version = {utils.canonicalize_name(name): version for name, version in lines}

@@ -32,7 +32,7 @@ def python(source: str) -> str:
     return re.sub(r"^( *)[!%].*", r"\1pass", source, flags=re.MULTILINE)
 
 
-def test_it_is_what_the_source_says() -> None:
+def test_the_notebook_is_made_of_its_source() -> None:
     pytest.importorskip("jupytext", reason='makes colab.ipynb: pip install -e ".[notebook]"')
     notebook = runpy.run_path(str(ROOT / ".ci" / "notebook.py"))
     assert notebook["NOTEBOOK"].read_text(encoding="utf-8") == notebook["text"](), (
@@ -41,7 +41,7 @@ def test_it_is_what_the_source_says() -> None:
 
 
 def test_cells_are_python_without_outputs_about_configs_and_fields_that_exist() -> None:
-    """Those that are given to launch.run: a file of the project or one that a cell writes, and the keys of a dict."""
+    """A config of launch.run is a file of the project or one that a cell writes; the fields are keys of dicts."""
     for cell in CELLS:
         assert not cell.get("outputs") and cell.get("execution_count") is None
     nodes = [node for source in CODE for node in ast.walk(ast.parse(python(source)))]
@@ -54,7 +54,7 @@ def test_cells_are_python_without_outputs_about_configs_and_fields_that_exist() 
 
 
 def test_a_new_runtime_needs_no_other_cells_than_it_says() -> None:
-    """After Colab took a runtime away: the cells up to the chip, and those under the last heading but one."""
+    """After Colab has ended a runtime, the cells up to the chip and those under the last heading are enough."""
     parts, heading = {}, ""
     for cell in CELLS:
         source = "".join(cell["source"])
@@ -94,7 +94,7 @@ def syntax(source: str) -> str:
     return ast.dump(tree)
 
 
-def test_the_repository_s_address_is_that_of_pyproject_everywhere() -> None:
+def test_every_page_has_the_address_of_the_repository_in_pyproject() -> None:
     """Set it there, and `python .ci/notebook.py` writes it into the badge, the notebook and its source."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
     owner = urls["Repository"].removeprefix("https://github.com/").removesuffix("/tfm")

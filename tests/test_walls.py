@@ -26,8 +26,8 @@ FLOORS = (  # the packages of experiments/, lowest first; a file next to them co
 )
 
 
-def floor(room: str) -> int:
-    return next((i for i, rooms in enumerate(FLOORS) if room in rooms), FLOORS.index(set()))
+def floor(package: str) -> int:
+    return next((i for i, packages in enumerate(FLOORS) if package in packages), FLOORS.index(set()))
 
 
 def imports(tree: ast.AST) -> set[str]:
@@ -43,30 +43,30 @@ def imports(tree: ast.AST) -> set[str]:
 
 def faults(path: str, source: str) -> set[str]:
     """Return the forbidden imports and uses of the file at `path` (from the root)."""
-    tree, (room, *rest) = ast.parse(source), path.removesuffix(".py").split("/")
-    untouched = set() if room in OUTSIDE else DEVICES - TOUCH.get(path, set())
+    tree, (package, *rest) = ast.parse(source), path.removesuffix(".py").split("/")
+    untouched = set() if package in OUTSIDE else DEVICES - TOUCH.get(path, set())
     found = set()
     for name in imports(tree):
         top, *inner = name.split(".")
         other = inner[0] if inner else ""
-        if room == "tfm" and top not in PURE and (top, path) != ("flax", "tfm/as_flax.py"):
+        if package == "tfm" and top not in PURE and (top, path) != ("flax", "tfm/as_flax.py"):
             found.add(f"tfm imports {top}")
         if path.startswith("experiments/engine/") and top == "tfm" and other not in ("shapes", "layout"):
             found.add(f"the engine imports {name}")
-        if room == top == "experiments" and rest[0] != other and floor(other) >= floor(rest[0]):
+        if package == top == "experiments" and rest[0] != other and floor(other) >= floor(rest[0]):
             found.add(f"imports {name}")
-        if top in NEVER or (top == "configs" and room not in ("launch", "configs", *OUTSIDE)):
+        if top in NEVER or (top == "configs" and package not in ("launch", "configs", *OUTSIDE)):
             found.add(f"imports {top}")
         if top == "jax" and inner[-1:] and inner[-1] in untouched:
             found.add(f"touches {name}")
         if name.startswith("jax._src") or name == "contextvars.ContextVar" or name == "contextvars":
             found.add(f"imports {top}")
-        if room == "tests" and top.startswith("test_"):
+        if package == "tests" and top.startswith("test_"):
             found.add(f"imports the test file {top}")
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "jax" and node.attr in untouched:
             found.add(f"touches jax.{node.attr}")
-        if room == "tfm" and getattr(node, "id", "") in ("print", "open"):
+        if package == "tfm" and getattr(node, "id", "") in ("print", "open"):
             found.add(f"tfm uses {node.id}")
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             found.add("has a bare except")
@@ -77,23 +77,23 @@ def faults(path: str, source: str) -> set[str]:
     return found
 
 
-ROOMS = ("tfm", "experiments", "configs", "benchmarks", "docs", ".ci", "tests")
+PACKAGES = ("tfm", "experiments", "configs", "benchmarks", "docs", ".ci", "tests")
 FILES = {
     str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
-    for file in [ROOT / "launch.py", *(file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py")))]
+    for file in [ROOT / "launch.py", *(file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")))]
 }
 
 
-def test_the_walls_stand():
+def test_no_file_has_a_forbidden_import_or_use():
     assert "tfm/shapes.py" in FILES
     assert {path: faults(path, text) for path, text in FILES.items() if faults(path, text)} == {}
 
 
-def test_tests_mirror_the_rooms():
+def test_tests_mirror_the_packages():
     """Each folder of tests has the name of a package; the other test files are of the whole project."""
-    rooms = {path.parent.name for path in map(pathlib.Path, FILES) if path.parts[0] in ("tfm", "experiments")}
+    packages = {path.parent.name for path in map(pathlib.Path, FILES) if path.parts[0] in ("tfm", "experiments")}
     folders = {path.parts[1] for path in map(pathlib.Path, FILES) if path.match("tests/*/test_*.py")}
-    assert folders <= rooms | {"benchmarks"} and {"tfm", "engine", "experiments"} <= folders
+    assert folders <= packages | {"benchmarks"} and {"tfm", "engine", "experiments"} <= folders
     whole = {f"tests/test_{of}.py" for of in ("walls", "docs", "golden", "notebook", "colab")}
     assert {path for path in FILES if path.startswith("tests/test_")} <= whole
 
@@ -117,7 +117,7 @@ def test_tests_mirror_the_rooms():
         ("experiments/engine/log.py", "try:\n    f()\nexcept:\n    pass", "has a bare except"),
         ("experiments/engine/log.py", "from contextvars import ContextVar", "imports contextvars"),
         ("tfm/a.py", "from jax._src import core", "imports jax"),
-        # and doors, which are no holes
+        # Allowed:
         ("experiments/engine/step.py", "from tfm import shapes\nimport tfm.shapes", None),
         (
             "experiments/vision.py",
@@ -129,5 +129,5 @@ def test_tests_mirror_the_rooms():
         ("tests/a.py", "import jax\nfrom configs import base\njax.devices()", None),
     ],
 )
-def test_a_hole_in_a_wall_is_seen_and_a_door_is_none(path, source, fault):
+def test_a_forbidden_import_or_use_is_reported_and_an_allowed_one_is_not(path, source, fault):
     assert faults(path, source) == ({fault} if fault else set())

@@ -77,6 +77,11 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
         ("a.json", '{"config": {', ["is not a config in JSON"]),
         ("a.py", "def get_config(:\n", ["SyntaxError", "a.py", "line 1"]),
         ("a.py", "import no_such_module\n", ["a.py, line 1", "no_such_module"]),
+        (
+            "a.py",
+            "import json\ndef f():\n    return json.loads('{')\ndef get_config():\n    return f()\n",
+            ["a.py, line 3", "JSONDecodeError"],
+        ),
         ("a.py", "x = 1\n", ["a.py", "get_config"]),
         ("a.py", "def get_config():\n    return {}\n", ["a.py", "get_config() must return", "base.get_config("]),
         ("a.yaml", "", [".py", ".json", "a.yaml"]),
@@ -92,13 +97,8 @@ def test_a_name_longer_than_those_of_files(refused, language):
         refused([*arguments[:-1], f"{arguments[-1]}={'9' * 300}"], "999")
 
 
-def test_a_config_that_is_not_there(refused, tmp_path):
-    sentence = refused(["--config", str(tmp_path / "vit.py")], f"no config file {tmp_path / 'vit.py'}")
-    assert "WORKDIR" not in sentence  # who has mistyped it is not told of another run's
-
-
 SIZES = """
-model.D=9 | model.D = 9 | model.H = 2 | model.H = 2
+model.D=9 | model.D = 9 | model.H = 2
 model.H=3 | model.D = 8 | model.H = 3
 model.H=0 | model.H
 model.M=0 | model.M | at least 1
@@ -108,25 +108,16 @@ image.patch=0 | 8 x 8 | image.patch
 image.augment=["shift:8"] | 'shift:8' | less than a side
 image.augment=[1 | image.augment | type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
-train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
-train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 microbatches | multiple of 32
 train.batch_size=0 | batch | at least 1 | 0
 train.accumulation=0 | train.accumulation | at least 1
 train.steps=0 | train.steps | at least 1
 train.save_every=-1 | train.save_every | at least 0 | -1
 optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
 optim.weight_decay=nan | optim.weight_decay = nan
-train.steps=5 optim.warmup_steps=5 | optim.warmup_steps = 5 | train.steps = 5
 train.batch_size=8000 | train.batch_size = 8000 | examples
 mesh.data=9 | mesh.data = 9 | does not fit | 8 x
-mesh.data=0 | mesh.data = 0 | at least 1 | -1
-seed=-1 | seed | -1
 model=3 | "model"
 text.N=9 | unknown config key "text.N"; the sections of vision are: | image
-model.score=my_arms:cosine | score "my_arms:cosine" | my_arms
-model.mlp=math:gelu | mlp "math:gelu" | has no gelu
-model.norm=:token | norm ":token"
-model.norm=os:path | norm "os:path" | a tuple (init, apply)
 model.scale=os:sep | scale "os:sep" | a function
 experiment=visoin | visoin | language | did you mean "vision"
 model.score=assymetric | assymetric | none | tied | did you mean "asymmetric"
@@ -136,21 +127,13 @@ model.norm=tokens | tokens | token_plain | did you mean "token"
 model.mlp=gleu | gleu | relu | did you mean "gelu"
 model.position=sinusoid | sinusoid | learned | none | did you mean "sinusoidal"
 model.block=prenorm | prenorm | post_norm | did you mean "pre_norm"
-model.attention=explicite | explicite | did you mean "explicit"
 image.head=pool | pool | class_token | did you mean "pooled"
-optim.schedule=cosin | cosin | constant, linear | wsd | did you mean "cosine"
-optim.name=adamv | adamv | muon | did you mean "adamw"
-image.source=digit | digit | digits | mnist | fashion_mnist
 """
 WORDS = """
 text.N=0 | text.N | at least 1 | 0
-text.objective=prefix text.N=1 | text.N | at least 2 | 1
 text.objective=mask | mask | causal | did you mean "masked"
 text.head=tied_gelu | unknown head "tied_gelu" | did you mean "tied+gelu" | linear+bias
-text.objective=os:sep | unknown objective "os:sep"
-text.source=tinyshakespear | tinyshakespear | stdlib | tinyshakespeare
 text.tokenizer=byte | byte | characters | did you mean
-model.norm=instance | instance needs all tokens
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier
 """
 MISTAKES = [("vision", *line.split(" | ")) for line in SIZES.strip().splitlines()]
@@ -163,50 +146,12 @@ def test_a_setting_that_cannot_be_is_refused(refused, request, mistake):
     refused([*request.getfixturevalue(experiment), *(f"--config.{change}" for change in changes.split())], *words)
 
 
-def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_path):
-    text = tmp_path / "words.txt"
-
-    def told(*words, source=text, more=()):
-        refused([*language, f"--config.text.source={source}", *more], *words)
-
-    told("missing.txt", "stdlib", "tinyshakespeare", source=tmp_path / "missing.txt")
-    told("text.txt/more", source=tmp_path / "text.txt" / "more")
-    text.write_bytes(b"")
-    told(str(text), "contains no text")
-    (tmp_path / "folder").mkdir()
-    told("contains no text", source=tmp_path / "folder")
-    text.write_bytes(b"to be or not to be")
-    told("has 2 tokens", "needs 9")
-    text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)
-    told(str(text), "UTF-8", "bytes", more=["--config.text.tokenizer=characters"])
-    text.write_bytes(b"\x89PNG\r\n\0" + tiny.TEXT)
-    told(str(text), "byte 6")
-    text.write_bytes(bytes(range(32, 122)))
-    refused(
-        [*language, f"--config.text.source={text}", "--config.train.batch_size=80"],
-        "73 examples",
-        "train.batch_size = 80",
-    )
-
-
-def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeypatch):
-    """tests/data has every fault of a file."""
-
-    def told(source, *words):
-        refused([*vision, f"--config.image.source={source}"], *words)
-
-    told(tmp_path / "no", str(tmp_path / "no"), "digits", "mnist")
-    file = tmp_path / "images.npz"
-    file.write_bytes(b"PK\3\4 and no more")
-    told(file, str(file))
-    x, y = np.zeros((9, 4, 4), np.uint8), np.array([0, 1, 2, 0, 1, -1, 0, 1, 2])
-    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=abs(y))
-    told(file, "from -1", "0 .. 2")
-    np.savez(file, x_train=x, y_train=0 * y, x_test=x, y_test=0 * y)
-    told(file, str(file), "one class", "'0'")
-    monkeypatch.setenv("TFM_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    told("fashion_mnist", str(tmp_path / "data" / "fashion-mnist"), "train-images-idx3-ubyte")
+@pytest.mark.parametrize(("labels", "words"), [([0, 1, -1, 2], ["from -1", "0 .. 2"]), ([0, 0, 0, 0], ["'0'"])])
+def test_labels_that_cannot_be_trained_on_are_refused(refused, vision, tmp_path, labels, words):
+    """tests/data has every other fault of a file."""
+    x, y = np.zeros((4, 4, 4), np.uint8), np.array(labels)
+    np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x, y_test=abs(y))
+    refused([*vision, f"--config.image.source={tmp_path / 'images.npz'}"], "images.npz", *words)
 
 
 @pytest.mark.parametrize("experiment", ["vision", "language"])
@@ -214,11 +159,11 @@ def test_the_arguments_above_would_run_but_for_the_mistake(experiment, request, 
     """Guards the guards: without a mistake the same arguments reach the point where the folder is made."""
     (tmp_path / "file").write_text("")
     outcome = tiny.run(*request.getfixturevalue(experiment), *SMALL, "--workdir", str(tmp_path / "file" / "run"))
-    assert outcome.code == 2 and "cannot be written" in outcome.err
+    assert outcome.code == 2 and str(tmp_path / "file" / "run") in outcome.err
 
 
 def test_the_real_command(tmp_path):
-    """What a shell sees: exit code 2, and one line on stderr that is ours (a library may warn as it is imported)."""
+    """A shell sees exit code 2 and one line of ours on stderr; a library may print warnings at its import."""
     command = [sys.executable, str(ROOT / "launch.py"), "--config", "no.py", "--workdir", str(tmp_path / "run")]
     outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert outcome.returncode == 2

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import numbers, resumed, saved, state, there
+from checkpoints import flip, numbers, resumed, saved, state, there
 from errors import raises
 
 from experiments.engine import checkpoint, disk, distributed, errors, manifest
@@ -31,7 +31,7 @@ def good(tmp_path_factory):
 
 @pytest.fixture
 def folder(good, tmp_path):
-    """A copy of it."""
+    """A copy of the folder `good`."""
     return shutil.copytree(good, tmp_path / "checkpoints")
 
 
@@ -69,11 +69,6 @@ def test_a_checkpoint_of_other_arrays_is_refused(folder, name, leaf, parts):
 # Damage
 
 
-def flip(file):
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
 DAMAGE = {
     "flipped": flip,
     "truncated": lambda file: file.write_bytes(file.read_bytes()[:-1]),
@@ -84,7 +79,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("name", ["state/_METADATA", "state/d", "manifest.json"])
-def test_a_damaged_file_is_named_with_the_step_to_go_on_from(folder, name, damage):
+def test_a_damaged_file_is_named_with_the_step_to_resume_from(folder, name, damage):
     file = folder / "6" / name
     file = file if file.is_file() else max(file.iterdir())
     damage(file)
@@ -94,20 +89,12 @@ def test_a_damaged_file_is_named_with_the_step_to_go_on_from(folder, name, damag
         with raises(errors.UserError, file, "--resume=3"):
             resumed(folder)
     assert there(folder) == {"3", "6"}
-    assert resumed(folder, step=3)[0] == 3 and there(folder) == {"3"}
+    step, earlier = resumed(folder, step=3)
+    assert step == 3 and numbers(earlier) == numbers(state(seed=3)) and there(folder) == {"3"}
     file = folder / "3" / "manifest.json"
     file.write_bytes(b"{}")
     with raises(errors.UserError, file, folder):
         resumed(folder)
-
-
-def test_an_earlier_step_goes_on_and_its_later_ones_are_saved_anew(folder):
-    saves = checkpoint.Checkpoints(folder, keep=9)
-    step, found = saves.resume(state(), 3)
-    assert step == 3 and numbers(found) == numbers(state(seed=3)) and there(folder) == {"3"}
-    saves.save(6, state(seed=7))
-    saves.close()
-    assert numbers(resumed(folder)[1]) == numbers(state(seed=7))
 
 
 def test_processes_that_see_different_checkpoints_are_refused(folder, monkeypatch):
@@ -144,8 +131,8 @@ def test_killed_at_any_point_of_a_save_the_run_has_a_complete_checkpoint(folder,
     assert there(folder) == ({"6", "9"} if newest == 9 else {"3", "6"})
 
 
-def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
-    """The step goes on, in the memory of the old state, while that is written."""
+def test_a_checkpoint_is_the_state_of_its_step(tmp_path):
+    """The next steps reuse the memory of the state while it is written."""
     go_on = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     params = {"x_D": jnp.arange(1 << 20, dtype=jnp.float32)}
     saves = checkpoint.Checkpoints(tmp_path, keep=9)
@@ -225,7 +212,7 @@ def test_the_newest_and_the_best_are_kept_also_after_a_resume(tmp_path):
     assert there(tmp_path) == {"18"}
 
 
-def test_what_is_measured_after_a_save_is_noted_and_counts(folder):
+def test_a_metric_measured_after_a_save_is_stored_and_decides_what_is_kept(folder):
     saves = checkpoint.Checkpoints(folder, keep=1, best="eval/loss")
     saves.note(3, {"eval/loss": 1.0, "eval/accuracy": float("nan")})
     saves.save(9, state(seed=9))
@@ -238,8 +225,8 @@ def test_what_is_measured_after_a_save_is_noted_and_counts(folder):
     saves.close()
 
 
-def test_what_a_killed_run_had_still_to_delete_is_deleted(folder):
-    """After the last step there is no further save that would do it."""
+def test_checkpoints_that_a_killed_run_did_not_delete_are_deleted(folder):
+    """After the last step, no further save deletes them."""
     saves = checkpoint.Checkpoints(folder, keep=1)
     assert saves.resume(state())[0] == 6
     saves.close()
@@ -259,18 +246,12 @@ def test_what_a_killed_run_had_still_to_delete_is_deleted(folder):
         ({1: 0.5, 2: 0.7}, 2, "eval/loss", []),
     ],
 )
-def test_what_is_superfluous(values, keep, best, gone):
+def test_checkpoints_to_delete(values, keep, best, gone):
     measured = {step: {f"eval/{name}": value for name in checkpoint.BETTER} for step, value in values.items()}
     assert checkpoint.superfluous(measured, keep=keep, best=best) == gone
 
 
-@pytest.mark.parametrize("key", ["train.keep_best", "study.metric"])
-def test_a_metric_of_which_it_is_not_known_what_is_better_is_refused(key):
-    with raises(errors.UserError, key, "eval/speed"):
-        checkpoint.check_best("eval/speed", key=key)
-
-
-def test_a_step_on_the_disk_is_left_as_it_is(folder):
+def test_a_saved_step_is_not_saved_again(folder):
     saves = checkpoint.Checkpoints(folder, keep=9)
     saves.save(6, state(seed=7))
     saves.close()

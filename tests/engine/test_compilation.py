@@ -1,15 +1,27 @@
-"""What is compiled how often, and that a program from the cache computes the same bits."""
+"""Compilation: the backend, what is compiled and kept, memory checked before use, FLOPs against E29, cost reports."""
 
+import functools
+import itertools
 import os
 import pathlib
+import re
 import tempfile
+import types
 
+import dots
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+import tiny
 from checkpoints import saved
+from errors import raises
 from resuming import Stopped, run
 
-from experiments.engine import batches, compilation, mesh
+from experiments.engine import batches, compilation, disk, errors, mesh, summary as summaries, train_step
+from tfm import loss
+from tfm.attention import explicit, flash, mask, splash
 
 BACKEND = "/jax/core/compile/backend_compile_duration"
 compilations: list[str] = []  # the names of what has been compiled
@@ -79,7 +91,7 @@ def test_a_second_start_takes_its_programs_from_the_cache(settings_of_jax, tmp_p
     assert first == second and (hit, again) == (False, True) and any((tmp_path / "cache").iterdir())
 
 
-def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys):
+def test_the_folder_of_compiled_programs(settings_of_jax, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(compilation.FOLDER, raising=False)
     compilation.keep()
@@ -99,7 +111,7 @@ def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys)
     assert not jax.config.jax_enable_compilation_cache and not (tmp_path / "more").exists()
 
 
-def test_what_runs_once_is_compiled_quickly_and_as_xla_flags_say(monkeypatch):
+def test_a_program_that_runs_once_is_compiled_quickly_unless_xla_flags_set_a_level(monkeypatch):
     assert compilation.for_one_run(mesh.make()) == {}  # the tests' own level, which is lower
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     assert compilation.for_one_run(mesh.make()) == {"xla_backend_optimization_level": 1}
@@ -108,3 +120,281 @@ def test_what_runs_once_is_compiled_quickly_and_as_xla_flags_say(monkeypatch):
 def test_the_tests_write_nothing_into_the_cache_of_the_user():
     where = pathlib.Path(os.environ[compilation.FOLDER])
     assert where.parent == pathlib.Path(tempfile.gettempdir()) and where.name.startswith("tfm-compiled-")
+
+
+HELD = "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."
+
+
+@pytest.fixture
+def platforms():
+    """A function that sets JAX's flag; afterwards it is as before."""
+    before = jax.config.jax_platforms
+    yield lambda value: jax.config.update("jax_platforms", value)
+    jax.config.update("jax_platforms", before)
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu", "npu"])
+def test_a_device_that_is_not_available_is_refused(tmp_path, device):
+    file = tiny.config_file(tmp_path, "vision", **tiny.TRAIN)
+    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"), f"--device={device}")
+    assert (outcome.code, outcome.out) == (2, "") and not (tmp_path / "run").exists()
+    assert device in outcome.err and ("runtime" in outcome.err) == (device == "tpu")
+
+
+def test_a_tpu_in_use_is_an_error_in_jaxs_words_with_a_hint(platforms, monkeypatch):
+    def default_backend():
+        if jax.config.jax_platforms == "cpu":
+            return "cpu"
+        raise RuntimeError(f"{HELD}\nand more")
+
+    monkeypatch.setattr(jax, "default_backend", default_backend)
+    for device in ("any", "tpu"):
+        platforms(None)
+        with raises(errors.UserError, HELD, "--device=cpu") as caught:
+            compilation.start(device)
+        assert "and more" not in str(caught.value)
+    compilation.start("cpu")
+
+
+def test_a_dry_run_of_a_larger_mesh_has_fake_devices(monkeypatch):
+    sizes = {"data": -1, "fsdp": 2, "tensor": 4}
+    assert compilation.split(sizes, "any", fake=True) is None  # the tests have eight devices
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    fake = compilation.split(sizes, "any", fake=True)
+    assert mesh.make(fsdp=2, tensor=4, devices=fake).devices.size == 8
+    with raises(errors.UserError, "mesh", 8192):
+        compilation.split({"data": 4096, "fsdp": 2}, "any", fake=True)
+
+
+def test_the_memory_of_the_host(tmp_path, monkeypatch):
+    assert 2**20 < disk.host_memory() < 2**50
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  7000 kB\n")
+    (tmp_path / "max").write_text("max\n")
+    monkeypatch.setattr(disk, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(disk, "GROUP", tmp_path / "max")
+    assert disk.host_memory() == 7000 * 1024
+    (tmp_path / "max").write_text("5000\n")
+    assert disk.host_memory() == 5000
+    monkeypatch.setattr(disk, "MEMINFO", tmp_path / "nothing")
+    monkeypatch.setattr(disk, "GROUP", tmp_path / "nothing")
+    assert 2**20 < disk.host_memory()  # what the system itself says, or no limit
+
+
+def test_arrays_that_do_not_fit_are_refused(monkeypatch):
+    disk.check_memory("this", 5000, 5000)
+    with raises(errors.UserError, "this", "3 GiB", "1.25 MiB", "less"):
+        disk.check_memory("this", 3 * 2**30, 2**20 + 2**18, ": less")
+    monkeypatch.setattr(disk, "host_memory", lambda: 100)
+    disk.check_memory("this", 100)
+    with raises(errors.UserError, "101 bytes", "100 bytes"):
+        disk.check_memory("this", 101)
+    sizes = {1000: "1,000 bytes", 1024: "1 KiB", 12345678: "11.8 MiB", 999.7 * 2**20: "1,000 MiB"}
+    assert {n: disk.size(n) for n in sizes} == sizes
+    assert compilation.tree_bytes({"a": jnp.ones((3, 5)), "b": (np.int8(1), None)}) == 61
+
+
+def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
+    """D = 5, C = 3: 18 parameters of 4 bytes, as many gradients; no moments; step and key have 12 bytes."""
+    task, devices = tiny.linear_task(), mesh.make(data=8)
+    state = train_step.abstract_state(task, optax.sgd(0.1), mesh=devices)
+    needed = 8 * (2 * 18 * 4 + 4 + jax.random.key(0).dtype.itemsize)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed)
+    compilation.check_state(state, devices, described=False)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed - 1)
+    with raises(errors.UserError, "8 devices"):
+        compilation.check_state(state, devices, described=False)
+    compilation.check_state(state, devices, described=True)  # of a mesh that is only described
+    monkeypatch.setattr(compilation, "UNLIMITED", needed // 8 - 1)
+    with raises(errors.UserError, "memory"):
+        compilation.check_state(state, devices, described=True)
+
+
+def test_batches_are_refused_before_they_are_made(monkeypatch):
+    asked = []
+
+    def fetch(index_B, rng):
+        asked.append(len(index_B))
+        return {"x_BD": np.zeros((len(index_B), 125)), "y_B": index_B}  # 1008 bytes
+
+    monkeypatch.setattr(disk, "host_memory", lambda: 1008 * 200)
+    batches.train(fetch, n=10**6, batch=20, seed=0)
+    batches.evaluation(fetch, n=10**6, batch=100)
+    for growth in ((), [[5, 21]]):
+        with raises(errors.UserError, "210 examples", "1008 bytes"):
+            batches.train(fetch, n=10**6, batch=20 if growth else 21, seed=0, growth=growth)
+    with raises(errors.UserError, "202 examples", "1008 bytes"):
+        batches.evaluation(fetch, n=10**6, batch=101)
+    assert set(asked) == {1}
+
+
+def test_a_model_of_absurd_size_is_refused_before_it_is_made(tmp_path):
+    file = tiny.config_file(tmp_path, "vision", **tiny.MODEL | {"image.patch": 4, "model.F": 2000000000})
+    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 2 and "TiB of memory" in outcome.err and "make model.D" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_that_needs_more_memory_than_there_is_is_refused(monkeypatch):
+    devices = mesh.make(data=8)
+    product = jax.jit(lambda x_BD: (x_BD @ x_BD.T) @ x_BD).lower(jax.ShapeDtypeStruct((101, 3), np.float32)).compile()
+    needed = 8 * product.memory_analysis().temp_size_in_bytes
+    assert needed >= 8 * 101 * 101 * 4
+    monkeypatch.setattr(disk, "host_memory", lambda: needed)
+    compilation.check_step(product, devices)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed - 1)
+    with raises(errors.UserError, "training step", "8 devices"):
+        compilation.check_step(product, devices)
+
+
+def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
+    """State and batches fit into a MiB, and the temporary arrays of two examples on each of 8 devices do not."""
+    monkeypatch.setattr(disk, "host_memory", lambda: 2**20)
+    task = tiny.linear_task()
+
+    def loss(params, batch, **options):
+        large_BX = jnp.cumsum(jnp.repeat(batch["x_BD"], 50_000, axis=1), axis=1)
+        measures, aux = task.loss(params, batch)
+        return measures | {"large": (large_BX.max(), jnp.float32(1))}, aux
+
+    with raises(errors.UserError, "training step", "8 devices"):
+        tiny.trained(tmp_path / "run", task._replace(loss=loss), mesh__data=8)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_bytes(tiny.TEXT)
+    return str(file)
+
+
+def task(text, **changes):
+    sizes = {"model__D": D, "model__H": H, "model__M": M, "model__F": F, "text__N": N, "model__attention": "explicit"}
+    return tiny.task_of(tiny.settings("language", text__source=text, **(sizes | changes)))
+
+
+def forward(task):
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    batch = {name: array[:B] for name, array in task.train[0].items()}
+    return compilation.flops(task.loss, params, batch), params, batch
+
+
+def layer(*, K=D // H, projections=4):
+    """E29 for one layer and B sequences: projections, attention (logits and averages), MLP; two per multiply-add."""
+    T = B * N
+    return projections * 2 * T * D * H * K + B * 2 * 2 * H * N * N * K + 4 * T * D * F
+
+
+HEAD = 2 * B * N * D * W
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model__remat": "none"}, M * layer() + HEAD),
+        ({"model__K": 11}, M * layer(K=11) + HEAD),
+        ({"model__score": "tied"}, M * layer(projections=3) + HEAD),
+        ({"model__position": "sinusoidal", "model__norm": "token_plain", "model__bias": "none"}, M * layer() + HEAD),
+        ({"text__objective": "masked"}, M * layer() + HEAD + 2 * B * N * D),  # one id more: the mask
+    ],
+)
+def test_flops_are_those_of_the_formula_for_every_variant(text, changes, expected):
+    assert forward(task(text, **changes))[0] == expected
+
+
+def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
+    def gradient(task):
+        counted, params, batch = forward(task)
+        loss = jax.grad(lambda params: task.loss(params, batch)[0]["loss"][0])
+        return compilation.flops(loss, params), counted
+
+    whole, counted = gradient(task(text))
+    assert whole == 3 * counted
+    again, _ = gradient(task(text, model__remat="full"))
+    assert 3 * counted < again <= 4 * counted
+
+
+def test_flops_of_nested_programs():
+    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    product = 2 * 3 * 5 * 7
+    assert compilation.flops(jnp.matmul, a, b) == product
+    assert compilation.flops(jax.jit(lambda a, b: jax.jit(jnp.matmul)(a, b) + a @ b), a, b) == 2 * product
+    assert compilation.flops(lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(11)), a, b) == 11 * product
+    assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
+    assert compilation.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
+    assert compilation.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
+    x_BHNK = jnp.ones((1, 2, 64, 8))  # flash attention skips what is masked, in a branch: the dearest of each counts
+    for name in ("flash", "explicit"):
+        call = functools.partial({"explicit": explicit, "flash": flash}[name].attention, mask=mask.causal, scale=1.0)
+        assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK) == 2 * 2 * 2 * 64 * 64 * 8
+        assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 0
+    x_BHNK = jnp.ones((3, 2, 1024, 8))
+    call = functools.partial(splash.attention, mask=mask.causal, scale=1.0, interpret=True)
+    assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 3 * 2 * 2 * 2 * 1024 * 1024 * 8
+    assert compilation.flops(lambda x: call(x, x, x)[0] @ jnp.ones((8, 5)), x_BHNK) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
+
+
+def test_flops_of_a_head_in_chunks_are_those_of_all_tokens(monkeypatch):
+    monkeypatch.setattr(loss, "FROM", 1)
+    monkeypatch.setattr(loss, "LOGITS", 16 * 24)
+    targets, head = (jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32))), {"G_WD": jnp.ones((24, 5))}
+    found = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], jnp.ones((2, 32, 5)))
+    assert found == 2 * 64 * 24 * 5
+
+
+def test_the_peak_is_a_rate_that_products_reach(monkeypatch):
+    assert 1e8 < compilation.measure_peak(devices=mesh.make(data=1), repeats=1) < 1e15
+    seconds = types.SimpleNamespace(perf_counter=itertools.count().__next__)  # every product takes one
+    monkeypatch.setattr(compilation, "time", seconds)
+    assert compilation.measure_peak(devices=mesh.make(data=1)) == 2 * 1536**3
+
+
+def test_the_parameter_table():
+    shape = jax.ShapeDtypeStruct
+    params = {"blocks": {"mlp": {"W1_FD": shape((2, 700, 3), jnp.float32)}}, "head": {"b_C": shape((11,), jnp.float32)}}
+    assert summaries.format_table(params) == "\n".join(
+        [
+            "  blocks/mlp/W1_FD  M=2 F=700 D=3  4,200",
+            "  head/b_C          C=11              11",
+            "  --------------------------------------",
+            "  total                            4,211",
+        ]
+    )
+
+
+def test_numbers_with_prefixes():
+    shown = {0: "0 B", 999: "999 B", 1000: "1 kB", 1.5e6: "1.5 MB", 1.23e9: "1.23 GB", 4e12: "4 TB", 5e18: "5e+03 PB"}
+    assert {number: summaries.format_si(number, "B") for number in shown} == shown
+
+
+def test_the_result_block():
+    summary = {"experiment": "vision", "eval/loss": 0.5, "eval/accuracy": 0.2, "baseline/accuracy": 0.1}
+    summary |= {"wall_seconds": 12.34, "compile_seconds": 3.21, "tokens_per_second": 12345.6}
+    summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
+    lines = summaries.format_result(summary, ["a.png", "b.json"]).splitlines()
+    assert lines[1] == "  eval/loss              0.5000"
+    assert lines[3] == "  baseline/accuracy      0.1000  always the first"
+    assert "12.3 s, 3.2 s of it compiling" in lines[4] and "12,346 tokens/s" in lines[5]
+    assert [line.strip() for line in lines[6:]] == ["a.png", "b.json"]
+
+
+def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    changes = dots.CHANGES | {"train.batch_size": 60}
+    config = tiny.config_file(tmp_path, "dots", **changes)
+    outcome = tiny.run("--config", config, "--dry_run", "--workdir", str(tmp_path / "run"))
+    assert (outcome.code, outcome.err) == (0, "")
+    params = jax.eval_shape(tiny.task_of(tiny.settings("dots", model=False, **changes)).init, jax.random.key(0))
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert summaries.format_table(params) in outcome.out
+    assert "FLOP per step (3 x forward) of 60 examples, 60 tokens" in outcome.out
+    moments = 2 * 4 * numbers + 2 * 4  # two per parameter, and two counts of steps
+    assert re.search(rf"parameters +{disk.size(4 * numbers)}\n +optimiser +{disk.size(moments)}\n", outcome.out)
+    held = 4 * numbers + moments + 4 + 8 + 60 * (5 + 3) * 4  # and the step, the key, points of 5 numbers and 3 more
+    argument = float(re.search(r"step of 60 examples: .* \(argument ([\d.]+) KiB", outcome.out)[1])
+    assert 0.5 * held < 1024 * argument < 2 * held
+    assert not (tmp_path / "run").exists() and not list((tmp_path / "here").iterdir())

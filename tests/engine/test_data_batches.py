@@ -69,8 +69,8 @@ GROWTHS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 13)), min_size=1,
 
 @hypothesis.given(GROWTHS, st.integers(1, 13), st.integers(13, 41), st.integers(0, 2**32 - 1))
 @hypothesis.settings(deadline=None, max_examples=6)
-def test_where_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed):
-    """The examples, joined, are those of batches of one; a batch has its size, and the numbers of its examples."""
+def test_if_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed):
+    """The concatenated examples are those of batches of one; each batch has its size and its examples' indices."""
     pairs, expected, step = [], [], 0
     for steps, size in gaps:
         expected += [pairs[-1][1] if pairs else batch] * steps
@@ -78,20 +78,20 @@ def test_where_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed)
         pairs.append([step, size])
     expected += [pairs[-1][1]] * 5
     dataset = batches.train(numbers, n=n, batch=batch, seed=seed, growth=pairs)
-    found = [dataset[step] for step in range(len(expected))]
-    assert [len(part["index_B"]) for part in found] == expected
+    parts = [dataset[step] for step in range(len(expected))]
+    assert [len(part["index_B"]) for part in parts] == expected
     ones = batches.train(numbers, n=n, batch=1, seed=seed)
-    joined = np.concatenate([part["index_B"] for part in found])
+    joined = np.concatenate([part["index_B"] for part in parts])
     assert joined.tolist() == [int(ones[i]["index_B"][0]) for i in range(sum(expected))]
     for epoch in range(len(joined) // n):
         assert sorted(joined[epoch * n : (epoch + 1) * n]) == list(range(n))
-    assert all(np.array_equal(part["example_B"], part["index_B"]) for part in found)
-    assert {part["example_B"].dtype for part in found} == {np.dtype(np.int32)}
+    assert all(np.array_equal(part["example_B"], part["index_B"]) for part in parts)
+    assert {part["example_B"].dtype for part in parts} == {np.dtype(np.int32)}
     late = batches.iterate(dataset, start=gaps[0][0])
     assert all(same(next(late), dataset[gaps[0][0] + i]) for i in range(5))  # starting at the change
 
 
-def test_a_batch_is_that_of_a_plain_pipeline_and_until_it_grows_as_if_it_never_did():
+def test_a_batch_is_that_of_a_plain_pipeline_until_it_grows():
     seed = 2**32 - 1
     plain = grain.MapDataset.range(23).seed(seed).shuffle().repeat().batch(5).random_map(numbers)
     never = batches.train(numbers, n=23, batch=5, seed=seed)
@@ -100,12 +100,6 @@ def test_a_batch_is_that_of_a_plain_pipeline_and_until_it_grows_as_if_it_never_d
         expected = plain[step] | {"example_B": plain[step]["index_B"]}
         assert same(never[step], expected) and same(later[step], expected) == (step < 13)
     assert len({tuple(later[step]["draw_B"]) for step in (12, 13, 14)}) == 3
-
-
-def test_the_batch_sizes_of_a_growth():
-    sizes = batches.parse_growth(4, [[3, 6], (5, 2)])
-    assert [sizes.before(step) for step in range(8)] == [0, 4, 8, 12, 18, 24, 26, 28]
-    assert batches.parse_growth(4) == batches.parse_growth(4, []) == ((0,), (4,))
 
 
 WRONG = [[[5, 8], [5, 9]], [[5, 8], [4, 9]], [[0, 8]], [[-1, 8]], [[5, 0]], [[5, -8]]]
@@ -132,7 +126,7 @@ def test_evaluation_has_every_example_once_in_order(n, batch):
     assert (index[weight == 0] == n - 1).all()
 
 
-def test_evaluation_blanks_only_weights_and_never_what_fetch_owns():
+def test_evaluation_zeroes_only_weights_and_never_the_arrays_of_fetch():
     owned = np.ones((5, 3), np.float32)
 
     def fetch(index_B, rng):
@@ -199,46 +193,48 @@ def test_causal_training_windows_start_anywhere(sizes):
 
 @hypothesis.given(TOKENS, st.integers(1, 7), st.integers(0, 9))
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch, stride):
-    """Behind as many others as windows that overlap hold."""
+def test_causal_evaluation_predicts_every_token_except_the_first_once(sizes, batch, stride):
+    """Overlapping windows give each target more preceding tokens."""
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
     fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)
     dataset = batches.evaluation(fetch, n=n, batch=batch)
     arrays = [dataset[step] for step in range(len(dataset))]
-    asked = [part["target_BN"][part["weight_BN"] == 1] for part in arrays]
-    given = [part["w_BN"][part["weight_BN"] == 1] for part in arrays]
-    assert np.concatenate(asked).tolist() == list(range(1, T))
-    assert np.concatenate(given).tolist() == list(range(T - 1))
+    targets = [part["target_BN"][part["weight_BN"] == 1] for part in arrays]
+    inputs = [part["w_BN"][part["weight_BN"] == 1] for part in arrays]
+    assert np.concatenate(targets).tolist() == list(range(1, T))
+    assert np.concatenate(inputs).tolist() == list(range(T - 1))
     assert all(set(np.unique(part["weight_BN"])) <= {0, 1} for part in arrays)
     first = np.concatenate([part["w_BN"][:, 0] for part in arrays])[:n]
     assert first.tolist() == [i * (stride if 0 < stride < N else N) for i in range(n)]
 
 
-def test_masking_follows_the_rule():
-    T, N, ordinary, mask_id, rate = 40_009, 31, 11, 12, 0.15
-    token_T = np.random.default_rng(1).integers(0, ordinary, T).astype(np.int32)
-    fetch, n = windows.masked(token_T, N=N, W=13, special={11, 12}, mask_id=mask_id)
-    assert n == T - N + 1
-    index_B = np.arange(0, n, N)
-    batch = fetch(index_B, np.random.default_rng(2))
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_masking_follows_the_rule_and_leaves_special_tokens_alone(evaluation):
+    T, N, special, mask_id, rate = 40_009, 31, {0, 3, 9, 12}, 12, 0.15
+    token_T = np.random.default_rng(1).integers(0, 12, T).astype(np.int32)
+    fetch, n = windows.masked(token_T, N=N, W=13, special=special, mask_id=mask_id, evaluation=evaluation)
+    assert n == (-(-T // N) if evaluation else T - N + 1)
+    window_B = np.arange(T // N)
+    batch = fetch(window_B, None) if evaluation else fetch(window_B * N, np.random.default_rng(2))
     w, target, hidden = batch["w_BN"], batch["target_BN"], batch["weight_BN"] == 1
-    assert (target == token_T[index_B[:, None] + np.arange(N)]).all()
+    assert (target == token_T[window_B[:, None] * N + np.arange(N)]).all()
     assert (w[~hidden] == target[~hidden]).all() and (batch["weight_BN"][~hidden] == 0).all()
     assert batch["valid_BS"].all() and batch["valid_BS"].dtype == bool
     assert (w.dtype, target.dtype, batch["weight_BN"].dtype) == (np.int32, np.int32, np.float32)
+    ordinary = ~np.isin(target, [*special])
+    assert not ordinary.all() and not hidden[~ordinary].any()
     # Shares within five standard deviations of a binomial.
-    count = hidden.sum()
-    assert abs(count / hidden.size - rate) < 5 * np.sqrt(rate * (1 - rate) / hidden.size)
-    wrong_share = 0.1 * (ordinary - 1) / ordinary  # a random token is the right one once in `ordinary` times
-    for found, share in (
+    count, total = hidden.sum(), ordinary.sum()
+    assert abs(count / total - rate) < 5 * np.sqrt(rate * (1 - rate) / total)
+    other_share = 0.1 * 8 / 9  # a random one of nine ordinary tokens is the same token once in nine times
+    for place, share in (
         (w[hidden] == mask_id, 0.8),
-        ((w[hidden] != mask_id) & (w[hidden] != target[hidden]), wrong_share),
-        (w[hidden] == target[hidden], 0.2 - wrong_share),
+        ((w[hidden] != mask_id) & (w[hidden] != target[hidden]), other_share),
+        (w[hidden] == target[hidden], 0.2 - other_share),
     ):
-        assert abs(found.mean() - share) < 5 * np.sqrt(share * (1 - share) / count)
-    random = w[hidden & (w != mask_id) & (w != target)]
-    assert set(random) == set(range(ordinary))  # every ordinary token, never the special 11
+        assert abs(place.mean() - share) < 5 * np.sqrt(share * (1 - share) / count)
+    assert {*w[hidden & (w != mask_id) & (w != target)].tolist()} == {*range(12)} - special
 
 
 @hypothesis.given(TOKENS, st.integers(1, 7), st.integers(1, 7))
@@ -259,26 +255,23 @@ def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_
     assert not one["weight_BN"][~one["valid_BS"]].any()
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
-def test_a_row_of_small_integers_gives_the_same_batches(kind):
-    """Also where [MASK] is an id that they do not hold."""
-    N = 7
+CUTS = [(windows.causal, {}, 1), (windows.masked, {"W": 257, "special": {256}, "mask_id": 256}, 0)]
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+@pytest.mark.parametrize(("cut", "options", "more"), CUTS)
+def test_windows_take_small_integers_and_refuse_too_few_tokens(cut, options, more, evaluation):
+    """[MASK] may be an id that the small integers cannot hold."""
     token_T = np.random.default_rng(0).integers(0, 256, 61)
-    rule = {"W": 257, "special": {256}, "mask_id": 256}
-    for made in (
-        lambda token_T: windows.causal(token_T, N=N),
-        lambda token_T: windows.causal(token_T, N=N, evaluation=True),
-        lambda token_T: windows.masked(token_T, N=N, **rule),
-        lambda token_T: windows.masked(token_T, N=N, evaluation=True, **rule),
-    ):
-        (fetch, n), (small, m) = made(token_T.astype(np.int32)), made(token_T.astype(kind))
-        index_B = np.arange(n) % n
-        one, other = fetch(index_B, None), small(index_B, None)
-        assert (
-            n == m
-            and same(one, other)
-            and {k: v.dtype for k, v in one.items()} == {k: v.dtype for k, v in other.items()}
-        )
+    fetch, n = cut(token_T.astype(np.int32), N=7, evaluation=evaluation, **options)
+    expected = fetch(np.arange(n), None)
+    for kind in (np.uint8, np.uint16):
+        fetch, m = cut(token_T.astype(kind), N=7, evaluation=evaluation, **options)
+        batch = fetch(np.arange(m), None)
+        assert n == m and same(batch, expected) and all(batch[name].dtype == expected[name].dtype for name in batch)
+    with raises(errors.UserError, "5 tokens", 6):
+        cut(token_T[:5], N=6 - more, evaluation=evaluation, **options)
+    assert cut(token_T[:6], N=6 - more, evaluation=evaluation, **options)[1] == 1
 
 
 def test_masked_evaluation_hides_different_places_in_different_windows():
@@ -286,32 +279,3 @@ def test_masked_evaluation_hides_different_places_in_different_windows():
     fetch, n = windows.masked(token_T, N=31, W=3, special={2}, mask_id=2, evaluation=True)
     batch = fetch(np.arange(n), None)
     assert len({row.tobytes() for row in batch["weight_BN"]}) == n == 7
-
-
-@pytest.mark.parametrize("evaluation", [False, True])
-def test_what_is_special_is_never_hidden_nor_asked_for_nor_drawn(evaluation):
-    special, mask_id = {0, 3, 9, 12}, 12
-    token_T = np.random.default_rng(1).integers(0, 12, 20_000).astype(np.int32)
-    fetch, n = windows.masked(token_T, N=50, W=13, special=special, mask_id=mask_id, evaluation=evaluation)
-    batch = fetch(np.arange(0, n, 1 if evaluation else 50), None if evaluation else np.random.default_rng(2))
-    of_special = np.isin(batch["target_BN"], [*special])
-    hidden = batch["weight_BN"] == 1
-    assert of_special.mean() > 0.2 and not hidden[of_special].any()
-    assert (batch["w_BN"][of_special] == batch["target_BN"][of_special]).all()
-    assert abs(hidden[~of_special].mean() - 0.15) < 0.01
-    drawn = batch["w_BN"][hidden & (batch["w_BN"] != mask_id)]
-    assert {*drawn.tolist()} == {*range(12)} - special
-
-
-def test_windows_refuse_too_few_tokens():
-    settings = {"W": 7, "special": {6}, "mask_id": 6}
-    short = np.zeros(5, np.int32)
-    for cut, extra, N, needed in (
-        (windows.causal, {}, 5, 6),
-        (windows.causal, {"evaluation": True}, 5, 6),
-        (windows.masked, settings, 6, 6),
-        (windows.masked, settings | {"evaluation": True}, 6, 6),
-    ):
-        with raises(errors.UserError, "5 tokens", needed):
-            cut(short, N=N, **extra)
-        assert cut(np.zeros(needed, np.int32), N=N, **extra)[1] == 1

@@ -1,4 +1,4 @@
-"""Several processes on one machine: the same numbers as one, one set of files, and none that waits for the dead."""
+"""Several processes on one machine: the numbers of one process, one set of files, and no waiting for the dead."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 def act(folder: pathlib.Path, variables: dict[str, str], action, *arguments) -> None:
-    """In a process of its own, whose output goes into the folder."""
+    """Run the action in this new process, with its output in the folder."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
     os.environ.update(variables)
@@ -55,7 +55,7 @@ def train(*arguments: str) -> None:
 
 
 def talk(ending: str) -> None:
-    """What the processes agree on, then an end of one of them, while the other one waits for it."""
+    """Let the processes agree on numbers, then end one of them while the other waits for it."""
     with mock.patch.object(distributed, "HEARTBEAT_SECONDS", 5):
         with distributed.join(distributed.parse_group(None, None, None)):
             me = jax.process_index()
@@ -87,27 +87,29 @@ AGREED = "[8, False, True, 0, 5] [0, 1, 2, 3, 4, 5]\n"
 
 
 class Started(NamedTuple):
-    """A process, and the folder of what it says."""
+    """A process, and the folder of its output."""
 
     process: multiprocessing.Process
     folder: pathlib.Path
 
-    def said(self, name: str = "err") -> str:
-        """Until now, without what libraries say at their import."""
+    def output(self, name: str = "err") -> str:
+        """Return the output so far, without the warnings of libraries at their import."""
         file = self.folder / name
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return "".join(line for line in lines if not line.startswith("WARNING:absl:") and "[Gloo]" not in line)
 
     def ended(self) -> tiny.Outcome:
-        """What it said in the end."""
+        """Wait for the end, and return exit code and output."""
         self.process.join(SECONDS)
-        return tiny.Outcome(self.process.exitcode, self.said("out"), self.said())
+        return tiny.Outcome(self.process.exitcode, self.output("out"), self.output())
 
 
 @contextlib.contextmanager
 def pair(folder: pathlib.Path, action, *arguments: str):
-    """Two processes of an action, with one device each; they do not outlive this. Both are forks of a process that has
-    imported everything and started no device."""
+    """Start two processes of an action with one device each, and kill them at the end.
+
+    Both are forks of a process that has imported everything and started no device.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     address, number, which = distributed.VARIABLES
@@ -128,11 +130,11 @@ def pair(folder: pathlib.Path, action, *arguments: str):
 
 
 def wait_for(what, started: list[Started]) -> None:
-    """Until this is so; fails with what the processes said where one of them ends before, or nothing happens."""
+    """Wait for a condition. Fail with the output if a process ends before, or nothing happens."""
     until = time.monotonic() + SECONDS
     while not what():
         if time.monotonic() > until or not all(one.process.is_alive() for one in started):
-            pytest.fail(f"nothing happened: {[one.said() for one in started]}")
+            pytest.fail(f"nothing happened: {[one.output() for one in started]}")
         time.sleep(0.05)
 
 
@@ -172,7 +174,7 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
 def test_two_processes_agree_and_if_one_dies_or_process_0_refuses_both_end(tmp_path, ending):
     with pair(tmp_path, talk, ending) as started:
         if ending == "dies":
-            wait_for(lambda: all(AGREED in one.said() for one in started), started)
+            wait_for(lambda: all(AGREED in one.output() for one in started), started)
             os.kill(started[1].process.pid, signal.SIGKILL)
         first, second = [one.ended() for one in started]
     assert (first.out, second.out) == ("first\n", "")
@@ -183,7 +185,7 @@ def test_two_processes_agree_and_if_one_dies_or_process_0_refuses_both_end(tmp_p
         assert first.err == f"{AGREED}no such thing\n" and second.err.startswith(f"{AGREED}process 0")
 
 
-def test_who_belongs_together_comes_from_flags_and_variables_or_is_refused(monkeypatch):
+def test_a_group_of_processes_comes_from_flags_or_variables_or_is_refused(monkeypatch):
     for name in distributed.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert distributed.parse_group(None, None, None) is None
@@ -231,7 +233,7 @@ def test_a_disk_that_is_not_shared_is_refused_after_a_minute(tmp_path, monkeypat
         assert not runs.open_run(settings, tmp_path, mesh.make(data=1))
 
 
-def test_arrays_take_the_types_of_the_leaves_in_whose_places_they_come():
+def test_loaded_arrays_get_the_types_of_the_leaves_that_they_replace():
     tree = {"a_D": jax.numpy.ones(3, "bfloat16"), "b_D": jax.numpy.ones(2)}
     found = distributed.put_into(tree, {"a_D": np.arange(3.0)})
     assert found["a_D"].dtype == "bfloat16" and found["a_D"].tolist() == [0, 1, 2] and found["b_D"] is tree["b_D"]

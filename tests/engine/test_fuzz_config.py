@@ -54,7 +54,7 @@ def typed(key):
 
 
 def sensible(key):
-    """One that often means something."""
+    """Return values that are often valid."""
     if key in NAMES:
         return st.sampled_from(NAMES[key])
     if key == "train.growth":
@@ -85,13 +85,13 @@ def plainly(write, value, otherwise):
 
 
 def as_text(value):
-    """What stands on the command line for this value."""
+    """Return the value as it is written on the command line."""
     how = json.dumps if not isinstance(value, str | float) else str
     return plainly(how, value, "9" * 5000)
 
 
 def nested(edits):
-    """{'a.b': 1} as {'a': {'b': 1}}; where a part of a key is taken, the key stays as it is."""
+    """Return {'a.b': 1} as {'a': {'b': 1}}; if a part of a key is a value, the key stays as it is."""
     values = {}
     for key, value in edits:
         inner = values
@@ -162,7 +162,7 @@ def launched(test, *arguments):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def told():
+def print_counts():
     yield
     fuzz.tell()
 
@@ -178,11 +178,11 @@ def test_a_config_is_accepted_or_refused_in_a_sentence(place, until_compiling, t
     folder, configs_of = place
     new = tmp_path_factory.mktemp("case")
     where = ["--dry_run"] if dry else ["--workdir", str(new / "run")]
-    launched("configs", *given(new, way, name, configs_of[name], edits), *where)
+    launched("configs", *arguments(new, way, name, configs_of[name], edits), *where)
 
 
-def given(folder, way, name, own, edits):
-    """What to say to the launcher for this experiment with settings of its own and edits, by one of three ways."""
+def arguments(folder, way, name, own, edits):
+    """Return the launcher's arguments for an experiment with its settings and the edits, in one of three ways."""
     if way == "arguments":
         file = tiny.config_file(folder, name, **own)
         return ["--config", file, *(f"--config.{key}={as_text(value)}" for key, value in edits)]

@@ -1,5 +1,6 @@
-"""What a run writes down and shows: rows, TensorBoard events, the plain line; damaged lines."""
+"""Logging: metrics.jsonl, also with damaged lines, TensorBoard, W&B, and the progress bar."""
 
+import contextlib
 import json
 import math
 
@@ -15,7 +16,7 @@ def rows(*steps):
 
 
 @pytest.mark.parametrize("bad", [(3,), (3, 5)])
-def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad):
+def test_a_damaged_line_is_left_out_with_one_warning(tmp_path, capsys, bad):
     lines = [json.dumps(row) for row in rows(*range(1, 10))]
     for line in bad:
         lines[line - 1] = lines[line - 1][:-1] + "\0"
@@ -23,20 +24,22 @@ def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad):
     file.write_text("\n".join(lines) + '\n{"step": 10, "tra')  # where a crash has cut it off, which is no damage
     kept = [step for step in range(1, 10) if step not in bad]
     assert log.read(tmp_path) == rows(*kept) and capsys.readouterr().out == ""
-    for told in (f"{file}: damaged lines are left out: {len(bad)}\n", ""):
+    for printed in (f"{file}: damaged lines are left out: {len(bad)}\n", ""):
         log.Log(tmp_path, start=8).close()
-        assert capsys.readouterr().out == told
+        assert capsys.readouterr().out == printed
         assert log.read(tmp_path) == rows(*kept[:-1])
 
 
-def test_rows_after_the_start_are_taken_back(tmp_path):
-    writer = log.Log(tmp_path, start=0)
-    for step in (1, 2, 3, 4):
-        writer.write(step, {"train/loss": step / 2})
-    writer.close()
-    writer = log.Log(tmp_path, start=2)
-    writer.write(3, {"train/loss": math.nan, "train/accuracy": math.inf})
-    writer.close()
+def write(folder, rows, *, start=0, **options):
+    """Write these rows, {step: values}, as one session of a run."""
+    with contextlib.closing(log.Log(folder, start=start, **options)) as writer:
+        for step, values in rows.items():
+            writer.write(step, values)
+
+
+def test_rows_after_the_start_are_deleted(tmp_path):
+    write(tmp_path, {step: {"train/loss": step / 2} for step in (1, 2, 3, 4)})
+    write(tmp_path, {3: {"train/loss": math.nan, "train/accuracy": math.inf}}, start=2)
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
         '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
@@ -48,43 +51,38 @@ def test_rows_after_the_start_are_taken_back(tmp_path):
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
-    for start, numbers in ((0, (1, 2)), (2, (3,))):
-        writer = log.Log(tmp_path, start=start)
-        for step in numbers:
-            writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
-        writer.close()
-    found, starts = scalars(tmp_path)
-    assert found == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
+    for start, steps in ((0, (1, 2)), (2, (3,))):
+        write(tmp_path, {step: {"train/loss": step / 2, "eval/accuracy": 0.25} for step in steps}, start=start)
+    numbers, starts = scalars(tmp_path)
+    assert numbers == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
     assert starts == [3]  # from here on, what an earlier session wrote does not count
 
 
-def test_weights_and_biases_gets_them_too_offline_and_what_goes_on_is_the_same_run(tmp_path, monkeypatch):
+def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_same_run(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.json").write_text('{"config": {"seed": 3}}')
     for start in (0, 2):
-        writer = log.Log(tmp_path, start=start, writers=["wandb"])
-        writer.write(start + 1, {"train/loss": 0.5, "eval/accuracy": math.nan})
-        writer.close()
+        write(tmp_path, {start + 1: {"train/loss": 0.5, "eval/accuracy": math.nan}}, start=start, writers=["wandb"])
         wandb.teardown()  # as two processes
     first, second = sorted(tmp_path.glob("wandb/offline-run-*-*"))
     assert first.name.split("-")[3] == second.name.split("-")[3]
-    told = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
-    assert [b"train/loss" in one and b"accuracy" not in one for one in told] == [True, True]
-    assert b"seed" in told[0]
+    files = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
+    assert [b"train/loss" in one and b"accuracy" not in one for one in files] == [True, True]
+    assert b"seed" in files[0]
     assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
 
 
-def test_a_log_that_there_is_none_of_is_refused(monkeypatch):
+def test_an_unknown_log_is_refused(monkeypatch):
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)  # wandb is an extra
     log.check(["jsonl", "tensorboard", "wandb", "symmetry"])
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: None)
-    for names, said in ((["wandb"], ".[wandb]"), ([3], '"3"')):
-        with raises(errors.UserError, "log", said):
+    for names, part in ((["wandb"], ".[wandb]"), ([3], '"3"')):
+        with raises(errors.UserError, "log", part):
             log.check(names)
 
 
-def test_the_plain_line_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
+def test_the_progress_bar_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
     monkeypatch.setattr(log, "MIN_STEPS", 1)
     now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
     monkeypatch.setattr(log.time, "perf_counter", lambda: now)
@@ -100,5 +98,5 @@ def test_the_plain_line_counts_the_tokens_of_every_step_and_no_pause(monkeypatch
         assert line.tokens_per_second() == (16 if step == 3 else 32 if step < 7 else 36)
     line.close()
     # A line at most every 10 s, where the loss is known. After 12 s: 64 examples in 8 s; 192 to come.
-    said = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
-    assert capsys.readouterr().out == said
+    line = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
+    assert capsys.readouterr().out == line

@@ -34,10 +34,10 @@ alone = functools.cache(lambda task_of, kind: gradient(task_of, kind, "1x1x1x1",
 
 
 def test_every_layout_has_the_gradient_of_one_device(task_of):
-    """Of images, and in two parts; test_techniques.py has words."""
+    """For images in two microbatches; test_techniques.py has texts."""
     *found, traffic = gradient(task_of, "masked_image", "2x1x2x2", 2)
     agree(found, alone(task_of, "masked_image"))
-    # tensor adds up, sequence passes keys on, of which XLA may scatter sums; never features
+    # Tensor parallelism sums, sequence parallelism sends keys on, and XLA may scatter the sums.
     assert traffic.keys() - {"reduce-scatter"} == {"all-reduce", "collective-permute"}
 
 
@@ -62,11 +62,9 @@ def test_every_way_to_arrange_eight_devices_has_the_gradient_of_one(task_of, kin
 
 
 def test_the_pooled_tokens_of_devices_have_the_gradient_of_one():
-    """Of the head that classifies, which is not in the kinds above."""
-    mesh, x_BND = (
-        mesh_of("1x1x1x4"),
-        np.random.default_rng(0).standard_normal((3, 8, 5)).astype(np.float32),
-    )
+    """The kinds above have no head that classifies."""
+    mesh = mesh_of("1x1x1x4")
+    x_BND = np.random.default_rng(0).standard_normal((3, 8, 5)).astype(np.float32)
     params = head.pooled.init(jax.random.key(0), C=7, D=5)
 
     def loss(params, x_BND, layout=layouts.ONE):
@@ -77,7 +75,7 @@ def test_the_pooled_tokens_of_devices_have_the_gradient_of_one():
     agree(({"loss": 1.0}, spread(params, x_BND)), ({"loss": 1.0}, jax.grad(loss)(params, x_BND)))
 
 
-def test_what_devices_share_trains_as_one_device_and_stays_where_it_is():
+def test_shared_parameters_train_as_on_one_device_and_keep_their_shardings():
     losses = {}
     for sizes in ("1x1x1x1", "4x2x1x1"):
         mesh, losses[sizes] = mesh_of(sizes), []
@@ -127,7 +125,7 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes, parts):
         meshes.make(**sizes)
 
 
-def test_minus_one_takes_what_is_left():
+def test_minus_one_means_the_remaining_devices():
     assert dict(meshes.make(tensor=2, sequence=2).shape) == {"data": 2, "fsdp": 1, "tensor": 2, "sequence": 2}
     assert dict(meshes.make(data=1, fsdp=-1).shape) == {"data": 1, "fsdp": 8, "tensor": 1, "sequence": 1}
 
@@ -145,7 +143,7 @@ def test_minus_one_takes_what_is_left():
         ("language", "1x1x2x1", {"model__mlp": "test_mesh:mine"}, ["test_mesh:mine", "takes_layout"]),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_reason(task_of, experiment, sizes, changes, parts):
+def test_sizes_that_do_not_divide_are_refused_with_the_reason(task_of, experiment, sizes, changes, parts):
     mesh = mesh_of(sizes)
     with raises(errors.UserError, *parts), contextlib.redirect_stdout(io.StringIO()):
         task = task_of(experiment, mesh, **changes)
@@ -158,12 +156,12 @@ class mine:  # noqa: N801  (a user's MLP that knows nothing of devices)
 
 
 @pytest.mark.parametrize(("axis", "sizes"), [("fsdp", "1x2x1x1"), ("tensor", "4x1x2x1"), ("sequence", "1x1x1x2")])
-def test_an_experiment_that_is_not_shared_says_so(axis, sizes):
+def test_an_experiment_without_a_layout_refuses_every_axis_except_data(axis, sizes):
     with raises(errors.UserError, f"mesh.{axis}"):
         meshes.check_layout(mesh_of(sizes), layouts.ONE, {}, {})
 
 
-def test_words_that_do_not_divide_are_whole_on_every_device():
+def test_a_vocabulary_that_does_not_divide_is_whole_on_every_device():
     mesh = mesh_of("1x1x2x1")
     assert meshes.layout(mesh, W=256).vocab == "tensor"
     assert meshes.layout(mesh, W=257).vocab is None is meshes.layout(mesh).vocab
@@ -208,12 +206,14 @@ def test_a_cpu_is_as_many_devices_as_it_has_cores_and_more_for_a_dry_run(tmp_pat
     assert done.returncode == 0, done.stderr
     for words in ("12 devices, mesh data=6, fsdp=2", "of the whole", "all-gather", "reduce-scatter"):
         assert words in done.stdout
-    whole, half = halves.C * halves.D + halves.C, halves.C * halves.D / 2 + halves.C  # the biases are on all
+    whole, half = halves.C * halves.D + halves.C, halves.C * halves.D / 2 + halves.C  # every device has the biases
     assert float(done.stdout.split("(1/")[1].split()[0]) == pytest.approx(whole / half, rel=0.05)
 
 
-def test_fewer_devices_are_named_that_a_batch_divides_over_with_its_accumulated_parts():
-    with raises(errors.UserError, "train.batch_size = 12", "32", "mesh.data = 3"):
-        meshes.check_batch(meshes.make(), "train.batch_size", batch=12, parts=4)
-    with raises(errors.UserError, "train.batch_size = 6", "24", "mesh.data = 1"):
-        meshes.check_batch(meshes.make(fsdp=2), "train.batch_size", batch=6, parts=3)
+@pytest.mark.parametrize(
+    ("sizes", "batch", "accumulation", "parts"),
+    [({}, 12, 4, ["8 devices x 4 ", "32", "mesh.data = 3"]), ({"fsdp": 2}, 6, 3, ["24", "mesh.data = 1"])],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_a_number_of_devices_that_fits(sizes, batch, accumulation, parts):
+    with raises(errors.UserError, f"train.batch_size = {batch}", *parts):
+        meshes.check_batch(meshes.make(**sizes), "train.batch_size", batch=batch, parts=accumulation)

@@ -1,35 +1,21 @@
-"""Learning rates against their formulas; AdamW and Muon, decay and clipping, against plain numpy."""
+"""Learning rates, AdamW, Muon and its relatives, averages and frozen parameters: against formulas in plain numpy."""
 
 import math
 
+import frozen_task
 import jax
 import jax.numpy as jnp
+import matrix_steps
 import numpy as np
 import optax
 import pytest
 import tiny
 from errors import raises
-from matrix_steps import (
-    ADAM,
-    ALL,
-    DECAY,
-    FEW,
-    MATRIX_RATE,
-    MOMENTUM,
-    OTHERS,
-    RATE,
-    ROUNDS,
-    D,
-    F,
-    M,
-    drawn,
-    matrix_step,
-    near,
-    taken,
-)
+from matrix_steps import ADAM, DECAY, MATRIX_RATE, MOMENTUM, RATE, M, drawn, near, taken
 
-from experiments.engine import errors, optim, orthogonal, train_step as steps
-from tfm import shapes
+from experiments.engine import errors, freeze, mesh, optim, run_plan, summary as summaries, train_step as steps
+from experiments.studies import programs, study
+from tfm import layout as layouts, shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 
@@ -43,15 +29,9 @@ def expected(name, step, FINAL=FINAL):
     if step < WARMUP:
         return PEAK * (step + 1) / WARMUP
     done = (step - WARMUP) / (STEPS - WARMUP)
-    return (
-        PEAK
-        * {
-            "constant": 1,
-            "linear": 1 - done * (1 - FINAL),
-            "cosine": FINAL + (1 - FINAL) * (1 + math.cos(math.pi * done)) / 2,
-            "wsd": 1 - max(0, (step - (STEPS - 40)) / 40) * (1 - FINAL),
-        }[name]
-    )
+    fall = {"constant": 0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}
+    fall["wsd"] = max(0, (step - (STEPS - 40)) / 40)
+    return PEAK * (1 - (1 - FINAL) * fall[name])
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
@@ -71,18 +51,8 @@ def test_wsd_falls_over_a_fifth_of_all_steps_or_what_the_warm_up_leaves(steps, w
     assert float(stable) == pytest.approx(PEAK) and falling < stable and float(last) == pytest.approx(PEAK * FINAL)
 
 
-def test_what_no_schedule_can_be():
-    with raises(errors.UserError, "warmup_steps = 200", "train.steps = 200"):
-        rate("cosine", warmup_steps=STEPS)
-    with raises(errors.UserError, '"cosin"', '"cosine"', "constant, linear, cosine, wsd"):
-        rate("cosin")
-    for wrong in ("constant:0.5", "linear:-1", "cosine:nan"):
-        with raises(errors.UserError, f"optim.schedule = {wrong}"):
-            rate(wrong)
-
-
 def test_decay_is_for_matrices_only():
-    """Of a whole model, biases, gains and class token included."""
+    """The model has biases, gains and a class token."""
     task = tiny.task_of(tiny.settings("vision", image__patch=4, image__head="class_token"))
     leaves = shapes.flat(optim.matrices(jax.eval_shape(task.init, jax.random.key(0))))
     assert {name for name, decays in leaves.items() if decays} == {
@@ -130,56 +100,85 @@ def test_adamw_is_its_formula_at_the_rate_of_the_step_for_gradients_clipped_over
     near(found, adamw_by_hand(params, used, rate=lambda step: 0.1 * (step + 1), **how))
 
 
-def muon_by_hand(name, value, gradients):
-    value, mean = np.asarray(value, np.float64), np.zeros(value.shape)
-    for gradient in gradients:
-        mean = MOMENTUM * mean + np.asarray(gradient, np.float64)
-        ahead = MOMENTUM * mean + np.asarray(gradient, np.float64)
-        step = np.stack([matrix_step(name, ahead[m]) for m in range(M)])
-        value = value - MATRIX_RATE * RATE * (step + DECAY * value)
-    return value
+AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: the axes over which a row is averaged
+WHOLE = {"Uq_HKD": (0, 1, 2), "P_HKK": (1, 2), "W2_DF": (0, 1)}  # one matrix of a layer; P has one in each head
 
 
-def muon(rate=RATE, **changes):
-    options = {"muon_lr_multiplier": MATRIX_RATE, "momentum": MOMENTUM, "ns_steps": ROUNDS, "weight_decay": DECAY}
-    return optim.muon(lambda step: rate, **ADAM | options | {"clip": 0.0} | changes)
+def norm(x, name):
+    return np.sqrt(np.sum(np.square(x), WHOLE[name], keepdims=True))
 
 
-def test_a_step_is_its_formula_in_every_layer_and_the_rest_is_adamw():
-    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2)]
-    found = shapes.flat(taken(muon(), params, gradients))
-    plain = taken(optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM), params, gradients)
-    for name in ALL:
-        if name in OTHERS:
-            near(found[name], shapes.flat(plain)[name], rtol=1e-6)
+def matrices_by_hand(kind, name, value, gradients):
+    """Take the steps of a matrix rule in float64, one layer after the other."""
+    layers, last = np.asarray(value, np.float64), name.rpartition("/")[2]
+    for m in range(M):
+        W, mean, v = layers[m], 0.0, 0.0
+        for gradient in gradients:
+            g = np.asarray(gradient[m], np.float64)
+            mean = MOMENTUM * mean + g
+            u = matrix_steps.matrix_step(name, MOMENTUM * mean + g)
+            if kind == "normuon":
+                v = ADAM["beta2"] * v + (1 - ADAM["beta2"]) * np.mean(u**2, AXES[last], keepdims=True)
+                even = u / np.sqrt(v)
+                u = even * norm(u, last) / norm(even, last)
+            if kind == "hyperball":
+                ends = W - MATRIX_RATE * RATE * norm(W, last) * u / norm(u, last)
+                W = ends * norm(W, last) / norm(ends, last)
+            else:
+                W = W - MATRIX_RATE * RATE * (u + DECAY * W)
+        layers[m] = W
+    return layers
+
+
+def matrix_rule(kind="muon", rate=RATE, **changes):
+    options = {
+        "muon_lr_multiplier": MATRIX_RATE,
+        "momentum": MOMENTUM,
+        "ns_steps": matrix_steps.ROUNDS,
+        "weight_decay": DECAY,
+    }
+    return optim.OPTIMISERS[kind](lambda step: rate, **ADAM | options | {"clip": 0.0} | changes)
+
+
+KINDS = ("muon", "normuon", "hyperball")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_a_matrix_is_its_formula_in_every_layer_and_the_rest_is_adamw(kind):
+    params, *gradients = (drawn(seed, matrix_steps.ALL if kind == "muon" else matrix_steps.FEW) for seed in range(3))
+    result, begun = shapes.flat(taken(matrix_rule(kind), params, gradients)), shapes.flat(params)
+    adamw = optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM)
+    plain = shapes.flat(taken(adamw, params, gradients))
+    for name, leaf in begun.items():
+        if name in matrix_steps.OTHERS:
+            near(result[name], plain[name], rtol=1e-6)
         else:
-            wanted = muon_by_hand(name, shapes.flat(params)[name], [shapes.flat(one)[name] for one in gradients])
-            near(found[name], wanted, rtol=1e-4, atol=2e-5)
+            wanted = matrices_by_hand(kind, name, leaf, [shapes.flat(gradient)[name] for gradient in gradients])
+            near(result[name], wanted, rtol=1e-4, atol=2e-5 if kind == "muon" else 5e-5)
 
 
-def test_the_singular_values_become_alike_and_zeros_stay():
-    W1_MFD = jnp.asarray(np.random.default_rng(0).standard_normal((M, F, D)), jnp.float32).at[1].set(0.0)
-    newton_schulz = orthogonal.orthogonalise(ns_steps=5)
-    steps, _ = jax.jit(newton_schulz.update)({"blocks": {"W1_FD": W1_MFD}}, newton_schulz.init({}))
-    before, after = (np.linalg.svd(x[0], compute_uv=False) for x in (W1_MFD, steps["blocks"]["W1_FD"]))
-    assert before.max() / before.min() > 3  # so that there was something to do
-    assert np.sqrt(F / D) * 0.6 < after.min() and after.max() < np.sqrt(F / D) * 1.25
-    assert not np.any(steps["blocks"]["W1_FD"][1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_of_zeros_moves_no_matrix(kind):
+    params = drawn(0, matrix_steps.FEW[:1])
+    near(taken(matrix_rule(kind, weight_decay=0.0), params, [jax.tree.map(np.zeros_like, params)]), params)
 
 
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
-    """As if the gradient were as short; its length itself does not change the step of a matrix, only that of AdamW."""
-    params, gradient = drawn(0, FEW[2:]), drawn(1, FEW[2:])
+    """The length of a gradient does not change the step of a matrix, only that of AdamW."""
+    params, gradient = drawn(0, matrix_steps.FEW[2:]), drawn(1, matrix_steps.FEW[2:])
     norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
-    step = jax.jit(lambda gradient: taken(muon(), params, [gradient]))
-    found = taken(muon(clip=2.0), params, [gradient])
+    step = jax.jit(lambda gradient: taken(matrix_rule(), params, [gradient]))
+    found = taken(matrix_rule(clip=2.0), params, [gradient])
     near(found, step(jax.tree.map(lambda x: x * 2.0 / norm, gradient)))
     assert not np.allclose(found["embed"]["E_ND"], step(gradient)["embed"]["E_ND"], rtol=1e-3)
 
 
 def test_rows_of_a_study_take_the_same_steps():
-    params, gradient = (drawn(seed, FEW) for seed in (0, 1))
-    step, rates = jax.jit(lambda rate, *of: taken(muon(rate, ns_steps=2), of[0], of[1:])), jnp.array([0.1, 0.02])
+    params, gradient = (drawn(seed, matrix_steps.FEW) for seed in (0, 1))
+    step, rates = (
+        jax.jit(lambda rate, *of: taken(matrix_rule("muon", rate, ns_steps=2), of[0], of[1:])),
+        jnp.array([0.1, 0.02]),
+    )
     alone = [step(rate, params, gradient) for rate in rates]
     rows = jax.vmap(step, (0, None, None))(rates, params, gradient)
     near(rows, jax.tree.map(lambda *each: np.stack(each), *alone), rtol=1e-4, atol=1e-5)
@@ -193,13 +192,16 @@ def test_rows_of_a_study_take_the_same_steps():
         ({"name": "optax:constant_schedule"}, ["optim.name = optax:constant_schedule", "optax.GradientTransformation"]),
         ({"name": "optax:lion", "betas": [0.5, 1.0]}, ["optim.betas", [0.5, 1.0]]),
         *[({"betas": no}, ["optim.betas", no]) for no in ([], [0.9], [0.9] * 3, [-0.1, 0.5], ["a", 0.5], [True, 0])],
+        ({"warmup_steps": 5}, ["optim.warmup_steps = 5", "train.steps = 5"]),
+        ({"schedule": "cosin"}, ['"cosin"', '"cosine"', "constant, linear, cosine, wsd"]),
+        *[({"schedule": no}, [f"optim.schedule = {no}"]) for no in ("constant:0.5", "linear:-1", "cosine:nan")],
         ({"schedule": "os:path"}, ['"os:path"']),
         ({"schedule": "test_optim:pairs"}, ["optim.schedule = test_optim:pairs", "(step, steps)"]),
         ({"name": "muon", "momentum": 1.0}, ["optim.momentum", "1.0"]),
         ({"name": "muon", "muon_lr_multiplier": -1.0}, ["optim.muon_lr_multiplier", "-1.0"]),
     ],
 )
-def test_what_is_refused(changes, words):
+def test_an_invalid_optimiser_or_schedule_is_refused(changes, words):
     with raises(errors.UserError, *words):
         optim.make_optimiser(chosen(**changes))
 
@@ -213,7 +215,7 @@ def pairs(step, steps):
 
 
 def sign(rate, *, weight_decay, slope=1.0):
-    """Of a rule that counts no steps, and holds them itself: the sign of the gradient."""
+    """A rule that counts no steps and chooses its own size: the sign of the gradient."""
     state = optax.EmptyState()
 
     def update(gradient, state, params):
@@ -235,15 +237,15 @@ def chosen(**changes):
     return tiny.settings("language", **{f"optim__{name}": value for name, value in changes.items()})
 
 
-def test_a_schedule_of_ones_own_is_its_fraction_of_the_peak_behind_the_warm_up():
+def test_a_users_schedule_is_its_fraction_of_the_peak_after_the_warm_up():
     found = rate("test_optim:root")
     at = np.array([0, WARMUP - 1, WARMUP, 100, STEPS])
     wanted = [PEAK / WARMUP, PEAK, PEAK, PEAK * (1 - math.sqrt(60 / 160)), 0]
     np.testing.assert_allclose([found(n) for n in at], wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
-    """Lion with the decay of matrices only, behind the clipping; and what it does not ask for is no setting of it."""
+def test_a_users_rule_gets_the_settings_of_its_arguments_and_its_steps_are_counted():
+    """Lion decays matrices only, after clipping; settings that are not among its arguments count as unused."""
     params, gradient = normal(0), normal(1)
     same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
     settings = chosen(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
@@ -260,10 +262,124 @@ def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
         settings.refuse_unused()
 
 
-def test_a_rule_of_ones_own_is_tried_on_the_parameters():
+def test_a_users_rule_must_fit_the_parameters():
     for name, words in (("transposed", ["shapes"]), ("fails", ["test_optim.py, line", "KeyError"])):
         with raises(errors.UserError, f"optim.name = test_optim:{name}", *words):
             settings = chosen(name=f"test_optim:{name}")
             optim.check_updates(
                 settings.optim.name, optim.make_optimiser(settings)[1], jax.eval_shape(lambda: normal(0))
             )
+
+
+def test_what_is_evaluated_is_the_average_of_what_is_trained_and_clipping_frozen_and_skipped_steps_are_as_without():
+    """a_t = d a_{t-1} + (1 - d) w_t of the w_t that a run without it has, from the same beginning."""
+    changes = {"optim__frozen": ["b_C"], "train__nan": "skip_spikes", "model": False, "optim__clip": 0.5}
+    devices, task, decay = mesh.make(data=1), tiny.linear_task(), 0.7
+
+    def trajectory(**more):
+        plan = run_plan.make_plan(tiny.settings("vision", **changes | more), task, devices)
+        state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
+        states, losses = [jax.device_get(state.params)], []
+        for i in range(4):
+            state, metrics = plan.step(state, mesh.place_batch(devices, task.train[i]), True)
+            states.append(jax.device_get(state.params))
+            losses.append(float(metrics["loss"]))
+        return states, losses, jax.device_get(optim.training_params(state.params, state.opt_state))
+
+    (w, losses, same), (found, ours, last) = trajectory(), trajectory(optim__ema=decay)
+    near(ours, losses)
+    near(last, w[-1]), near(same, w[-1])
+    average = w[0]
+    for one, a in zip(w[1:], found[1:], strict=True):
+        average = jax.tree.map(lambda a, x: decay * a + (1 - decay) * x, average, one)
+        near(a, average)
+    assert np.abs(found[-1]["G_CD"] - w[-1]["G_CD"]).max() > 1e-3
+
+
+def test_an_average_passes_on_what_a_rule_is_given():
+    rule = optim.average(optax.sgd(0.1), 0.5)
+    updates, state = rule.update({"x": np.float32(2)}, rule.init({"x": np.float32(1)}), {"x": np.float32(1)}, value=3.0)
+    assert float(updates["x"]) == pytest.approx(-0.1) == float(state.ahead["x"])
+
+
+def others(tree, frozen):
+    """The tree with None, which is no leaf, in the places of what is frozen."""
+    return jax.tree.map(lambda x, own: x if own else None, tree, freeze.select_trained(tree, frozen))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "changes"),
+    [
+        (["embed/W_?P", "blocks/norm"], {"optim__clip": 0.1}),
+        (["*", "!*/W_*", "!head"], {"optim__name": "muon", "train__accumulation": 2}),
+    ],
+    ids=["adamw", "muon"],
+)
+def test_a_frozen_parameter_does_not_change_and_the_rest_is_trained_without_it(frozen, changes):
+    """There is no decay and no state of it, and its gradient is not part of the norm; muon: devices share weights."""
+    settings, task, shared = tiny.settings("vision", **changes), frozen_task.small_task(), "optim__name" in changes
+    devices = mesh.make(data=2, fsdp=2) if shared else mesh.make(data=1)
+    shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if shared else None))
+    plan = run_plan.make_plan(settings.replace({"optim.frozen": frozen}), shared, devices)
+    state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
+    begun, batch = jax.device_get(state.params), plan.task.train[0]
+
+    @jax.jit
+    def by_hand(params):
+        def mean(own):
+            every = jax.tree.map(lambda x, y: x if y is None else y, params, own)
+            total, count = task.loss(every, batch)[0]["loss"]
+            return total / count
+
+        own, (_, rule) = others(params, frozen), optim.make_optimiser(settings)
+        gradient = jax.grad(mean)(own)
+        updates, _ = rule.update(gradient, rule.init(own), own)
+        return optax.apply_updates(own, updates), optax.tree.norm(gradient)
+
+    expected, norm = by_hand(begun)
+    remembered = shapes.flat(state.opt_state)
+    state, metrics = plan.step(state, mesh.place_batch(devices, batch), True)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
+    found, expected = (shapes.flat(jax.device_get(tree)) for tree in (state.params, expected))
+    for path, leaf in shapes.flat(begun).items():
+        assert (path in expected) == any(one.endswith(path) for one in remembered)
+        if path in expected:
+            np.testing.assert_allclose(found[path], expected[path], rtol=1e-4, atol=1e-5)
+        assert (path in expected) == (found[path] != leaf).any()
+
+
+def test_the_table_marks_what_is_frozen():
+    params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
+    lines = summaries.format_table(params, freeze.find_frozen(params, ["*", "!head"])).splitlines()
+    assert (
+        lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
+    )
+
+
+def test_a_study_freezes_too():
+    arms = [["fixed", {"optim.frozen": ["embed"]}], ["free", {}]]
+    made = tiny.settings("ablation", study__experiment="vision", study__arms=arms, study__seeds=[1, 2])
+    program, devices = study.programs(study.runs(made, study.read(made)))[0], mesh.make(data=1)
+    ready = programs.prepare(program, devices)
+    assert ready.vmapped.task.frozen == ["embed"] and ready.vmapped.task is ready.plan.task
+
+
+@pytest.mark.parametrize(
+    ("frozen", "before", "words"),
+    [
+        (["embed/W_PD"], [], ['"embed/W_PD"', '"embed/W_DP"']),
+        ([3], [], ['"3"']),
+        (["*"], [], []),
+        (["!head"], [], ['"!head"']),
+        (["embed", "!head"], [], ['"!head"']),
+        (["!*"], [], ['"!*"']),
+        (["*", "!head", "!head/G_CD"], [], ['"!head/G_CD"']),
+        (["embed", "embed/W_DP"], [], ['"embed/W_DP"']),
+        (["blocks"], ["blocks"], ['"blocks"']),
+    ],
+)
+def test_a_pattern_that_matches_or_changes_nothing_or_freezes_all_is_refused(frozen, before, words):
+    params = jax.eval_shape(frozen_task.small_task().init, jax.random.key(0))
+    with raises(errors.UserError, "optim.frozen", *words):
+        freeze.check_frozen(frozen, params, before)
+    freeze.check_frozen(["*", "!head"], params)

@@ -1,4 +1,4 @@
-"""What a run says of the code that it was made of: the commit, whether it was edited, and the user's own files."""
+"""Provenance: the commit, whether it was edited, the user's own files, the data and the processor."""
 
 import hashlib
 import platform
@@ -27,7 +27,7 @@ def test_the_commit_is_that_of_the_code(monkeypatch):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
 def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
-    """With the digest of `git diff HEAD`; what is not tracked has no part in it."""
+    """The digest is that of `git diff HEAD`: untracked files do not count."""
 
     def git(*command):
         who = ["-c", "user.name=me", "-c", "user.email=me@here"]
@@ -79,32 +79,32 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
         file.write_text("import of_mine_beside\n" + code)
     arms = [["a", {"model.score": "of_mine_all.arms:mine"}], ["b", {"model": {"mlp": "of_mine_too:other"}}]]
     file = tiny.config_file(own, "ablation", study__experiment="vision", model__score="of_mine:mine", study__arms=arms)
-    made = config_file.load(file, base=tiny.base.get_config)
-    settings = config.Settings(made, config_file.defaults(made, tiny.base.get_config), file=file)
+    loaded = config_file.load(file, base=tiny.base.get_config)
+    settings = config.Settings(loaded, config_file.defaults(loaded, tiny.base.get_config), file=file)
     of_config = {own / "ablation_config.py": "ablation_config.py"}
     assert settings.sources() == of_config  # nothing is imported yet
     for name in ("of_mine:mine", "of_mine_all.arms:mine"):
         by_name.choose("score", name, by_name.candidates(score))
-    found = {own / "of_mine.py": "of_mine.py", package / "arms.py": "of_mine_all.arms.py"}
-    found |= {package / "__init__.py": "of_mine_all.py", beside: "of_mine_beside.py"}  # which these have imported
-    assert settings.sources() == of_config | found
+    sources = {own / "of_mine.py": "of_mine.py", package / "arms.py": "of_mine_all.arms.py"}
+    sources |= {package / "__init__.py": "of_mine_all.py", beside: "of_mine_beside.py"}  # which these have imported
+    assert settings.sources() == of_config | sources
     by_name.choose("mlp", "of_mine_too:other", by_name.candidates(mlp))
-    found |= {own / "of_mine_too.py": "of_mine_too.py"}
-    assert settings.sources() == of_config | found
-    saved = config.Settings(made, config_file.defaults(made, tiny.base.get_config), file=str(own / "config.json"))
-    assert saved.sources() == found  # what a config in JSON says is in the run's own
-    assert config.Settings(made, config_file.defaults(made, tiny.base.get_config)).sources() == found
+    sources |= {own / "of_mine_too.py": "of_mine_too.py"}
+    assert settings.sources() == of_config | sources
+    saved = config.Settings(loaded, config_file.defaults(loaded, tiny.base.get_config), file=str(own / "config.json"))
+    assert saved.sources() == sources  # what a config in JSON says is in the run's own
+    assert config.Settings(loaded, config_file.defaults(loaded, tiny.base.get_config)).sources() == sources
 
 
 def test_configs_of_the_project_that_one_of_them_begins_with_are_not_the_users_own():
     file = by_name.ROOT / "configs" / "contradictions_small.py"
-    made = config_file.load(str(file), base=tiny.base.get_config)
-    defaults = config_file.defaults(made, tiny.base.get_config)
-    assert config.Settings(made, defaults, file=str(file)).sources() == {file: file.name}
+    loaded = config_file.load(str(file), base=tiny.base.get_config)
+    defaults = config_file.defaults(loaded, tiny.base.get_config)
+    assert config.Settings(loaded, defaults, file=str(file)).sources() == {file: file.name}
 
 
-def test_what_ran_before_stays_if_a_run_goes_on_with_another_file(tmp_path, capsys):
-    """Of the user's files, and of the edits of ours; the SHA-256 says which one ran."""
+def test_the_first_source_stays_if_a_run_is_resumed_with_another_file(tmp_path, capsys):
+    """Copies are kept of the user's files, and of the edits of ours; the SHA-256 says which one ran."""
     file, folder, digests = tmp_path / "mine.py", tmp_path / "run", {}
     for content in ("a = 1", "a = 1", "a = 2", "a = 1"):
         file.write_text(content)
@@ -124,8 +124,8 @@ def test_what_ran_before_stays_if_a_run_goes_on_with_another_file(tmp_path, caps
 # The data, and the machine
 
 
-def test_the_digest_of_data_is_theirs(tmp_path):
-    """Of texts and of images: the same wherever they lie, another one where a letter or a pixel is another."""
+def test_the_digest_of_data_depends_on_their_content_only(tmp_path):
+    """Texts and images have the same digest in any folder, and another one if a letter or a pixel differs."""
 
     def of_text(folder, content):
         folder.mkdir()
@@ -143,7 +143,7 @@ def test_the_digest_of_data_is_theirs(tmp_path):
     assert len({files.sha256(one) for one in (row, column, row.view(np.int32), row.astype(np.int8), "\0" * 4)}) == 5
 
 
-def test_the_processor_is_named_where_a_file_tells_it_and_elsewhere_too(monkeypatch):
+def test_the_processor_has_a_name_with_and_without_proc_cpuinfo(monkeypatch):
     assert mesh.processor() and "\n" not in mesh.processor()
     assert f" on cpu ({mesh.processor()}): " in mesh.describe(mesh.make(data=1))
     monkeypatch.setattr(mesh.pathlib.Path, "read_text", lambda *_, **__: "processor : 0\nmodel name\t: A  B 7\n")

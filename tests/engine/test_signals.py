@@ -1,4 +1,4 @@
-"""Signals: a run that trains finishes its step, saves and says how to go on; what else a command does stops at once."""
+"""Signals: a run that trains finishes its step, saves and prints how to resume; all else stops at once."""
 
 import os
 import pathlib
@@ -23,14 +23,14 @@ quick, unbroken = dots.quick, dots.unbroken
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Whatever a command does, the handlers are those from before."""
+    """Check that every command restores the handlers."""
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
 def stopped(folder, number, step, *more):
-    """What is said by a run that a signal stops behind this step, which alone is saved."""
+    """Return the message of a run that a signal stops after this step, which alone is saved."""
     outcome = dots.launched(folder, *more)
     assert outcome.code == 128 + number
     assert dots.saved(folder) == [step] and not (folder / "run" / "summary.json").exists()
@@ -39,26 +39,26 @@ def stopped(folder, number, step, *more):
 
 
 def during_evaluation(monkeypatch, step, do):
-    """This is done behind the second batch of the evaluation at this step of 4 and 6; the list of all such moments."""
+    """Call `do` after the second batch of the evaluation at this step, 4 or 6. Return the list of all batches."""
     whole, moments = steps.evaluate, []
 
     def evaluate(task, mesh, sums, params, between):
         at = 6 if moments else 4
 
-        def behind_a_batch():
+        def after_batch():
             moments.append(at)
             if at == step and moments.count(at) == 2:
                 do()
             between()
 
-        return whole(task, mesh, sums, params, behind_a_batch)
+        return whole(task, mesh, sums, params, after_batch)
 
     monkeypatch.setattr(steps, "evaluate", evaluate)
     return moments
 
 
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkeypatch, unbroken, capfd):
-    """At a step with an evaluation, which does not come."""
+def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume_the_run(tmp_path, monkeypatch, unbroken, capfd):
+    """The step has an evaluation, which is left out."""
     with monkeypatch.context() as patch:
         dots.signal_with_batch(patch, 4, signal.SIGINT)
         command = shlex.split(stopped(tmp_path, signal.SIGINT, 4, "--config.seed=0").partition("go on with: ")[2])
@@ -68,8 +68,8 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkey
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 6)])
-def test_a_signal_ends_an_evaluation_behind_a_save(tmp_path, monkeypatch, unbroken, number, step):
-    """Where nothing else is saved at this step, as at 4, and where it is the last, which is saved by then."""
+def test_a_signal_ends_an_evaluation_after_a_save(tmp_path, monkeypatch, unbroken, number, step):
+    """Nothing else is saved at step 4; the last step, 6, has been saved before its evaluation."""
     there = []
 
     def end():

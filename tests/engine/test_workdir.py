@@ -34,7 +34,7 @@ def config(**changes):
 
 
 def entered(folder, resume=None, **changes):
-    """What `enter` returns, in the lock, as a run does it."""
+    """Return what `open_run` returns inside the lock, as in a run."""
     with workdir.lock(folder):
         return workdir.open_run(folder, config(**changes), resume=resume)
 
@@ -42,7 +42,7 @@ def entered(folder, resume=None, **changes):
 # One run at a time
 
 
-def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
+def test_a_second_run_is_refused_with_the_name_of_the_first_until_that_is_killed(tmp_path):
     with workdir.lock(tmp_path):
         with raises(workdir.InUse, tmp_path, f"process {os.getpid()} on {socket.gethostname()}"):
             entered(tmp_path)
@@ -58,7 +58,7 @@ def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_kil
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_lock_deleted_by_its_owner_is_not_taken_for_one(tmp_path, monkeypatch, again):
+def test_a_lock_file_that_its_owner_has_deleted_does_not_count(tmp_path, monkeypatch, again):
     """Between opening the file and locking it, the other run ends and deletes it; a third one may make a new one."""
     whole, third = fcntl.flock, []
 
@@ -88,21 +88,16 @@ def test_a_drive_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, cap
     assert f"{tmp_path}: this drive has no locks" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("where", ["file", "file/below"])
-def test_a_folder_that_cannot_be_is_named(tmp_path, where):
-    (tmp_path / "file").write_text("")
-    with raises(errors.UserError, tmp_path / where):
-        entered(tmp_path / where)
+def test_a_path_below_a_file_and_a_folder_of_other_files_are_refused(tmp_path):
+    file = tmp_path / "thesis.txt"
+    file.write_text("years of work")
+    for folder in (file, file / "below", tmp_path):
+        with raises(errors.UserError, folder):
+            entered(folder)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 # What may change
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with raises(errors.UserError, tmp_path):
-        entered(tmp_path)
-    assert [found.name for found in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_what_may_change_on_resume_exists():
@@ -111,18 +106,15 @@ def test_what_may_change_on_resume_exists():
         assert name in keys or (name.endswith(".") and any(key.startswith(name) for key in keys)), name
 
 
-def test_a_run_goes_on_with_what_may_change(tmp_path):
+def test_a_resume_may_change_some_settings_and_all_others_are_refused_by_name(tmp_path):
     assert not entered(tmp_path)
     changes = {"mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
     assert not entered(tmp_path, **changes)
-    assert json.loads((tmp_path / "config.json").read_text())["config"] == config(**changes)
-
-
-def test_all_else_is_refused_by_name_with_what_may_change(tmp_path):
-    entered(tmp_path)
     before = (tmp_path / "config.json").read_text()
+    assert json.loads(before)["config"] == config(**changes)
+    changes |= {"mesh__data": 4, "train__batch_size": 32, "seed": 1}
     with raises(errors.UserError, "seed (0 -> 1), train.batch_size (64 -> 32)", "mesh.*", "train.steps") as caught:
-        entered(tmp_path, train__batch_size=32, seed=1, mesh__data=2)
+        entered(tmp_path, **changes)
     assert (tmp_path / "config.json").read_text() == before and "mesh.data" not in str(caught.value)
 
 
@@ -149,20 +141,15 @@ def test_fewer_steps_than_a_checkpoint_are_refused(tmp_path):
         entered(tmp_path, train__steps=299)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}"])
-def test_a_damaged_config_is_named_and_stays(tmp_path, content):
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', '{"steps": null}'])
+def test_a_damaged_summary_is_written_again_and_a_damaged_config_is_refused(tmp_path, content):
     entered(tmp_path)
+    (tmp_path / "summary.json").write_text(content)
+    assert not entered(tmp_path)
     (tmp_path / "config.json").write_text(content)
     with raises(errors.UserError, tmp_path / "config.json"):
         entered(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', '{"steps": null}'])
-def test_a_damaged_summary_is_written_again(tmp_path, content):
-    entered(tmp_path)
-    (tmp_path / "summary.json").write_text(content)
-    assert not entered(tmp_path)
 
 
 # What has changed since
@@ -171,7 +158,7 @@ NOW = mesh.versions()
 
 
 def facts(steps=1000, schedule="cosine", warmup=2, versions=NOW, devices="2 x cpu"):
-    """What config.json says, as far as `changes` reads it."""
+    """Return what `list_changes` reads of config.json."""
     optim = {"schedule": schedule, "warmup_steps": warmup}
     return {"config": {"train": {"steps": steps}, "optim": optim}, "versions": versions, "devices": devices}
 
@@ -193,7 +180,7 @@ def test_what_has_changed_since_is_printed(before, now, parts):
     assert len(lines) == bool(parts) and all(part in lines[0] for part in parts or ())
 
 
-def test_where_a_folder_holds_runs_the_newest_is_offered(tmp_path):
+def test_if_a_folder_holds_runs_the_newest_is_suggested(tmp_path):
     for when, name in enumerate(("b", "c", "a b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -204,7 +191,7 @@ def test_where_a_folder_holds_runs_the_newest_is_offered(tmp_path):
         open_model.open(tmp_path)
 
 
-def test_it_is_said_that_bfloat16_is_slow_on_a_cpu(capsys):
+def test_a_warning_says_that_bfloat16_is_slow_on_a_cpu(capsys):
     for dtype in ("float32", "bfloat16"):
         runs.make_mesh(tiny.settings("vision", model__compute_dtype=dtype), "cpu")
         assert ("bfloat16 is slower than float32 on a CPU" in capsys.readouterr().out) == (dtype == "bfloat16")

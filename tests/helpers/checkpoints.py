@@ -60,3 +60,9 @@ def resumed(folder, like=None, step=None):
 
 def there(folder):
     return {found.name for found in folder.iterdir()}
+
+
+def flip(file):
+    """Change a bit of the last byte of the file."""
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
