@@ -212,7 +212,7 @@ def _kind_and_facts(config: dict[str, Any], params: dict) -> tuple[str, dict[str
     return kind, facts
 
 
-def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
+def _published(path: pathlib.Path, read: hub.Published) -> Trained:
     """Return a published model. One without biases of queries, keys and values gets zeros: ours has all or none."""
     extras, params = read.extras, read.params
     if extras["kind"] == "image":

@@ -171,5 +171,5 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
     ):
         found = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    rules = gpt2.FAMILY.lines({"tied_output": True})  # queries, keys and values in one tensor
+    rules = gpt2.lines({"tied_output": True}, gpt2.FAMILY)  # queries, keys and values in one tensor
     assert "blocks/score/Uq_HKD" in adapters.write_peft(run, tmp_path, settings=saved, rules=rules)

@@ -156,7 +156,7 @@ def test_both_directions(tmp_path, case):
     read, answer = hub.read(tmp_path / "theirs"), answering(tmp_path / "theirs")
     near(answer(open_model.open(tmp_path / "theirs").params), their_answer(theirs))
 
-    hub.write(tmp_path / "back", family=read.family, params=read.params, model=read.model, extras=read.extras)
+    hub.write(tmp_path / "back", read)
     back = opened(type(theirs), tmp_path / "back")
     near(their_answer(back), their_answer(theirs))
     shapes = [{name: tensor.shape for name, tensor in one.state_dict().items()} for one in (back, theirs)]
@@ -164,7 +164,7 @@ def test_both_directions(tmp_path, case):
 
     rng = np.random.default_rng(5)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32) * 0.3, read.params)
-    hub.write(tmp_path / "made", family=read.family, params=params, model=read.model, extras=read.extras)
+    hub.write(tmp_path / "made", read._replace(params=params))
     made = open_model.open(tmp_path / "made").params  # with zeros for biases that it does not have
     near(answer(made), their_answer(opened(type(theirs), tmp_path / "made")))
 
@@ -226,7 +226,7 @@ def test_the_published_sentence_encoder(tmp_path):
     unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
     assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
 
-    hub.write(tmp_path, family="bert", params=made.params, model=made.model, extras=made.extras)
+    hub.write(tmp_path, hub.Published("bert", made.params, made.model, made.extras))
     with torch.no_grad():
         again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
     np.testing.assert_array_equal(again_BND, right_BND)

@@ -15,8 +15,8 @@ from experiments.pretrained import hub, open_model, safetensors, warm_start
 from tfm import embed
 
 
-def again(folder, read: hub.Imported) -> dict[str, np.ndarray]:
-    hub.write(folder, family=read.family, params=read.params, model=read.model, extras=read.extras)
+def again(folder, read: hub.Published) -> dict[str, np.ndarray]:
+    hub.write(folder, read)
     return safetensors.read(folder / "model.safetensors")
 
 
@@ -189,9 +189,8 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
         (llama, "llama", {"extras": {}}, ["'N'"]),
         (vit, "vit", {"extras": vit.extras | {"image": (10, 10)}}, ["N is 7 and not 5"]),
     ):
-        model = {"params": read.params, "model": read.model, "extras": read.extras} | changed
         with raises(errors.UserError, *parts):
-            hub.write(tmp_path / "b", family=family, **model)
+            hub.write(tmp_path / "b", read._replace(**{"family": family} | changed))
     assert not (tmp_path / "b").exists()
 
 

@@ -137,7 +137,7 @@ def refused(family: str, config: dict) -> str:
     settings |= dict(Z=1, patch=4, image=(8, 8), query_bias=True) | fields
     again = table.read(own, {"model_type": family} | table.write(own, settings))
     output = table.output(own, kind, settings)
-    return "; ".join(hub.unlike(fields, said, {}, again | {"output": output}))
+    return "; ".join(hub.list_unlike(fields, said, {}, again | {"output": output}))
 
 
 def test_every_setting_has_its_row():
@@ -272,8 +272,8 @@ def test_the_ids_that_end_a_text(tmp_path, said, generation, ends):
 )
 def test_a_published_model_keeps_its_ids(tmp_path, family, said, kept):
     read = hub.read(published.save(tmp_path / "theirs", family, **said))
-    folder, more = tmp_path / "ours", {"params": read.params, "model": read.model, "extras": read.extras}
-    files = hub.write(folder, family=family, **more)
+    folder = tmp_path / "ours"
+    files = hub.write(folder, read)
     assert sorted(files) == sorted(file.name for file in folder.iterdir())
     written = {name: json.loads((folder / name).read_text()) for name in files if name.endswith(".json")}
     assert {name: value for name, value in written["config.json"].items() if "token_id" in name} == said | kept
