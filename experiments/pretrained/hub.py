@@ -52,9 +52,9 @@ class Published(NamedTuple):
     """
 
     family: str
-    params: Mapping
-    model: Mapping[str, Any]
-    extras: Mapping[str, Any]
+    params: dict
+    model: dict[str, Any]
+    extras: dict[str, Any]
     table: str = ""
 
 

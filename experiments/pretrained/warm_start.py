@@ -74,7 +74,7 @@ def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[st
 
 def _choose_tokenizer(experiment: str, model: open_model.Trained, now: Mapping[str, Any]) -> dict[str, str]:
     """Return text.tokenizer for the tokenizer of the model if the config names another one."""
-    files = open_model.tokenizers(model) if experiment in TEXTS else []
+    files = open_model.list_tokenizers(model) if experiment in TEXTS else []
     if not files or open_model.read_saved(files[0]).get("kind") == now["text.tokenizer"]:
         return {}
     return {"text.tokenizer": str(_tokenizer_path(files[0]))}
@@ -187,7 +187,7 @@ def _list_differences(
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit."""
     now, is_text = config.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizers = list_required(settings.experiment, model, fresh), open_model.tokenizers(model)
+    required, tokenizers = list_required(settings.experiment, model, fresh), open_model.list_tokenizers(model)
     reasons = [
         f"set {field} = {value!r} (it is {now.get(field)!r})"
         for field, value in required.items()

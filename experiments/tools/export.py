@@ -58,7 +58,7 @@ def run(
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     """Return the ids that begin, end and pad a text: from a published model's files, else from its tokenizer."""
     ids = model.extras.get("ids", {})
-    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.tokenizers(model):
+    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.list_tokenizers(model):
         return ids
     tokenizer = open_model.load_tokenizer(model)
     ends = open_model.list_end_ids(model, tokenizer)
