@@ -4,7 +4,6 @@ queries and keys)."""
 import functools
 from typing import Any
 
-from experiments.engine import errors
 from experiments.pretrained import families, llama
 
 
@@ -34,8 +33,7 @@ def read_window(config: families.HfConfig, M: int, *, windowed: bool, full: int)
         return 0
     full = families.number(config, "max_window_layers", full)
     kinds = {*(config.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < M))}
-    if len(kinds) > 1:
-        raise errors.UserError("config.json: a sliding window is supported in all layers or in none, and not in some")
+    families.require(len(kinds) == 1, "layer_types", sorted(kinds), "a sliding window in all layers or in none")
     return families.size(config, "sliding_window", 4096) if kinds == {"sliding_attention"} else 0
 
 

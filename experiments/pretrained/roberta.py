@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import errors
 from experiments.pretrained import bert, families, tensors
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -27,8 +26,7 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
     Raises UserError if the tokenizer has no padding id.
     """
     pad = settings.get("ids", {}).get("pad_token_id", settings.get("unread", 0) - 1)
-    if pad is None or pad < 0:
-        raise errors.UserError("this model cannot be written as roberta: its tokenizer has no token that pads")
+    families.require(pad is not None and pad >= 0, "pad_token_id", pad, "the id of the tokenizer's padding token")
     positions = {"pad_token_id": pad, "max_position_embeddings": settings["N"] + pad + 1}
     return bert.write(settings, family) | positions
 
