@@ -41,9 +41,9 @@ def import_tree(
     if BIAS in ours and settings.experiment == "translation":  # models of other projects have this bias
         b_W = jax.ShapeDtypeStruct((shapes.check(expected)["W"],), np.float32)
         expected = expected | {"head": expected["head"] | {"b_W": b_W}}
-    what = f"{folder} cannot be a run of this config"
-    flat = _translate(mapping, theirs, _find_sizes(settings.to_dict(), expected), what)
-    tensors.complain(what, tensors.differences(flat, shapes.flat(expected)))
+    label = f"{folder} cannot be a run of this config"
+    flat = _translate(mapping, theirs, _find_sizes(settings.to_dict(), expected), label)
+    tensors.complain(label, tensors.differences(flat, shapes.flat(expected)))
     open_model.check_finite(folder, flat)
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: flat["/".join(shapes.names(path))], expected)
     _save(folder, settings, params, work.files)
@@ -58,9 +58,9 @@ def _find_sizes(config: dict[str, Any], expected: Any) -> dict[str, int]:
 
 
 def _translate(
-    mapping: Mapping[str, tuple[str, ...]], theirs: Mapping[str, Any], sizes: Mapping[str, int], what: str
+    mapping: Mapping[str, tuple[str, ...]], theirs: Mapping[str, Any], sizes: Mapping[str, int], label: str
 ) -> dict[str, np.ndarray]:
-    """Return our arrays by path. what: the beginning of an error."""
+    """Return our arrays by path. label: the beginning of an error."""
     lines, unmapped = [], {name: array for name, array in theirs.items() if name not in mapping}
     for name, (axes, *paths) in mapping.items():
         if axes.split()[0] == "M":
@@ -71,9 +71,9 @@ def _translate(
     try:
         arrays = {name: np.asarray(array, np.float32) for name, array in unmapped.items()}
         arrays |= {name: np.asarray(theirs[name], np.float32) for name in names & theirs.keys()}
-        translated = tensors.read(lines, {name: arrays[name] for name in names & arrays.keys()}, sizes, what)
+        translated = tensors.read(lines, {name: arrays[name] for name in names & arrays.keys()}, sizes, label)
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.UserError(f"{what}: its sizes are {dict(sizes)}, and axes do not fit them ({error})") from error
+        raise errors.UserError(f"{label}: its sizes are {dict(sizes)}, and axes do not fit them ({error})") from error
     return {name: array for name, array in arrays.items() if name not in names} | translated
 
 

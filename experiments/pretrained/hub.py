@@ -78,7 +78,7 @@ def read(path: str | pathlib.Path) -> Published:
 def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | pathlib.Path) -> Published:
     """Return the model that config.json describes and the tensors hold. Raises UserError as `read`."""
     name = hf_config.get("model_type")
-    family, what = choose(name), f"{path} is not the {name} that its config.json describes"
+    family, label = choose(name), f"{path} is not the {name} that its config.json describes"
     with disk.reading(path, TypeError, AttributeError):
         settings = families.read(family, hf_config)
         arrays = {key.removeprefix(family.prefix): x for key, x in arrays.items()}
@@ -90,13 +90,13 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
             settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
     M, sizes = settings["M"], _count_layers(settings)
     too_many = sizes["M"] > len(arrays)
-    tensors.complain(what, [f"{M} layers need more than {len(arrays)} tensors"] if too_many else [])
+    tensors.complain(label, [f"{M} layers need more than {len(arrays)} tensors"] if too_many else [])
     lines = family.lines(settings, family)
     expected = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
     aside = {key for key in arrays if key.startswith(family.aside)} - expected
-    unread = _find_unread(family, settings, arrays, what)
+    unread = _find_unread(family, settings, arrays, label)
     unread |= dict.fromkeys(sorted(aside), "no part of our models, and kept aside")
-    flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, sizes, what)
+    flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, sizes, label)
     params = {"position": {}, "head": {}, **traverse_util.unflatten_dict(flat, sep="/")}
     params["blocks"]["relative_position"] = {}
     extras = {key: value for key, value in settings.items() if key not in families.MODEL}
@@ -112,7 +112,7 @@ def _count_layers(settings: families.Settings) -> families.Settings:
 
 
 def _find_unread(
-    family: families.Family, settings: families.Settings, arrays: tensors.Arrays, what: str
+    family: families.Family, settings: families.Settings, arrays: tensors.Arrays, label: str
 ) -> dict[str, str]:
     """Return the tensors that hold no parameters, and what they are.
 
@@ -121,7 +121,7 @@ def _find_unread(
     tied = family.tied if settings.get("tied_output") else {}
     copies = {name: original for name, original in tied.items() if name in arrays and original in arrays}
     differing = [name for name, original in copies.items() if not np.array_equal(arrays[name], arrays[original])]
-    tensors.complain(what, [f"{name} is not a copy of {copies[name]}" for name in differing])
+    tensors.complain(label, [f"{name} is not a copy of {copies[name]}" for name in differing])
     buffers = {name for buffer in family.buffers for name in tensors.names(buffer, settings["M"])} & arrays.keys()
     unread = {name: f"a copy of {original}" for name, original in copies.items()}
     return unread | dict.fromkeys(sorted(buffers), "a buffer")
@@ -154,7 +154,7 @@ def _describe(model: Published) -> tuple[families.Family, dict[str, Any], famili
 
     Raises UserError for a setting that config.json cannot express, and for parameters that the family does not have.
     """
-    family, extras, what = choose(model.family), model.extras, f"this model cannot be written as {model.family}"
+    family, extras, label = choose(model.family), model.extras, f"this model cannot be written as {model.family}"
     kind, flat = extras.get("kind", next(iter(family.outputs))), shapes.flat(model.params)
     try:
         sizes = shapes.check(model.params)
@@ -165,17 +165,17 @@ def _describe(model: Published) -> tuple[families.Family, dict[str, Any], famili
         settings["query_bias"] = "blocks/score/bq_HK" in flat
         config = families.write(family, settings)
     except shapes.ShapeError as error:
-        raise errors.UserError(f"{what}: {error}") from error
+        raise errors.UserError(f"{label}: {error}") from error
     except KeyError as error:
-        raise errors.UserError(f"{what} without {error}") from error
+        raise errors.UserError(f"{label} without {error}") from error
     again = families.read(family, {"model_type": model.family, **config})
     output = families.output(family, kind, settings)
-    tensors.complain(what, list_unlike(model.model, extras, sizes, again | {"output": output}))
+    tensors.complain(label, list_unlike(model.model, extras, sizes, again | {"output": output}))
     settings |= again
     lines = family.lines(settings, family)
     expected = [path for line in lines for path in line.ours]
     faults = [f"{path} is missing" for path in expected if path not in flat]
-    tensors.complain(what, faults + [f"{path} is left over" for path in flat if path not in expected])
+    tensors.complain(label, faults + [f"{path} is left over" for path in flat if path not in expected])
     return family, config, settings, lines
 
 

@@ -121,8 +121,8 @@ class Trained:
         build = {"image": models.build_vision_model, "translation": models.build_encoder_decoder}
         model = build.get(self.kind, models.build_language_model)(self.fields, **size, **self.facts)
         arrays, expected = shapes.flat(self.params), shapes.flat(jax.eval_shape(model.init, jax.random.key(0)))
-        what = f"{self.path} does not hold the model that its config.json describes"
-        tensors.complain(what, tensors.differences(arrays, expected))
+        label = f"{self.path} does not hold the model that its config.json describes"
+        tensors.complain(label, tensors.differences(arrays, expected))
         check_finite(self.path, arrays)
         return model
 

@@ -67,8 +67,8 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
     candidates = [path / FILE, path / INDEX] if path.is_dir() else [path]
     file = next((file for file in candidates if file.is_file()), None)
     # Pickles next to model.safetensors (the state of an optimiser, ...) do not matter.
-    others = sorted(path.glob("pytorch_model*")) or [*path.iterdir()] if path.is_dir() else [path]
-    pickles = [other for other in others if other.suffix in PICKLES]
+    siblings = sorted(path.glob("pytorch_model*")) or [*path.iterdir()] if path.is_dir() else [path]
+    pickles = [file for file in siblings if file.suffix in PICKLES]
     if pickles and file in (None, path):
         raise refusal(pickles[0])
     empty = f"{path} holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"

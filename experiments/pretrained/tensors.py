@@ -41,16 +41,16 @@ def names(theirs: str, layers: int) -> list[str]:
     return [theirs.format(m=m) for m in range(layers)] if "{m}" in theirs else [theirs]
 
 
-def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, what: str) -> dict[str, np.ndarray]:
+def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, label: str) -> dict[str, np.ndarray]:
     """Return our float32 arrays by path.
 
-    Raises UserError, which begins with `what`, for tensors that are missing, left over, or of another shape.
+    Raises UserError, which begins with `label`, for tensors that are missing, left over, or of another shape.
     """
     expected = {}
     for line in lines:
         leaf = jax.ShapeDtypeStruct(_shape(line, sizes), np.float32)
         expected |= dict.fromkeys(names(line.theirs, sizes["M"]), leaf)
-    complain(what, differences(tensors, expected))
+    complain(label, differences(tensors, expected))
     flat = {}
     for line in lines:
         layers = [_take(line, tensors[name], sizes) for name in names(line.theirs, sizes["M"])]
@@ -126,6 +126,6 @@ def join_faults(faults: Sequence[str], most: int = MOST_FAULTS) -> str:
     return "; ".join([*faults[:most], *([f"and {len(faults) - most} more"] if len(faults) > most else [])])
 
 
-def complain(what: str, faults: Sequence[str]) -> None:
+def complain(label: str, faults: Sequence[str]) -> None:
     """Raise UserError that lists the faults, if there are any."""
-    errors.refuse((faults, f"{what}: {join_faults(faults)}"))
+    errors.refuse((faults, f"{label}: {join_faults(faults)}"))

@@ -39,7 +39,7 @@ def adopt_architecture(settings: config.Settings, folder: pathlib.Path | None) -
     path, experiment = values["init_from"], values.get("study", values)["experiment"]
     if not path:
         return settings
-    now = config.flat(values)
+    current = config.flat(values)
     if folder is not None and (folder / "config.json").is_file():
         saved = config.flat(open_model.read_saved(folder / "config.json").get("config", {}))
         fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
@@ -48,12 +48,12 @@ def adopt_architecture(settings: config.Settings, folder: pathlib.Path | None) -
         model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
         required = list_required(experiment, model, fresh)
         tokenizers = open_model.list_tokenizers(model) if experiment in TEXTS and "embed" not in fresh else []
-        if tokenizers and open_model.read_saved(tokenizers[0]).get("kind") != now["text.tokenizer"]:
+        if tokenizers and open_model.read_saved(tokenizers[0]).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(_tokenizer_path(tokenizers[0]))
     chosen = settings.list_chosen()
-    settings = settings.replace({key: value for key, value in required.items() if key in now and key not in chosen})
+    settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})
     after = config.flat(settings.to_dict())
-    if changes := [f"{key} = {after[key]}" for key in now if after[key] != now[key]]:
+    if changes := [f"{key} = {after[key]}" for key in current if after[key] != current[key]]:
         print(f"as {path} has it: {', '.join(changes)}", flush=True)
     return settings
 
@@ -129,15 +129,15 @@ def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, b
     ours = json.loads(files.get(run.DATA, b"{}")).get("classes")
     if not theirs or not ours:
         return start
-    there, here = (["".join(name.casefold().split()) for name in names] for names in (theirs, ours))
-    if there == here:
+    old, new = (["".join(name.casefold().split()) for name in names] for names in (theirs, ours))
+    if old == new:
         return start
-    if sorted(there) != sorted(here) or len({*here}) < len(here):
+    if sorted(old) != sorted(new) or len({*new}) < len(new):
         raise errors.UserError(
             f"init_from: {model.path} has the {len(theirs)} classes {data_files.join_names(theirs)}, and the data has "
             f"{len(ours)}: {data_files.join_names(ours)}. Use equal names, or set init_fresh = head for a new head"
         )
-    order = [there.index(name) for name in here]
+    order = [old.index(name) for name in new]
     print(f"the head of {model.path} is reordered to the order of the data's classes", flush=True)
     return start | {path: start[path][order] for path in ("head/G_CD", "head/b_C") if path in start}
 
@@ -154,20 +154,20 @@ def _resize_positions(
 
     They are unchanged if patches differ or do not make a grid.
     """
-    there, here = _count_rows(start), _count_rows(ours)
-    fits = there != here and 0 not in (there, here)
+    old, new = _count_rows(start), _count_rows(ours)
+    fits = old != new and 0 not in (old, new)
     if PATCHES in ours:
         patches = [tree[PATCHES].shape[1:] for tree in (ours, start) if PATCHES in tree]
         sides = [model.facts.get("patch"), config.get("image", {}).get("patch")]
         fits = fits and len(patches) == 2 and patches[0] == patches[1] and sides[0] == sides[1]
     if not fits:
         return start
-    rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
+    rule = "grid" if model.kind in ("image", "masked_image") else "cut" if new <= old else "linear"
     path = next(path for path in start if path.startswith(TABLE))
-    table = resize(start[path], here, rule)
+    table = resize(start[path], new, rule)
     if table is None:
         return start
-    print(f"the {there} learned positions are resized to {here} by the rule {rule}")
+    print(f"the {old} learned positions are resized to {new} by the rule {rule}")
     return start | {path: table}
 
 
@@ -175,10 +175,10 @@ def _list_differences(
     settings: config.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit."""
-    now, is_text = config.flat(settings.to_dict()), settings.experiment in TEXTS
+    current, is_text = config.flat(settings.to_dict()), settings.experiment in TEXTS
     required, tokenizers = list_required(settings.experiment, model, fresh), open_model.list_tokenizers(model)
-    changes = {field: value for field, value in required.items() if now.get(field) != value}
-    reasons = [f"set {field} = {value!r} (it is {now.get(field)!r})" for field, value in changes.items()]
+    changes = {field: value for field, value in required.items() if current.get(field) != value}
+    reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
     W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)
     N, our_N = _count_rows(theirs), _count_rows(ours)
     other_size = is_text and 0 not in (W, our_W) and W != our_W
@@ -209,9 +209,9 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizers: Sequence[pathlib.
             return content
         return {**saved, "padding": None, "truncation": None} if isinstance(saved, dict) else saved
 
-    here = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
-    there = [pretrained_tokenizer.read_content(file) for file in tokenizers] if here else []
-    return bool(there) and not any(parse(a) == parse(b) for a in here for b in there)
+    ours = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
+    theirs = [pretrained_tokenizer.read_content(file) for file in tokenizers] if ours else []
+    return bool(theirs) and not any(parse(a) == parse(b) for a in ours for b in theirs)
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
