@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.pretrained import bert, families, tensors
+from experiments.pretrained import bert, bert_heads, families, tensors
 
 NAMES = {
     "layer": "encoder.albert_layer_groups.{m}.albert_layers.0.",
@@ -25,7 +25,7 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
     order = settings["aside"].get("sop_classifier.classifier.bias")  # of the head that predicts sentence order
     rows = {} if order is None else {"num_labels": len(order)}
     groups = settings["M"] // settings["share"]
-    return bert.write(settings, family) | rows | {"num_hidden_groups": groups}
+    return bert_heads.write(settings, family) | rows | {"num_hidden_groups": groups}
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.pretrained import bert, families
+from experiments.pretrained import bert, bert_heads, families
 
 NAMES = {
     "layer": "transformer.layer.{m}.",
@@ -15,12 +15,12 @@ NAMES = {
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
     """Return the rest of config.json."""
-    return bert.write(settings, family) | {"sinusoidal_pos_embds": False}
+    return bert_heads.write(settings, family) | {"sinusoidal_pos_embds": False}
 
 
 FAMILY = bert.FAMILY._replace(
     architecture="DistilBert",
-    outputs=bert.OUTPUTS | {"classes": "relu"},
+    outputs=bert_heads.OUTPUTS | {"classes": "relu"},
     sizes={"M": ("n_layers", 6), "D": ("dim", 768), "H": ("n_heads", 12), "F": ("hidden_dim", 3072)}
     | families.sizes(W=30522, N=512),
     choices=bert.FAMILY.choices | {"mlp": ("activation", families.ACTIVATIONS)},

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.pretrained import bert, families, tensors
+from experiments.pretrained import bert, bert_heads, families, tensors
 
 POSITIONS = "embeddings.position_embeddings.weight"
 NAMES = bert.NAMES | {
@@ -28,7 +28,7 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
     pad = settings.get("ids", {}).get("pad_token_id", settings.get("unread", 0) - 1)
     families.require(pad is not None and pad >= 0, "pad_token_id", pad, "the id of the tokenizer's padding token")
     positions = {"pad_token_id": pad, "max_position_embeddings": settings["N"] + pad + 1}
-    return bert.write(settings, family) | positions
+    return bert_heads.write(settings, family) | positions
 
 
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
@@ -46,7 +46,7 @@ def restore(arrays: tensors.Arrays, settings: families.Settings, family: familie
 
 ROBERTA = bert.FAMILY._replace(
     architecture="Roberta",
-    outputs=bert.OUTPUTS | {"masked": "gelu"},
+    outputs=bert_heads.OUTPUTS | {"masked": "gelu"},
     read=read,
     write=write,
     names=NAMES,
