@@ -11,12 +11,6 @@ GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | llama.GATED | {"gelu": "geglu_tanh
 FIXED = {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False, "sliding_window": None}
 
 
-def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings of a Gemma."""
-    families.expect(config, FIXED)
-    return llama.read_attention(config, settings, G=16, K=256)
-
-
 def rescale(
     arrays: tensors.Arrays, settings: families.Settings, family: families.Family, *, back: bool = False
 ) -> tensors.Arrays:
@@ -39,7 +33,7 @@ FAMILY = llama.FAMILY._replace(
     architecture="Gemma",
     sizes=families.sizes(M=28, D=3072, H=16, F=24576, W=256000, N=8192),
     choices={"mlp": ("hidden_act", GATED), "tied_output": ("tie_word_embeddings", families.TRUE)},
-    read=read,
+    read=functools.partial(llama.read, G=16, K=256, fixed=FIXED),
     clean=rescale,
     restore=functools.partial(rescale, back=True),
 )

@@ -1,5 +1,6 @@
 """Llama (Touvron et al. 2023): pre-norm with RMS norms, rotary positions, a gated MLP, no biases, shared key heads."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.pretrained import families, rope, tensors
@@ -7,14 +8,19 @@ from tfm import block
 
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # the MLP with such a gate
 GATED = {"silu": "swiglu"} | {name: GATES[ours] for name, ours in families.ACTIVATIONS.items() if ours in GATES}
+FIXED = {"sliding_window": None}
 # (attention_bias, mlp_bias) -> model.bias
 BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp", (True, True): "all"}
 
 
-def read_attention(
-    config: families.HfConfig, settings: families.Settings, *, G: int | None = None, K: int | None = None
+def read(
+    config: families.HfConfig, settings: families.Settings, *, G: int = 0, K: int = 0, fixed: Mapping[str, Any] = FIXED
 ) -> families.Settings:
-    """Return the settings with key heads, biases and rotary positions. G, K: the defaults of their fields."""
+    """Return the settings with key heads, biases and rotary positions. G, K: the defaults of their fields.
+
+    fixed: further fields for which one value is supported.
+    """
+    families.expect(config, fixed)
     settings = settings | {"G": families.size(config, "num_key_value_heads", G or settings["H"])}
     if K or config.get("head_dim") is not None:
         settings["K"] = families.size(config, "head_dim", K)
@@ -22,19 +28,12 @@ def read_attention(
     return settings | {"bias": BIAS[biases], "relative_position": rope.read(config, settings["N"])}
 
 
-def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings of a Llama."""
-    families.expect(config, {"sliding_window": None})
-    return read_attention(config, settings)
-
-
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
     """Return the rest of config.json."""
-    D, H, architecture = settings["D"], settings["H"], family.architecture
-    # Their class Llama requires this, although head_dim is in its config.json.
-    valid = architecture != "Llama" or D % H == 0
-    families.require(valid, "num_attention_heads", H, f"a divisor of hidden_size = {D}")
-    biases, window = block.BIASES[settings["bias"]], settings["window"] if architecture not in ("Llama", "Gemma") else 0
+    D, H, architecture, biases = settings["D"], settings["H"], family.architecture, block.BIASES[settings["bias"]]
+    divides = architecture != "Llama" or D % H == 0  # their class Llama requires this in spite of head_dim
+    families.require(divides, "num_attention_heads", H, f"a divisor of hidden_size = {D}")
+    window = settings["window"] if architecture not in ("Llama", "Gemma") else 0
     return rope.write(settings) | {
         "architectures": [f"{architecture}ForCausalLM"],
         "num_key_value_heads": settings["G"],

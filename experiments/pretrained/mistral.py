@@ -12,13 +12,13 @@ def read(
     settings: families.Settings,
     *,
     G: int,
-    K: int | None = None,
+    K: int = 0,
     windowed: bool,
     full: int,
     **plain: Any,
 ) -> families.Settings:
     """Return the settings. The arguments are the defaults of their fields, and settings without a field."""
-    settings = llama.read_attention(config, settings, G=G, K=K)
+    settings = llama.read(config, settings, G=G, K=K, fixed={})
     return settings | plain | {"window": read_window(config, settings["M"], windowed=windowed, full=full)}
 
 

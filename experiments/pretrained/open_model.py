@@ -269,12 +269,6 @@ def list_end_ids(model: Trained, tokens: tokenizer.Tokenizer) -> list[int]:
     return list(dict.fromkeys(ids or [id for id in (tokens.eos, tokens.bos) if id is not None]))
 
 
-def class_names(model: Trained) -> list[str] | None:
-    """Return the names of the classes of its head, in order; None if it has no such head or no names."""
-    names = model.extras.get("class_names")
-    return None if not names or names == [f"LABEL_{i}" for i in range(len(names))] else names
-
-
 def folder_of(model: Trained) -> pathlib.Path:
     """Return the folder of the model's other files."""
     return model.path if model.path.is_dir() else model.path.parent

@@ -125,9 +125,9 @@ def _contains(part: str, paths: Iterable[str]) -> bool:
 
 def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Return the parameters with the head's rows in the order of the data. Raises UserError for other class names."""
-    theirs = open_model.class_names(model) if "head/G_CD" in start else None
+    theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
     ours = json.loads(files.get(run.DATA, b"{}")).get("classes")
-    if not theirs or not ours:
+    if not ours or theirs == [f"LABEL_{i}" for i in range(len(theirs))]:  # classes without names
         return start
     old, new = (["".join(name.casefold().split()) for name in names] for names in (theirs, ours))
     if old == new:
