@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2020): a BERT whose layers share parameters, and whose words have fewer features than tokens."""
+"""ALBERT (Lan et al. 2020): a BERT with shared layers, and with an embedding of fewer features than the layers."""
 
 from typing import Any
 

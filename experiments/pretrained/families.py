@@ -62,7 +62,7 @@ class Family(NamedTuple):
     prefix: str
     lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
     head: Callable[..., Settings]  # (settings, arrays, family) -> settings of the heads that the file holds
-    plain: Settings = PLAIN  # settings of which config.json has no field
+    plain: Settings = PLAIN  # settings without a field of config.json
     fixed: Mapping[str, Any] = {}  # fields for which one value is supported
     ids: tuple[str, ...] = ()  # fields that are ids of tokens
     names: Mapping[str, str] = {}  # names of tensors that differ between relatives

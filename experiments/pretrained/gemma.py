@@ -1,5 +1,4 @@
-"""Gemma, the first of its name (Gemma Team 2024): a Llama whose gate is a GELU. Its tokens are multiplied by sqrt(D),
-and the gains of its norms are 1 + g."""
+"""The first Gemma (Gemma Team 2024): a Llama with GELU gates, tokens times sqrt(D), and norms with the gains 1 + g."""
 
 import functools
 

@@ -1,5 +1,4 @@
-"""Relatives of Llama with a sliding window: Mistral, Qwen2 (biases of queries, keys and values) and Qwen3 (norms of
-queries and keys)."""
+"""Llamas with a sliding window: Mistral, Qwen2 (biases of queries, keys, values) and Qwen3 (norms of queries, keys)."""
 
 import functools
 from typing import Any

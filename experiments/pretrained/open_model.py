@@ -136,28 +136,28 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     A run's folder means its best checkpoint if it has train.keep_best, else the newest. A published model is a folder
     with config.json and model.safetensors, one of these files, or a .bin of llama2.c. Raises UserError without a model.
     """
-    where, step = pathlib.Path(os.path.expanduser(path)), None
+    place, step = pathlib.Path(os.path.expanduser(path)), None
     example = "a model is a run's folder, or the folder or file of a published one"
     errors.refuse(
         (not str(path), f"--checkpoint is missing. Add --checkpoint=PATH: {example}"),
-        (not os.path.exists(where), f"there is no {path}; {example}"),  # also if the name is too long
+        (not os.path.exists(place), f"there is no {path}; {example}"),  # also if the name is too long
     )
-    if where.name == "config.json":
-        where = where.parent
-    if where.parent.name == "checkpoints" and where.name.isdecimal():
-        where, step = where.parents[1], int(where.name)
-    if where.suffix == ".bin":
-        return _open_llama2c(where)
-    if not (where / "config.json").exists():
-        is_peft, base = (where / PEFT).is_file(), read_saved(where / PEFT).get("base_model_name_or_path")
+    if place.name == "config.json":
+        place = place.parent
+    if place.parent.name == "checkpoints" and place.name.isdecimal():
+        place, step = place.parents[1], int(place.name)
+    if place.suffix == ".bin":
+        return _open_llama2c(place)
+    if not (place / "config.json").exists():
+        is_peft, base = (place / PEFT).is_file(), read_saved(place / PEFT).get("base_model_name_or_path")
         errors.refuse(
-            (list(where.glob("*/config.json")), f"{path} is no run{workdir.suggest_newest(where, '--checkpoint')}"),
+            (list(place.glob("*/config.json")), f"{path} is no run{workdir.suggest_newest(place, '--checkpoint')}"),
             (is_peft, f"{path} holds only adapters of peft, for the model {base}. {MERGE_PEFT}"),
         )
-    config = read_saved(where / "config.json").get("config")
+    config = read_saved(place / "config.json").get("config")
     if config is None:
-        return _open_published(where, hub.read(where))
-    return _open_run(where, config, (trust,) if isinstance(trust, str) else tuple(trust), step)
+        return _open_published(place, hub.read(place))
+    return _open_run(place, config, (trust,) if isinstance(trust, str) else tuple(trust), step)
 
 
 def read_saved(file: pathlib.Path) -> dict[str, Any]:

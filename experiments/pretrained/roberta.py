@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019) and XLM-R: BERTs without segments of a text, whose positions begin after the padding id."""
+"""RoBERTa (Liu et al. 2019) and XLM-R: BERTs with other heads. Their positions begin after the padding id."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Arrays in safetensors files: plain numbers, of which nothing can be executed. Files of pickles are refused."""
+"""Arrays in safetensors files: only numbers, so that reading one executes nothing. Pickles are refused."""
 
 import os
 import pathlib

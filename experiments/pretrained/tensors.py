@@ -22,7 +22,7 @@ MOST_FAULTS = 24  # in an error
 
 
 class Line(NamedTuple):
-    """A rule. `axes` has a word for each axis, whose letters are its factors; 1 is an axis of size one."""
+    """A rule. `axes` has a word for each axis. Its letters are the factors of the axis; 1 is an axis of size one."""
 
     theirs: str
     axes: str

@@ -72,7 +72,7 @@ FREE = "M D H F score_std output_std dropout attention compute_dtype remat".spli
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"norm": ["token:0.1"]})
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
 TEXTS = ALWAYS | keyed("text", TEXT)
-TAKEN = {  # the values of OTHERS that a family accepts, in addition to those of its run above
+TAKEN = {  # the values of OTHERS that a family accepts, in addition to the values of its run above
     "gpt2": TEXTS | {"text.head": ["tied"], "model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1]},
     "albert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1], "model.E": [6], "model.share": [2]},
@@ -116,7 +116,7 @@ def combine_accepted(family: str):
     """
     excluded = ("model.compute_dtype", "text.source", "text.tokenizer", "image.source")  # or need a download
     for index in (0, -1):
-        if index or family != "bert":  # whose two would be equal
+        if index or family != "bert":  # both changes would be equal
             yield {name: values[index] for name, values in TAKEN[family].items() if name not in excluded}
 
 
