@@ -33,7 +33,6 @@ MODEL = (*"MDHGKF", *PLAIN)
 FREE = {"score_std": 1.0, "output_std": 1.0, "dropout": 0.0, "attention": "flash", "compute_dtype": "float32"}
 FREE |= {"remat": "none"}
 SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
-TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model that writes text
 TRUE = {True: True, False: False}  # choices of a field that is true by default
 FALSE = {False: False, True: True}
 
@@ -47,11 +46,10 @@ class Family(NamedTuple):
     """A family of published models: the table of its config.json, the names of its tensors, and functions for the rest.
 
     `arrays` are their tensors by name without `prefix`. A name in a file may lack the prefix. Every function takes
-    settings, and the family last.
+    settings, and the family last. The defaults are those of a causal language model.
     """
 
     architecture: str  # begins the names of their classes
-    outputs: Mapping[str, str]  # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
     # The table. A value of None in config.json, or a missing one, means the default.
     sizes: Mapping[str, tuple[str, int]]  # letter -> (field, default)
     choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {their value: ours}), the default first
@@ -61,12 +59,15 @@ class Family(NamedTuple):
     # Tensors.
     prefix: str
     lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
-    head: Callable[..., Settings]  # (settings, arrays, family) -> settings of the heads that the file holds
+    # (settings, arrays, family) -> settings of the heads that the file holds
+    head: Callable[..., Settings] = lambda settings, arrays, family: {"head": "causal"}
+    # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
+    outputs: Mapping[str, str] = {"causal": ""}
     plain: Settings = PLAIN  # settings without a field of config.json
     fixed: Mapping[str, Any] = {}  # fields for which one value is supported
-    ids: tuple[str, ...] = ()  # fields that are ids of tokens
+    ids: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields that are ids of tokens
     names: Mapping[str, str] = {}  # names of tensors that differ between relatives
-    unprefixed: tuple[str, ...] = ()  # names that begin with one of these never have the prefix
+    unprefixed: tuple[str, ...] = ("lm_head.",)  # names that begin with one of these never have the prefix
     tied: Mapping[str, str] = {}  # tensors that equal others if the output is tied to the embedding
     buffers: tuple[str, ...] = ()  # tensors without parameters; {m} stands for the layer
     aside: tuple[str, ...] = ()  # names that begin with one of these belong to heads that our models do not have

@@ -37,7 +37,6 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
 
 FAMILY = families.Family(
     architecture="GPT2",
-    outputs={"causal": ""},
     sizes={"M": ("n_layer", 12), "D": ("n_embd", 768), "H": ("n_head", 12)}
     | {"W": ("vocab_size", 50257), "N": ("n_positions", 1024)},
     choices={
@@ -47,13 +46,10 @@ FAMILY = families.Family(
     },
     epsilon=("layer_norm_epsilon", 1e-5),
     fixed={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
-    ids=families.TEXT_IDS,
     read=read,
     write=write,
     prefix="transformer.",
-    unprefixed=("lm_head.",),
     lines=lines,
-    head=lambda settings, arrays, family: {"head": "causal"},
     tied={"lm_head.weight": "wte.weight"},
     buffers=("h.{m}.attn.bias", "h.{m}.attn.masked_bias"),
 )

@@ -71,19 +71,15 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
 
 FAMILY = families.Family(
     architecture="Llama",
-    outputs={"causal": ""},
     sizes=families.sizes(M=32, D=4096, H=32, F=11008, W=32000, N=2048),
     choices={"mlp": ("hidden_act", GATED), "tied_output": ("tie_word_embeddings", families.FALSE)},
     epsilon=("rms_norm_eps", 1e-6),
     plain=families.PLAIN | {"norm": "rms", "position": "none"},
     fixed={"partial_rotary_factor": 1.0},
-    ids=families.TEXT_IDS,
     read=read,
     write=write,
     prefix="model.",
-    unprefixed=("lm_head.",),
     lines=lines,
-    head=lambda settings, arrays, family: {"head": "causal"},
     tied={"lm_head.weight": "embed_tokens.weight"},
     buffers=("layers.{m}.self_attn.rotary_emb.inv_freq",),
 )

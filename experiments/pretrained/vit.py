@@ -62,6 +62,7 @@ FAMILY = families.Family(
     read=read,
     write=write,
     names={"head": "classifier"},
+    ids=(),
     prefix="vit.",
     unprefixed=("classifier.",),
     lines=lines,
