@@ -88,9 +88,8 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
         if kind in CLASSES:
             names = families.read_labels(hf_config, settings.get("C"), path)
             settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
-    M, sizes = settings["M"], _count_layers(settings)
-    too_many = sizes["M"] > len(arrays)
-    tensors.complain(label, [f"{M} layers need more than {len(arrays)} tensors"] if too_many else [])
+    M, sizes, n = settings["M"], _count_layers(settings), len(arrays)
+    errors.refuse((sizes["M"] > n, f"{label}: {M} layers need more than {n} tensors"))
     lines = family.lines(settings, family)
     expected = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
     aside = {key for key in arrays if key.startswith(family.aside)} - expected
