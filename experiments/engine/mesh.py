@@ -138,8 +138,9 @@ def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
 
 def total(tree: Any, mesh: Mesh) -> Any:
     """Return, inside `sharded`, the sums over all devices that hold different examples or tokens."""
-    tree = jax.lax.psum(tree, BATCH)
-    return jax.lax.psum(tree, SEQUENCE) if mesh.shape[SEQUENCE] > 1 else tree
+    # Leaf by leaf: JAX 0.7.2 cannot differentiate the psum of a tree.
+    tree = jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree)
+    return jax.tree.map(lambda x: jax.lax.psum(x, SEQUENCE), tree) if mesh.shape[SEQUENCE] > 1 else tree
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:

@@ -31,9 +31,16 @@ def parse(text: str) -> tuple[int, tuple[str, ...], float]:
     return int(rank), tuple(part.strip() for part in (parts or shapes.STACKED).split(",")), float(alpha or rank)
 
 
+def split_parts(init_fresh: str) -> tuple[str, ...]:
+    """Return the parts of a model that init_fresh names."""
+    return tuple(filter(None, (part.strip() for part in init_fresh.split(","))))
+
+
 def merge(params: dict, text: str) -> dict:
-    """Return the effective weights of a run with this optim.lora as numpy arrays. Parameters without adapters are
-    returned unchanged."""
+    """Return the effective weights of a run with this optim.lora as numpy arrays.
+
+    Parameters without adapters are returned unchanged.
+    """
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merge, alpha=parse(text)[2]))(params))
@@ -61,8 +68,8 @@ def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
     text, task = settings.optim.lora, work.task
     if not text:
         return work
-    if not settings.init_from and not work.params:
-        raise errors.UserError("optim.lora adapts a trained model: set init_from to its path")
+    untrained = not settings.init_from and not work.params
+    errors.refuse((untrained, "optim.lora adapts a trained model: set init_from to its path"))
     rank, parts, alpha = parse(text)
     effective = functools.partial(lora.merge, alpha=alpha)
     paths = shapes.flat(jax.eval_shape(task.init, jax.random.key(0)))
@@ -83,8 +90,7 @@ def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
     def with_effective(function: Callable | None) -> Callable | None:
         return function and (lambda params, *rest: function(effective(params), *rest))
 
-    fresh = [part.strip() for part in settings.init_fresh.split(",")]
-    frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in fresh if part))
+    frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in split_parts(settings.init_fresh)))
 
     def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
         fixed = freeze.find_frozen(params, frozen)
@@ -109,10 +115,11 @@ def write_peft(
     nothing is written: a tensor of the published model holds several of our matrices.
     """
     arrays, (rank, _, alpha) = safetensors.read(folder / FILE), parse(settings["optim"]["lora"])
-    nodes: dict[str, dict[str, str]] = {}
+    nodes: dict[str, dict[str, str]] = {}  # path of a matrix -> {"A": name of the array, "B": ...}
     for name in arrays:
-        if name.startswith(f"{lora.NODE}/"):
-            path, _, side = name.removeprefix(f"{lora.NODE}/").rpartition("/")
+        top, _, path = name.partition("/")
+        if top == lora.NODE:
+            path, _, side = path.rpartition("/")
             nodes.setdefault(path, {})[side[0]] = name
     adapter_rules, targets, trained = [], [], []
     for line in rules:

@@ -1,7 +1,7 @@
 """Families of published models: a table and a few functions for each, and the functions that families share.
 
 `settings` is one dictionary: the fields of a config's `model`, sizes by their letters, and further facts of a published
-model (tied_output, head, patch, ...). The table `Fields` translates config.json to settings and back, and the rules of
+model (tied_output, head, patch, ...). A family's table translates config.json to settings and back. The rules of
 tensors.py translate tensors to parameters and back.
 """
 
@@ -18,6 +18,9 @@ Settings = dict[str, Any]
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh")
 ACTIVATIONS |= {"gelu_python": "gelu", "quick_gelu": "quick_gelu", "swish": "silu"}
+SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
+SIZES |= {"W": "vocab_size", "N": "max_position_embeddings", "E": "embedding_size", "Z": "num_channels"}
+SIZES |= {"segments": "type_vocab_size"}  # the names that most families have for a size
 # The fields of a config's `model` of a model that has none of their features; M, D, H, G, K and F come in addition.
 PLAIN = {
     **{"score": "asymmetric", "scale": "1/sqrt(K)", "cap": 0.0, "output_cap": 0.0, "value": "low_rank"},
@@ -25,69 +28,61 @@ PLAIN = {
     **{"block": "pre_norm", "outer_norm": "last", "segments": 0, "E": 0, "share": 1, "bias": "all"},
 }
 MODEL = (*"MDHGKF", *PLAIN)
-# How a model begins, is trained and computed; a trained model is the same function for all of them. What a published
-# model's files do not say is as base.py has it.
-FREE = {
-    "score_std": 1.0,
-    "output_std": 1.0,
-    "dropout": 0.0,
-    "attention": "flash",
-    "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
-    "remat": "none",
-}
+# Fields of `model` that do not change what a trained model computes. Published files do not have them, so that these
+# are the defaults of base.py. Published parameters are float32, and float32 computation rounds least.
+FREE = {"score_std": 1.0, "output_std": 1.0, "dropout": 0.0, "attention": "flash", "compute_dtype": "float32"}
+FREE |= {"remat": "none"}
 SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
-TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model that writes text
 TRUE = {True: True, False: False}  # choices of a field that is true by default
 FALSE = {False: False, True: True}
 
 
-class Fields(NamedTuple):
-    """The fields of config.json that a table can translate.
-
-    sizes: letter -> (field, default). choices: setting -> (field, {their value: ours}); the default comes first.
-    epsilon: (field, default) of the number of model.norm. fixed: fields for which one value is supported.
-    plain: the settings of which config.json has no field.
-    """
-
-    plain: Settings
-    sizes: Mapping[str, tuple[str, int]]
-    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]
-    epsilon: tuple[str, float] | None
-    fixed: Mapping[str, Any] = {}
+def sizes(**defaults: int) -> dict[str, tuple[str, int]]:
+    """Return the entries of a table's `sizes` for sizes with the usual names."""
+    return {letter: (SIZES[letter], default) for letter, default in defaults.items()}
 
 
 class Family(NamedTuple):
-    """A family of published models.
+    """A family of published models: the table of its config.json, the names of its tensors, and functions for the rest.
 
-    `arrays` are their tensors by name without `prefix`. A name in a file may lack the prefix, and names that begin with
-    one of `unprefixed` never have it. Names that begin with one of `aside` belong to heads that our models do not have.
+    `arrays` are their tensors by name without `prefix`. A name in a file may lack the prefix. Every function takes
+    settings, and the family last. The defaults are those of a causal language model.
     """
 
-    outputs: Mapping[str, str]  # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
+    architecture: str  # begins the names of their classes
+    # The table. A value of None in config.json, or a missing one, means the default.
+    sizes: Mapping[str, tuple[str, int]]  # letter -> (field, default)
+    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {their value: ours}), the default first
+    epsilon: tuple[str, float] | None  # (field, default) of the number of model.norm
+    read: Callable[..., Settings]  # (config, settings) -> the settings, completed
+    write: Callable[..., dict[str, Any]]  # (settings, family) -> the rest of config.json
+    # Tensors.
     prefix: str
-    unprefixed: tuple[str, ...]
-    ids: tuple[str, ...]  # fields of config.json that are ids of tokens
-    fields: Fields
-    read: Callable[[HfConfig, Settings], Settings]  # completes the settings that `fields` translates
-    write: Callable[[Settings], dict[str, Any]]  # the inverse: the rest of config.json
-    lines: Callable[[Settings], list[tensors.Line]]
-    head: Callable[[Settings, tensors.Arrays], Settings]  # settings of the heads that the file holds
+    lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
+    # (settings, arrays, family) -> settings of the heads that the file holds
+    head: Callable[..., Settings] = lambda settings, arrays, family: {"head": "causal"}
+    # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
+    outputs: Mapping[str, str] = {"causal": ""}
+    plain: Settings = PLAIN  # settings without a field of config.json
+    fixed: Mapping[str, Any] = {}  # fields for which one value is supported
+    ids: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields that are ids of tokens
+    names: Mapping[str, str] = {}  # names of tensors that differ between relatives
+    unprefixed: tuple[str, ...] = ("lm_head.",)  # names that begin with one of these never have the prefix
     tied: Mapping[str, str] = {}  # tensors that equal others if the output is tied to the embedding
     buffers: tuple[str, ...] = ()  # tensors without parameters; {m} stands for the layer
-    aside: tuple[str, ...] = ()
-    clean: Callable[[tensors.Arrays, Settings], tensors.Arrays] = lambda arrays, settings: arrays  # before `lines`
-    restore: Callable[[tensors.Arrays, Settings], tensors.Arrays] = lambda arrays, settings: arrays  # the inverse
+    aside: tuple[str, ...] = ()  # names that begin with one of these belong to heads that our models do not have
+    clean: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # before `lines`
+    restore: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # the inverse
 
 
 def read(family: Family, config: HfConfig) -> Settings:
     """Return the settings of a config.json. Raises UserError for a value that is not supported."""
-    fields = family.fields
-    expect(config, fields.fixed)
-    settings = dict(fields.plain)
-    settings |= {letter: size(config, name, default) for letter, (name, default) in fields.sizes.items()}
-    settings |= {setting: choose(config, name, choices) for setting, (name, choices) in fields.choices.items()}
-    if fields.epsilon:
-        epsilon = variants.format_number(number(config, *fields.epsilon))
+    expect(config, family.fixed)
+    settings = dict(family.plain)
+    settings |= {letter: size(config, name, default) for letter, (name, default) in family.sizes.items()}
+    settings |= {setting: choose(config, name, choices) for setting, (name, choices) in family.choices.items()}
+    if family.epsilon:
+        epsilon = variants.format_number(number(config, *family.epsilon))
         settings["norm"] = variants.join("norm", settings["norm"], epsilon)
     settings = family.read(config, settings)
     D, H, G = settings["D"], settings["H"], settings.get("G", 1)
@@ -98,13 +93,13 @@ def read(family: Family, config: HfConfig) -> Settings:
 
 def write(family: Family, settings: Settings) -> dict[str, Any]:
     """Return config.json: the inverse of `read`."""
-    rest, fields = family.write(settings), family.fields
-    config = {name: settings[letter] or None for letter, (name, _) in fields.sizes.items()}
-    for setting, (name, choices) in fields.choices.items():
+    rest = family.write(settings, family)
+    config = {name: settings[letter] or None for letter, (name, _) in family.sizes.items()}
+    for setting, (name, choices) in family.choices.items():
         config[name] = next((theirs for theirs, ours in choices.items() if ours == settings[setting]), None)
-    if fields.epsilon:
-        config[fields.epsilon[0]] = float(variants.split("norm", settings["norm"])[1])
-    return {**fields.fixed, **config, **rest}
+    if family.epsilon:
+        config[family.epsilon[0]] = float(variants.split("norm", settings["norm"])[1])
+    return {**family.fixed, **config, **rest}
 
 
 def output(family: Family, kind: str, settings: Settings) -> str:
@@ -115,32 +110,30 @@ def output(family: Family, kind: str, settings: Settings) -> str:
     return models.name_head(settings["tied_output"], settings["mlp"] if layer == "mlp" else layer)
 
 
-def refuse(name: str, value: Any, right: str) -> errors.UserError:
-    """Return the error for a field of config.json."""
-    return errors.UserError(f"config.json: {name} = {value!r} is not supported here, only {right}")
+def require(valid: bool, name: str, value: Any, allowed: str) -> None:
+    """Raise UserError unless the value of a field of config.json is valid."""
+    if not valid:
+        raise errors.UserError(f"config.json: {name} = {value!r} is not supported here, only {allowed}")
 
 
 def number(config: HfConfig, name: str, default: float) -> float:
     """Return a finite number from 0."""
     value = default if config.get(name) is None else config[name]
-    if type(value) not in (int, float) or not 0 <= value < float("inf"):
-        raise refuse(name, value, "a number from 0")
+    require(type(value) in (int, float) and 0 <= value < float("inf"), name, value, "a number from 0")
     return float(value)
 
 
 def size(config: HfConfig, name: str, default: int) -> int:
     """Return a whole number from 1."""
     value = default if config.get(name) is None else config[name]
-    if type(value) is not int or value < 1:
-        raise refuse(name, value, "a whole number from 1")
+    require(type(value) is int and value >= 1, name, value, "a whole number from 1")
     return value
 
 
 def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
     """Return ours for their value of a field; the first of the choices is their default."""
     value = next(iter(choices)) if config.get(name) is None else config[name]
-    if value not in [*choices]:
-        raise refuse(name, value, " or ".join(map(str, choices)))
+    require(value in [*choices], name, value, " or ".join(map(str, choices)))
     return choices[value]
 
 
@@ -151,8 +144,10 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
 
 
 def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Line]:
-    """Return the rules of a layer with the prefix `layer`, from its names of queries, keys, values, output, norm of
-    attention, the MLP's two matrices and its norm."""
+    """Return the rules of a layer with the prefix `layer`.
+
+    names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm.
+    """
     rows = (
         ("HK D; HK", "score/Uq_HKD", "bq_HK", qkv_bias),
         ("HK D; HK", "score/Uk_HKD", "bk_HK", qkv_bias),
@@ -163,12 +158,10 @@ def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Lin
         ("D F; D", "mlp/W2_DF", "b2_D", True),
         ("D; D", "norm2/gain_D", "shift_D", True),
     )
-    pairs = zip(names.split(), rows, strict=True)
-    return [
-        line
-        for name, (axes, weight, bias, biased) in pairs
-        for line in tensors.pair(layer + name, axes, f"blocks/{weight}", bias, biased=biased)
-    ]
+    lines = []
+    for name, (axes, weight, bias, biased) in zip(names.split(), rows, strict=True):
+        lines += tensors.pair(layer + name, axes, f"blocks/{weight}", bias, biased=biased)
+    return lines
 
 
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
@@ -176,8 +169,8 @@ def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)
     if names and names.keys() != {str(i) for i in range(rows)}:
-        wrong = f"and its config.json names {len(names)} (id2label)"
-        print(f"warning: {path} has a head of {rows} classes, {wrong}", flush=True)
+        difference = f"and its config.json names {len(names)} (id2label)"
+        print(f"warning: {path} has a head of {rows} classes, {difference}", flush=True)
     return [str(names.get(str(i), f"LABEL_{i}")) for i in range(rows)]
 
 

@@ -26,11 +26,11 @@ def import_tree(
         config.model.update(M=2, D=32, H=4, K=16)
         import_tree({"h.{m}.qkv": ("D 3HK", *paths)}, arrays, config, "runs/theirs")
 
-    arrays: theirs by name, or a tree, whose names are then joined by slashes; whatever NumPy can read. mapping: their
-    name -> (axes, our path, ...), in the letters of our names (tensors.py). Layers are numbered, {m} in the name, or
-    the first axis, M. An array that has our path for its name needs no entry. config: of a run that could be trained;
-    its text or its images say what tokens and classes are. Raises UserError, with nothing written, for a folder that is
-    not empty, and for arrays that are missing, left over, or of another shape than the config's.
+    arrays: by their names, or a tree, whose names are joined by slashes. mapping: their name -> (axes, our path, ...),
+    in the letters of our names (tensors.py). Layers are numbered by {m} in the name, or are the first axis, M. An array
+    with the name of our path needs no entry. config: of a run that could be trained; its text or images define tokens
+    and classes. Raises UserError, with nothing written, for a folder that is not empty, and for arrays that are
+    missing, left over, or of another shape than the config's.
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
     disk.check_new(folder, "folder")
@@ -38,48 +38,47 @@ def import_tree(
     expected = jax.eval_shape(work.task.init, jax.random.key(0))
     theirs = traverse_util.flatten_dict(dict(arrays), sep="/")
     ours = {*theirs, *(path for _, *paths in mapping.values() for path in paths)}
-    if BIAS in ours and settings.experiment == "translation":  # our models have none, and those of others do
+    if BIAS in ours and settings.experiment == "translation":  # models of other projects have this bias
         b_W = jax.ShapeDtypeStruct((shapes.check(expected)["W"],), np.float32)
         expected = expected | {"head": expected["head"] | {"b_W": b_W}}
-    what = f"{folder} cannot be a run of this config"
-    flat = _translated(mapping, theirs, _sizes(settings.to_dict(), expected), what)
-    tensors.complain(what, tensors.differences(flat, shapes.flat(expected)))
+    label = f"{folder} cannot be a run of this config"
+    flat = _translate(mapping, theirs, _find_sizes(settings.to_dict(), expected), label)
+    tensors.complain(label, tensors.differences(flat, shapes.flat(expected)))
     open_model.check_finite(folder, flat)
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: flat["/".join(shapes.names(path))], expected)
     _save(folder, settings, params, work.files)
     return folder
 
 
-def _sizes(config: dict[str, Any], expected: Any) -> dict[str, int]:
-    """Return the sizes by letter that the config or the tree says."""
+def _find_sizes(config: dict[str, Any], expected: Any) -> dict[str, int]:
+    """Return the sizes by letter, from the config and the tree."""
     sizes = {letter: n for letter, n in config["model"].items() if len(letter) == 1} | shapes.check(expected)
     patch = config["image"]["patch"] if "P" in sizes and "image" in config else 0
     return {"G": sizes["H"], **sizes} | ({"Y": patch, "X": patch, "Z": sizes["P"] // patch**2} if patch else {})
 
 
-def _translated(
-    mapping: Mapping[str, tuple[str, ...]], theirs: Mapping[str, Any], sizes: Mapping[str, int], what: str
+def _translate(
+    mapping: Mapping[str, tuple[str, ...]], theirs: Mapping[str, Any], sizes: Mapping[str, int], label: str
 ) -> dict[str, np.ndarray]:
-    """Return our arrays by path. what: begins an error."""
-    lines, numbered = [], {}
+    """Return our arrays by path. label: the beginning of an error."""
+    lines, unmapped = [], {name: array for name, array in theirs.items() if name not in mapping}
     for name, (axes, *paths) in mapping.items():
         if axes.split()[0] == "M":
-            numbered |= {f"{name}/{m}": array for m, array in enumerate(theirs.get(name, ()))}
+            unmapped |= {f"{name}/{m}": array for m, array in enumerate(theirs.get(name, ()))}
             name, axes = name + "/{m}", axes.partition("M")[2]
         lines.append(tensors.Line(name, axes, tuple(paths)))
-    mapped = {name: array for name, array in theirs.items() if name not in mapping} | numbered
     names = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
     try:
-        own = {name: np.asarray(array, np.float32) for name, array in mapped.items()}
-        own |= {name: np.asarray(theirs[name], np.float32) for name in names & theirs.keys()}
-        translated = tensors.read(lines, {name: own[name] for name in names & own.keys()}, sizes, what)
+        arrays = {name: np.asarray(array, np.float32) for name, array in unmapped.items()}
+        arrays |= {name: np.asarray(theirs[name], np.float32) for name in names & theirs.keys()}
+        translated = tensors.read(lines, {name: arrays[name] for name in names & arrays.keys()}, sizes, label)
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.UserError(f"{what}: its sizes are {dict(sizes)}, and axes do not fit them ({error})") from error
-    return {name: array for name, array in own.items() if name not in names} | translated
+        raise errors.UserError(f"{label}: its sizes are {dict(sizes)}, and axes do not fit them ({error})") from error
+    return {name: array for name, array in arrays.items() if name not in names} | translated
 
 
 def _save(folder: pathlib.Path, settings: configs.Settings, params: Any, files: Mapping[str, bytes]) -> None:
-    """Write what a finished run of no steps has."""
+    """Write the files of a finished run of no steps."""
     workdir.open_run(folder, settings.to_dict())
     for name, content in files.items():
         disk.write(folder / name, content)
@@ -87,9 +86,6 @@ def _save(folder: pathlib.Path, settings: configs.Settings, params: Any, files: 
     saves.save(0, {"params": params})
     saves.close()
     summary = {"experiment": settings.experiment, "steps": 0, "params": shapes.total(params)}
-    summary |= {
-        "params_sha256": checkpoint.digest(params),
-        "versions": mesh.versions(),
-        "commit": workdir.describe_commit(),
-    }
+    summary |= {"params_sha256": checkpoint.digest(params), "versions": mesh.versions()}
+    summary["commit"] = workdir.describe_commit()
     disk.write_json(folder / "summary.json", summary)

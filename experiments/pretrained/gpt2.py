@@ -4,36 +4,18 @@ from typing import Any
 
 from experiments.pretrained import families, tensors
 
-FIELDS = families.Fields(
-    plain=families.PLAIN,
-    sizes={
-        "M": ("n_layer", 12),
-        "D": ("n_embd", 768),
-        "H": ("n_head", 12),
-        "W": ("vocab_size", 50257),
-        "N": ("n_positions", 1024),
-    },
-    choices={
-        "mlp": ("activation_function", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
-        "scale": ("scale_attn_weights", {True: "1/sqrt(K)", False: "1"}),
-        "tied_output": ("tie_word_embeddings", families.TRUE),
-    },
-    epsilon=("layer_norm_epsilon", 1e-5),
-    fixed={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
-)
-
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings with the hidden features of the MLP."""
     return settings | {"F": families.size(config, "n_inner", 4 * settings["D"])}
 
 
-def write(settings: families.Settings) -> dict[str, Any]:
+def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
     """Return the rest of config.json."""
     return {"architectures": ["GPT2LMHeadModel"], "n_inner": settings["F"]}
 
 
-def lines(settings: families.Settings) -> list[tensors.Line]:
+def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
     """Return the rules of all tensors; matrices stand as (from, to), hence transposed."""
     qkv = ("blocks/score/Uq_HKD", "blocks/score/Uk_HKD", "blocks/value/Uv_HKD")
     qkv_bias = ("blocks/score/bq_HK", "blocks/score/bk_HK", "blocks/value/bv_HK")
@@ -54,15 +36,20 @@ def lines(settings: families.Settings) -> list[tensors.Line]:
 
 
 FAMILY = families.Family(
-    outputs={"causal": ""},
-    prefix="transformer.",
-    unprefixed=("lm_head.",),
-    ids=families.TEXT_IDS,
-    fields=FIELDS,
+    architecture="GPT2",
+    sizes={"M": ("n_layer", 12), "D": ("n_embd", 768), "H": ("n_head", 12)}
+    | {"W": ("vocab_size", 50257), "N": ("n_positions", 1024)},
+    choices={
+        "mlp": ("activation_function", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
+        "scale": ("scale_attn_weights", {True: "1/sqrt(K)", False: "1"}),
+        "tied_output": ("tie_word_embeddings", families.TRUE),
+    },
+    epsilon=("layer_norm_epsilon", 1e-5),
+    fixed={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
     read=read,
     write=write,
+    prefix="transformer.",
     lines=lines,
-    head=lambda settings, arrays: {"head": "causal"},
     tied={"lm_head.weight": "wte.weight"},
     buffers=("h.{m}.attn.bias", "h.{m}.attn.masked_bias"),
 )

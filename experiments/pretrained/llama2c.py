@@ -1,7 +1,7 @@
 """Llama weights in the form of https://github.com/karpathy/llama2.c (its first version, which has no magic number).
 
-Seven little-endian int32, then float32 values in the order of the layout below. Nothing but the size of the file tells
-that it is one, so the seven numbers must account for every byte.
+Seven little-endian int32, then float32 values in the order of the layout below. Only the size of the file shows its
+format, so the seven numbers must account for every byte.
 """
 
 import math
@@ -20,23 +20,21 @@ FIXED = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0}  # not in the file: llama
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return (config.json, tensors) of the model in the file, by the names that transformers gives them; tensors are
-    memory-mapped. The rotary position turns the pairs (2i, 2i+1) of features here, and not (i, i + K/2), for which
-    transformers orders the rows of its q_proj and k_proj.
+    """Return (config.json, tensors) of the model in the file, by the names in transformers; tensors are memory-mapped.
 
-    Raises UserError for a file that is not of this form, which is then taken for a file of pickles.
+    The rotary position turns the pairs (2i, 2i+1) of features here. transformers turns (i, i + K/2), and orders the
+    rows of its q_proj and k_proj for it. Raises UserError if the file is not of this form, as for a file of pickles.
     """
     path = pathlib.Path(path)
     with disk.reading(path):
         header = np.fromfile(path, "<i4", len(HEADER)).tolist()
         numbers = path.stat().st_size / 4 - len(HEADER)
     D, F, M, H, G, W, N = header if len(header) == len(HEADER) else [0] * len(HEADER)
-    tied, W = W > 0, abs(W)  # a negative size says that the output has a matrix of its own
-    if min(D, F, M, H, G, W, N) < 1 or D % (2 * H) or H % G:  # the rotary position needs an even K = D / H
-        raise safetensors.refusal(path)
-    layout = _layout(D, F, M, H, G, W, N, tied)
+    tied, W = W > 0, abs(W)  # a negative size means that the output has another matrix than the embedding
+    valid = min(D, F, M, H, G, W, N) > 0 and D % (2 * H) == 0 == H % G  # the rotary position needs an even K = D / H
+    layout = _layout(D, F, M, H, G, W, N, tied) if valid else {"": ()}
     ends = np.cumsum([math.prod(shape) for shape in layout.values()])
-    if numbers != ends[-1]:
+    if not valid or numbers != ends[-1]:
         raise safetensors.refusal(path)
     values, tensors = np.asarray(np.memmap(path, "<f4", mode="r", offset=4 * len(HEADER))), {}
     for (name, shape), part in zip(layout.items(), np.split(values, ends[:-1]), strict=True):

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from experiments.build import variants
 from experiments.pretrained import families
 
-# A type of scaled rotary positions -> the fields that say its numbers, in the order of rotary_scaling.py. N is the
-# number of positions of the model.
+# A type of scaled rotary positions -> the fields with its numbers, in the order of rotary_scaling.py. N is the number
+# of positions of the model.
 ORIGINAL = "original_max_position_embeddings"
 SCALINGS = {
     "default": (),
@@ -17,31 +19,30 @@ SCALINGS = {
     "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor"),
 }
 YARN = {"beta_fast": 32, "beta_slow": 1, "attention_factor": 0}  # the defaults
-UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (None, True)}
+UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (None, True)}  # field -> allowed values
 
 
 def read(config: families.HfConfig, N: int) -> str:
-    """Return model.relative_position: rotary_halves with the base and the scaling that config.json says."""
+    """Return model.relative_position: rotary_halves with the base and the scaling of config.json."""
     theta, scaling = config.get("rope_theta"), []
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
         families.expect(rope, {"partial_rotary_factor": 1.0})
         theta = theta if rope.get("rope_theta") is None else rope["rope_theta"]
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in SCALINGS:
-            raise families.refuse(f"{name}.type", kind, " or ".join(SCALINGS))
-        for field in [field for field, right in UNSUPPORTED.items() if rope.get(field) not in right]:
-            raise families.refuse(f"{name}.{field}", rope[field], str(UNSUPPORTED[field][1]))
+        families.require(kind in SCALINGS, f"{name}.type", kind, " or ".join(SCALINGS))
+        for field, allowed in UNSUPPORTED.items():
+            families.require(rope.get(field) in allowed, f"{name}.{field}", rope.get(field), str(allowed[1]))
         if kind != "default":
-            own = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
-            scaling = [kind, *_numbers(kind, {**rope, **own})]
+            positions = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
+            scaling = [kind, *_read_numbers(kind, {**rope, **positions})]
     base = variants.format_number(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
     return variants.join("relative_position", "rotary_halves", ":".join([base, *scaling]))
 
 
-def _numbers(kind: str, said: Mapping[str, Any]) -> list[str]:
+def _read_numbers(kind: str, rope: Mapping[str, Any]) -> list[str]:
     """Return the numbers of a scaling in our order, without trailing ones that are defaults."""
-    numbers = {name: families.number(said, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is refused
+    numbers = {name: families.number(rope, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is refused
     while YARN.get(last := [*numbers][-1]) == numbers[last]:
         del numbers[last]
     return [variants.format_number(number) for number in numbers.values()]
@@ -56,3 +57,18 @@ def write(settings: families.Settings) -> dict[str, Any]:
         rope |= {name: int(number) if name == ORIGINAL else number} if name != "N" else {}
     old = {"rope_scaling": rope} if numbers else {}
     return {"rope_parameters": rope, "rope_theta": float(base)} | old
+
+
+def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
+    """Return the same model with rotary positions that turn the pairs (i, i + K/2) instead of (2i, 2i+1).
+
+    Queries and keys have the features K of each head in another order. params: our tree. model: the fields of a
+    config's `model`.
+    """
+    score = dict(params["blocks"]["score"])
+    for name, leaf in score.items():
+        axis = name.partition("_")[2].index("K") + 1  # after the axis of the layers
+        pairs = [np.take(leaf, np.arange(start, leaf.shape[axis], 2), axis) for start in (0, 1)]
+        score[name] = np.concatenate(pairs, axis)
+    halves = model["relative_position"].replace("rotary", "rotary_halves")
+    return {**params, "blocks": {**params["blocks"], "score": score}}, {**model, "relative_position": halves}

@@ -1,4 +1,4 @@
-"""Arrays in safetensors files: plain numbers, of which nothing can be executed. Files of pickles are refused."""
+"""Arrays in safetensors files: only numbers, so that reading one executes nothing. Pickles are refused."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
         names = sorted({*files.values()})
         outside = [name for name in names if pathlib.PurePath(name).name != name]
     if outside:
-        raise errors.UserError(f"{path} names the file {outside[0]!r}, which is not in its own folder")
+        raise errors.UserError(f"{path} names the file {outside[0]!r}, which is not in the folder of {path.name}")
     arrays: dict[str, np.ndarray] = {}
     for name in names:
         arrays |= _read_file(file_of(path.parent / name))
@@ -42,7 +42,7 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Write arrays, whatever `np.asarray` takes. The file is whole, or stays what it was."""
+    """Write the arrays atomically; they may be all that `np.asarray` takes."""
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     content = safetensors.numpy.save(rows, {"format": "pt"})  # transformers opens no others
     with disk.writing(path := pathlib.Path(path)):
@@ -59,17 +59,18 @@ def refusal(path: str | os.PathLike) -> errors.UserError:
 
 
 def file_of(path: str | os.PathLike) -> pathlib.Path:
-    """Return the file that a path means: this file, or of a folder model.safetensors or the index of several files.
-    Raises UserError if there is none, or a file of pickles alone."""
+    """Return the file that a path means: this file, or in a folder model.safetensors or the index of several files.
+
+    Raises UserError if there is none, or only a file of pickles.
+    """
     path = pathlib.Path(path)
-    folder = path.is_dir()
-    files = [file for file in ([path / FILE, path / INDEX] if folder else [path]) if file.is_file()]
-    # other pickles in a folder (the state of an optimiser, ...) are not what is meant
-    others = [path] if not folder else [] if files else sorted(path.glob("pytorch_model*")) or path.iterdir()
-    for file in others:
-        if file.suffix in PICKLES:
-            raise refusal(file)
-    if not files:
-        neither = f"holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
-        raise errors.UserError(f"{path} {neither if folder else 'is not there, or not a file'}")
-    return files[0]
+    candidates = [path / FILE, path / INDEX] if path.is_dir() else [path]
+    file = next((file for file in candidates if file.is_file()), None)
+    # Pickles next to model.safetensors (the state of an optimiser, ...) do not matter.
+    siblings = sorted(path.glob("pytorch_model*")) or [*path.iterdir()] if path.is_dir() else [path]
+    pickles = [file for file in siblings if file.suffix in PICKLES]
+    if pickles and file in (None, path):
+        raise refusal(pickles[0])
+    empty = f"{path} holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
+    errors.refuse((file is None, empty if path.is_dir() else f"{path} is not there, or not a file"))
+    return file

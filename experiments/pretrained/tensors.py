@@ -18,11 +18,11 @@ from tfm import shapes
 Arrays = Mapping[str, np.ndarray]
 Sizes = Mapping[str, int]
 PARTS = {"P": "YXZ"}  # the pixels of a patch: rows, columns, channels
-MOST_FAULTS = 24  # that an error lists
+MOST_FAULTS = 24  # in an error
 
 
 class Line(NamedTuple):
-    """A rule. In `axes`, a word is an axis and its letters what it is made of; 1 is an axis of size one."""
+    """A rule. `axes` has a word for each axis. Its letters are the factors of the axis; 1 is an axis of size one."""
 
     theirs: str
     axes: str
@@ -41,12 +41,16 @@ def names(theirs: str, layers: int) -> list[str]:
     return [theirs.format(m=m) for m in range(layers)] if "{m}" in theirs else [theirs]
 
 
-def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, what: str) -> dict[str, np.ndarray]:
-    """Return our float32 arrays by path. Raises UserError, which begins with `what`, for tensors that are missing, left
-    over, or of another shape."""
-    wanted = {name: _shape(line, sizes) for line in lines for name in names(line.theirs, sizes["M"])}
-    expected = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in wanted.items()}
-    complain(what, differences(tensors, expected))
+def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, label: str) -> dict[str, np.ndarray]:
+    """Return our float32 arrays by path.
+
+    Raises UserError, which begins with `label`, for tensors that are missing, left over, or of another shape.
+    """
+    expected = {}
+    for line in lines:
+        leaf = jax.ShapeDtypeStruct(_shape(line, sizes), np.float32)
+        expected |= dict.fromkeys(names(line.theirs, sizes["M"]), leaf)
+    complain(label, differences(tensors, expected))
     flat = {}
     for line in lines:
         layers = [_take(line, tensors[name], sizes) for name in names(line.theirs, sizes["M"])]
@@ -66,17 +70,17 @@ def write(lines: Iterable[Line], flat: Arrays, sizes: Sizes) -> dict[str, np.nda
 
 
 def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
-    """Return for a person where each tensor went. unread: those that are no parameters, and why."""
-    went = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
-    width = max(map(len, went))
-    return "\n".join(f"{name:<{width}}  {where}" for name, where in went.items())
+    """Return a text that says where each tensor went. unread: tensors that are not parameters, and why."""
+    rows = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {place}" for name, place in rows.items())
 
 
 def _letters(line: Line) -> tuple[str, str]:
     """Return the letters of their axes, and ours in the same alphabet."""
     theirs = line.axes.replace(" ", "").replace("1", "")
-    own = shapes.letters(line.ours[0].split("/")[-1])
-    ours = "".join(letter if letter in theirs else PARTS.get(letter, letter) for letter in own)
+    letters = shapes.letters(line.ours[0].split("/")[-1])
+    ours = "".join(letter if letter in theirs else PARTS.get(letter, letter) for letter in letters)
     return theirs, "3" * ("3" in theirs) + ours
 
 
@@ -97,8 +101,7 @@ def _take(line: Line, array: np.ndarray, sizes: Sizes) -> list[np.ndarray]:
     """Return our arrays of one of their tensors, in float32."""
     theirs, ours = _letters(line)
     array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(_order(theirs, ours))
-    parts = array if "3" in theirs else [array]
-    ends = [shapes.size(path.split("/")[-1], sizes) for path in line.ours]
+    parts, ends = array if "3" in theirs else [array], [shapes.size(path.split("/")[-1], sizes) for path in line.ours]
     return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
 
 
@@ -113,8 +116,9 @@ def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[
     """List how arrays, by their names, differ from those expected: missing, left over, of another shape."""
     faults = [f"{name} {leaf.shape} is missing" for name, leaf in expected.items() if name not in arrays]
     faults += [f"{name} {leaf.shape} is left over" for name, leaf in arrays.items() if name not in expected]
-    both = {name: (arrays[name].shape, expected[name].shape) for name in arrays.keys() & expected.keys()}
-    return faults + [f"{name} has shape {a} and not {b}" for name, (a, b) in sorted(both.items()) if a != b]
+    common = sorted(arrays.keys() & expected.keys())
+    pairs = [(name, arrays[name].shape, expected[name].shape) for name in common]
+    return faults + [f"{name} has shape {a} and not {b}" for name, a, b in pairs if a != b]
 
 
 def join_faults(faults: Sequence[str], most: int = MOST_FAULTS) -> str:
@@ -122,7 +126,6 @@ def join_faults(faults: Sequence[str], most: int = MOST_FAULTS) -> str:
     return "; ".join([*faults[:most], *([f"and {len(faults) - most} more"] if len(faults) > most else [])])
 
 
-def complain(what: str, faults: Sequence[str]) -> None:
+def complain(label: str, faults: Sequence[str]) -> None:
     """Raise UserError that lists the faults, if there are any."""
-    if faults:
-        raise errors.UserError(f"{what}: {join_faults(faults)}")
+    errors.refuse((faults, f"{label}: {join_faults(faults)}"))

@@ -12,15 +12,15 @@ import numpy as np
 
 from experiments.data import files as data_files, pretrained_tokenizer
 from experiments.engine import by_name, config, errors, log, run
-from experiments.pretrained import open_model, tensors
+from experiments.pretrained import adapters, open_model, tensors
 from tfm import lora, shapes
 
-# Fields of `model` that may differ: they change how a model is computed or trained, not its function.
+# Fields of `model` that may differ, because a trained model is the same function for all of them.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
 # Parts that init_fresh may name even if the model lacks them, and fields of `model` that the config then decides.
 POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # prefixes of paths
-# By experiment: a fact of a model -> the config's field that must be equal.
+# By experiment: a fact of a model -> the config's field with the same value.
 FIELDS = {
     "language": {"output": "text.head"},
     "text_classification": {"output": "text.head"},
@@ -39,26 +39,23 @@ def adopt_architecture(settings: config.Settings, folder: pathlib.Path | None) -
     path, experiment = values["init_from"], values.get("study", values)["experiment"]
     if not path:
         return settings
-    now = config.flat(values)
+    current = config.flat(values)
     if folder is not None and (folder / "config.json").is_file():
         saved = config.flat(open_model.read_saved(folder / "config.json").get("config", {}))
         fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:
-        model, fresh = open_model.open(path), split_parts(values["init_fresh"])
+        model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
         required = list_required(experiment, model, fresh)
-        required |= {} if "embed" in fresh else _choose_tokenizer(experiment, model, now)
+        tokenizers = open_model.list_tokenizers(model) if experiment in TEXTS and "embed" not in fresh else []
+        if tokenizers and open_model.read_saved(tokenizers[0]).get("kind") != current["text.tokenizer"]:
+            required["text.tokenizer"] = str(_tokenizer_path(tokenizers[0]))
     chosen = settings.list_chosen()
-    settings = settings.replace({key: value for key, value in required.items() if key in now and key not in chosen})
+    settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})
     after = config.flat(settings.to_dict())
-    if changes := [f"{key} = {after[key]}" for key in now if after[key] != now[key]]:
+    if changes := [f"{key} = {after[key]}" for key in current if after[key] != current[key]]:
         print(f"as {path} has it: {', '.join(changes)}", flush=True)
     return settings
-
-
-def split_parts(init_fresh: str) -> tuple[str, ...]:
-    """Return the parts of a model that init_fresh names."""
-    return tuple(filter(None, (part.strip() for part in init_fresh.split(","))))
 
 
 def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[str]) -> dict[str, Any]:
@@ -70,14 +67,6 @@ def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[st
         if fact in model.facts and not (fact == "output" and new_head):
             required[field] = model.facts[fact]
     return required
-
-
-def _choose_tokenizer(experiment: str, model: open_model.Trained, now: Mapping[str, Any]) -> dict[str, str]:
-    """Return text.tokenizer for the tokenizer of the model if the config names another one."""
-    files = open_model.tokenizers(model) if experiment in TEXTS else []
-    if not files or open_model.read_saved(files[0]).get("kind") == now["text.tokenizer"]:
-        return {}
-    return {"text.tokenizer": str(_tokenizer_path(files[0]))}
 
 
 def _tokenizer_path(file: pathlib.Path) -> pathlib.Path:
@@ -100,9 +89,8 @@ def load(
     Learned positions are resized to the number that the config needs. files: the run's tokenizer and data, by name.
     Raises UserError for fields and tensors that differ, another tokenizer, and numbers that are not finite.
     """
-    path, fresh = settings.init_from, split_parts(settings.init_fresh)
-    if fresh and not path:
-        raise errors.UserError("init_fresh has no meaning without init_from")
+    path, fresh = settings.init_from, adapters.split_parts(settings.init_fresh)
+    errors.refuse((fresh and not path, "init_fresh has no meaning without init_from"))
     if resumed or not path:
         return {}
     model = open_model.open(path)
@@ -112,12 +100,15 @@ def load(
         if part not in POSITIONS and not _contains(part, (*expected, *theirs)):
             names = sorted({path.split("/")[0] for path in expected})
             by_name.choose("part of this model in init_fresh:", part, dict.fromkeys(names, ""))
-    ours, start = _select_old(expected, fresh), _select_old(theirs, fresh)
+    ours, start = (
+        {path: leaf for path, leaf in tree.items() if not any(_contains(part, [path]) for part in fresh)}
+        for tree in (expected, theirs)
+    )
     if model.table:
         print(model.table)
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
-    if reasons := _list_differences(settings, model, fresh, start, ours, files):
-        raise errors.UserError(f"init_from: {model.path} is not the model of this config: {'; '.join(reasons)}")
+    reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
+    errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
     open_model.check_finite(model.path, start)
     new = ", ".join(part for part in fresh if _contains(part, expected))
     unused = ", ".join(part for part in fresh if not _contains(part, expected))
@@ -132,26 +123,21 @@ def _contains(part: str, paths: Iterable[str]) -> bool:
     return any(path == part or path.startswith((f"{part}/", f"blocks/{part}/")) for path in paths)
 
 
-def _select_old(tree: Mapping[str, Any], fresh: Sequence[str]) -> dict[str, Any]:
-    """Return the leaves, by path, that are not in a part of `fresh`."""
-    return {path: leaf for path, leaf in tree.items() if not any(_contains(part, [path]) for part in fresh)}
-
-
 def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Return the parameters with the head's rows in the order of the data. Raises UserError for other class names."""
-    theirs = open_model.class_names(model) if "head/G_CD" in start else None
+    theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
     ours = json.loads(files.get(run.DATA, b"{}")).get("classes")
-    if not theirs or not ours:
+    if not ours or theirs == [f"LABEL_{i}" for i in range(len(theirs))]:  # classes without names
         return start
-    there, here = (["".join(name.casefold().split()) for name in names] for names in (theirs, ours))
-    if there == here:
+    old, new = (["".join(name.casefold().split()) for name in names] for names in (theirs, ours))
+    if old == new:
         return start
-    if sorted(there) != sorted(here) or len({*here}) < len(here):
+    if sorted(old) != sorted(new) or len({*new}) < len(new):
         raise errors.UserError(
             f"init_from: {model.path} has the {len(theirs)} classes {data_files.join_names(theirs)}, and the data has "
             f"{len(ours)}: {data_files.join_names(ours)}. Use equal names, or set init_fresh = head for a new head"
         )
-    order = [there.index(name) for name in here]
+    order = [old.index(name) for name in new]
     print(f"the head of {model.path} is reordered to the order of the data's classes", flush=True)
     return start | {path: start[path][order] for path in ("head/G_CD", "head/b_C") if path in start}
 
@@ -164,21 +150,24 @@ def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 def _resize_positions(
     config: Mapping[str, Any], model: open_model.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
-    """Return the parameters with learned positions resized to our number of them. Unchanged if patches differ or do not
-    make a grid."""
-    there, here = _count_rows(start), _count_rows(ours)
-    if there == here or 0 in (there, here):
-        return start
+    """Return the parameters with learned positions resized to our number of them.
+
+    They are unchanged if patches differ or do not make a grid.
+    """
+    old, new = _count_rows(start), _count_rows(ours)
+    fits = old != new and 0 not in (old, new)
     if PATCHES in ours:
-        same = PATCHES in start and start[PATCHES].shape[1:] == ours[PATCHES].shape[1:]
-        if not same or model.facts.get("patch") != config.get("image", {}).get("patch"):
-            return start
-    rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
+        patches = [tree[PATCHES].shape[1:] for tree in (ours, start) if PATCHES in tree]
+        sides = [model.facts.get("patch"), config.get("image", {}).get("patch")]
+        fits = fits and len(patches) == 2 and patches[0] == patches[1] and sides[0] == sides[1]
+    if not fits:
+        return start
+    rule = "grid" if model.kind in ("image", "masked_image") else "cut" if new <= old else "linear"
     path = next(path for path in start if path.startswith(TABLE))
-    table = resize(start[path], here, rule)
+    table = resize(start[path], new, rule)
     if table is None:
         return start
-    print(f"the {there} learned positions are resized to {here} by the rule {rule}")
+    print(f"the {old} learned positions are resized to {new} by the rule {rule}")
     return start | {path: table}
 
 
@@ -186,44 +175,43 @@ def _list_differences(
     settings: config.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit."""
-    now, is_text = config.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizers = list_required(settings.experiment, model, fresh), open_model.tokenizers(model)
-    reasons = [
-        f"set {field} = {value!r} (it is {now.get(field)!r})"
-        for field, value in required.items()
-        if now.get(field) != value
-    ]
+    current, is_text = config.flat(settings.to_dict()), settings.experiment in TEXTS
+    required, tokenizers = list_required(settings.experiment, model, fresh), open_model.list_tokenizers(model)
+    changes = {field: value for field, value in required.items() if current.get(field) != value}
+    reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
     W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)
     N, our_N = _count_rows(theirs), _count_rows(ours)
     other_size = is_text and 0 not in (W, our_W) and W != our_W
     if other_size or any("W" in shapes.letters(path) for path in ours) and _tokenizers_differ(files, tokenizers):
         remedy = f" (set text.tokenizer = {_tokenizer_path(tokenizers[0])})" if tokenizers and is_text else ""
-        reasons.append(f"its tokenizer has {W} tokens and is another than the run's, which has {our_W}{remedy}")
+        reasons.append(f"its tokenizer has {W} tokens and differs from the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
         image = model.extras.get("image") or open_model.read_saved(model.path / run.DATA).get("image")
         reasons.append(f"its images of {image} pixels make {N} tokens, and the run's make {our_N}")
     if faults := tensors.differences(theirs, ours):
         head = all(fault.startswith("head/") for fault in faults)
         remedy = "or set init_fresh = head" if head else "or list in init_fresh the parts to initialise or to leave out"
-        shown = tensors.join_faults(faults, 3 if reasons else tensors.MOST_FAULTS)  # a wrong field causes many
-        reasons += [shown] if reasons and not head else [shown, remedy]
+        listed = tensors.join_faults(faults, 3 if reasons else tensors.MOST_FAULTS)  # a wrong field causes many
+        reasons += [listed] if reasons and not head else [listed, remedy]
     return reasons
 
 
 def _tokenizers_differ(files: Mapping[str, bytes], tokenizers: Sequence[pathlib.Path]) -> bool:
-    """Return True if none of the model's tokenizers equals the run's. False if either has none."""
-    here = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
-    there = [pretrained_tokenizer.read_content(file) for file in tokenizers] if here else []
-    return bool(there) and not any(_parse_tokenizer(a) == _parse_tokenizer(b) for a in here for b in there)
+    """Return True if none of the model's tokenizers equals the run's. False if either has none.
 
+    The padding and truncation of batches may differ.
+    """
 
-def _parse_tokenizer(file: bytes) -> Any:
-    """Return the content of a tokenizer's file without the padding and truncation of batches."""
-    try:
-        saved = json.loads(file)
-    except ValueError:
-        return file
-    return {k: v for k, v in saved.items() if k not in ("padding", "truncation")} if isinstance(saved, dict) else saved
+    def parse(content: bytes) -> Any:
+        try:
+            saved = json.loads(content)
+        except ValueError:
+            return content
+        return {**saved, "padding": None, "truncation": None} if isinstance(saved, dict) else saved
+
+    ours = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
+    theirs = [pretrained_tokenizer.read_content(file) for file in tokenizers] if ours else []
+    return bool(theirs) and not any(parse(a) == parse(b) for a in ours for b in theirs)
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
@@ -247,9 +235,8 @@ def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
 
 
 def _interpolate(place: np.ndarray, old: int) -> np.ndarray:
-    """Return the matrix that interpolates `old` rows at the given places, clipped to the first and the last."""
-    place = np.clip(place, 0, old - 1)
-    return np.maximum(0, 1 - np.abs(place[:, None] - np.arange(old)[None]))
+    """Return the matrix that interpolates `old` rows at these places, clipped to the first and the last."""
+    return np.maximum(0, 1 - np.abs(np.clip(place, 0, old - 1)[:, None] - np.arange(old)))
 
 
 def _class_tokens_and_side(N: int) -> tuple[int, int]:

@@ -62,16 +62,12 @@ def run(
         measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
     overlap = f", {stride} apart" if 0 < stride < N else " that do not overlap"
     lines = [f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(n):,} tokens in windows of {N}{overlap}"]
-    lines += [f"  {name.replace('_', ' '):<22}{format_number(value)}" for name, value in measures.items()]
+    for name, value in measures.items():
+        lines.append(f"  {name.replace('_', ' '):<22}{f'{value:,.4f}' if abs(value) < 1e9 else f'{value:.4g}'}")
     if lost:
         lines.append(f"  no bits per byte, because the tokenizer does not restore the text: {lost}")
     command.report("\n".join(lines), out)
     return measures
-
-
-def format_number(value: float) -> str:
-    """Format the number with four decimals, or with an exponent if it is large."""
-    return f"{value:,.4f}" if abs(value) < 1e9 else f"{value:.4g}"
 
 
 def sum_batches(

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import by_name, disk, log
-from experiments.pretrained import adapters, hub, llama, open_model
+from experiments.pretrained import adapters, hub, open_model, rope
 from experiments.tools import command
 from tfm import shapes
 
@@ -35,20 +35,21 @@ def run(
     open_model.check_finite(model.path, shapes.flat(model.params))
     disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)
-    if family in llama.FAMILIES and fields["relative_position"].split(":")[0] == "rotary":
-        params, fields = llama.in_halves(params, fields)
+    if family in hub.LLAMAS and fields["relative_position"].split(":")[0] == "rotary":
+        params, fields = rope.in_halves(params, fields)
     extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
     if model.kind == "image":
         like = image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         extras |= {"image": like["image"][:2], "class_names": like["classes"]}
-    names = hub.write(folder, family=family, params=params, model=fields, extras=extras)
+    published = hub.Published(family, params, fields, extras)
+    names = hub.write(folder, published)
     if model.kind != "image":
         names += copy_tokenizer(model, folder)
     elif not like["assumed"]:
         disk.write_json(folder / "preprocessor_config.json", preprocessor(like))
         names.append("preprocessor_config.json")
     if (model.path / adapters.FILE).is_file() and params is model.params:
-        names += write_adapters(model, hub.rules(family, params, fields, extras), folder)
+        names += write_adapters(model, hub.rules(published), folder)
     files = [folder / name for name in names]
     log.say(f"{model.path}, written as {family}: {', '.join(map(str, files))}", "\n")
     return files
@@ -57,7 +58,7 @@ def run(
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     """Return the ids that begin, end and pad a text: from a published model's files, else from its tokenizer."""
     ids = model.extras.get("ids", {})
-    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.tokenizers(model):
+    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.list_tokenizers(model):
         return ids
     tokenizer = open_model.load_tokenizer(model)
     ends = open_model.list_end_ids(model, tokenizer)

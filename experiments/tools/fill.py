@@ -33,16 +33,17 @@ def run(
     """Return the text with its masks filled in, and a line for each mask."""
     model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
     tokenizer, N = open_model.load_tokenizer(model), model.facts["N"]
-    id_N = encode(tokenizer, prompt)
-    if len(id_N) > N:
-        raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the model reads {N}. Shorten the prompt.")
+    id_N = encode(tokenizer, prompt, N)
     p_NW = np.asarray(jax.nn.softmax(model(id_N[None])[0]))
     p_NW = p_NW[id_N == tokenizer.mask, : tokenizer.size]  # a model may have more rows than tokens
     return command.report(table(tokenizer, id_N, p_NW), file)
 
 
-def encode(tokenizer: tokenizers.Tokenizer, text: str) -> np.ndarray:
-    """Return the token ids of the text, with the mask token for each [MASK]. Raises UserError without a [MASK]."""
+def encode(tokenizer: tokenizers.Tokenizer, text: str, N: int) -> np.ndarray:
+    """Return the token ids of the text, with the mask token for each [MASK].
+
+    Raises UserError for a text without a [MASK], or of more than N tokens.
+    """
     if tokenizer.mask is None:
         raise errors.UserError("the tokenizer of this model has no mask token")
     parts, name = text.split(MASK), tokenizer.name(tokenizer.mask)
@@ -53,8 +54,12 @@ def encode(tokenizer: tokenizers.Tokenizer, text: str) -> np.ndarray:
         for part in parts[1:]:
             pieces += [[tokenizer.mask], tokenizer.encode(part, specials=False)]
         id_N = np.concatenate(pieces).astype(np.int32)
-    if len(parts) == 1 or np.sum(id_N == tokenizer.mask) != len(parts) - 1:
-        raise errors.UserError(f"mark each token to fill in by {MASK} and no other name: --prompt='The {MASK} sat'")
+    masks, n = len(parts) - 1, len(id_N)
+    unmarked = masks == 0 or np.sum(id_N == tokenizer.mask) != masks
+    errors.refuse(
+        (unmarked, f"mark each token to fill in by {MASK} and no other name: --prompt='The {MASK} sat'"),
+        (n > N, f"the prompt has {n} tokens, and the model reads {N}. Shorten the prompt."),
+    )
     return id_N
 
 

@@ -65,7 +65,12 @@ def run(
     """Return the prompt with its continuation; a list of texts for several prompts, samples or lines."""
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options["repetition_penalty"] = repetition_penalty
-    check(options, samples=samples, seed=seed, max_new_tokens=max_new_tokens)
+    config.at_least(0, {"samples": samples, "max_new_tokens": max_new_tokens})
+    config.check_seed(seed)
+    try:
+        sampling.check_options(**options)
+    except ValueError as error:
+        raise errors.UserError(str(error)) from error
     model = command.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     file = command.output(workdir, "sample.txt")
     tokenizer = open_model.load_tokenizer(model)
@@ -93,16 +98,6 @@ class Session(NamedTuple):
     stop: str
 
 
-def check(options: dict[str, float], **counts: int) -> None:
-    """Raise UserError for options out of range."""
-    config.at_least(0, counts)
-    config.check_seed(counts["seed"])
-    try:
-        sampling.check_options(**options)
-    except ValueError as error:
-        raise errors.UserError(str(error)) from error
-
-
 def make_generator(
     model: open_model.Trained, tokenizer: tokenizers.Tokenizer, mesh: Mesh, options: dict[str, float]
 ) -> generation.Generator:
@@ -123,15 +118,14 @@ def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], i
     """Return the ids of the prompts, and the number of new tokens. Raises UserError for an empty or too long prompt."""
     model, tokenizer, steps = session.model, session.tokenizer, session.max_new_tokens
     ids = [tokenizer.encode(text).tolist() or [tokenizer.bos] for text in prompts]
-    if [None] in ids:
-        raise errors.UserError("this model needs a prompt of at least one token. Add --prompt='...'.")
-    if model.kind == "prefix":  # attention in both directions, so the window cannot move
-        N, longest = model.facts["N"], max(map(len, ids))
-        if N - longest < max(steps, 1):
-            sizes = f"a prefix of {longest} tokens and max_new_tokens = {steps}"
-            raise errors.UserError(f"{sizes} exceed the model's context of {N}. Shorten the prompt or the text.")
-        steps = steps or min(DEFAULT_TOKENS, N - longest)
-    return ids, steps or DEFAULT_TOKENS
+    N, longest, is_prefix = model.facts["N"], max(map(len, ids)), model.kind == "prefix"
+    exceeds = is_prefix and N - longest < max(steps, 1)  # a prefix is read in both directions: the window cannot move
+    sizes = f"a prefix of {longest} tokens and max_new_tokens = {steps}"
+    errors.refuse(
+        ([None] in ids, "this model needs a prompt of at least one token. Add --prompt='...'."),
+        (exceeds, f"{sizes} exceed the model's context of {N}. Shorten the prompt or the text."),
+    )
+    return ids, steps or min(DEFAULT_TOKENS, N - longest if is_prefix else DEFAULT_TOKENS)
 
 
 def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:

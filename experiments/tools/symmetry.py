@@ -36,15 +36,15 @@ def run(
 
 def table(layers: dict[str, symmetry.Layer]) -> str:
     """Return a line for each layer of each part of the model, and a line with the medians over its layers."""
-    lines = []
+    rows = [("layer", TITLES)]
     for part, layer in layers.items():
         heads = [[without_nan(statistic, s_H) for s_H in layer.symmetry_H] for statistic in (np.mean, np.median)]
         columns = np.stack([*heads, layer.symmetry, layer.directionality], axis=1)
         medians = [without_nan(np.median, column) for column in columns.T]
-        lines += [(f"{part}{name}", row) for name, row in [*enumerate(columns, 1), ("median", medians)]]
-    width, rows = max(len(name) for name, _ in lines), [("layer", TITLES)]
-    for name, row in lines:
-        rows.append((name, [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]))
+        for name, row in [*enumerate(columns, 1), ("median", medians)]:
+            cells = [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]
+            rows.append((f"{part}{name}", cells))
+    width = max(len(name) for name, _ in rows[1:])
     return "\n".join("  ".join([name.ljust(width), *cells]) for name, cells in rows)
 
 

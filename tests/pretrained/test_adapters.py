@@ -24,59 +24,56 @@ dots_are_quick = dots.quick
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The folder of a trained model."""
+    """Return the folder of a trained model."""
     return published.run(tmp_path_factory.mktemp("source") / "run", "dots", model=False)
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory, source):
-    """folder -> what a person sees of a run that trains adapters, in folder / 'run'; and a folder of such a run."""
-    how = ["--config.optim.lora=2:G_CD:3", f"--config.init_from={source}", "--config.init_fresh=b_C"]
-    how += ["--config.train.save_every=4"]
+    """Return the function of a folder that trains adapters in folder / 'run', and a folder of such a run."""
+    flags = ["--config.optim.lora=2:G_CD:3", f"--config.init_from={source}", "--config.init_fresh=b_C"]
+    flags += ["--config.train.save_every=4"]
     folder = tmp_path_factory.mktemp("launched")
-    assert dots.launched(folder, *how).code == 0
-    return lambda folder: dots.launched(folder, *how), folder
+    assert dots.launched(folder, *flags).code == 0
+    return lambda folder: dots.launched(folder, *flags), folder
 
 
-def test_a_run_trains_its_adapters_and_what_begins_anew_and_opens_as_the_effective_model(tmp_path, source, launched):
-    """Its file has these alone; a run that goes on is the same, and one may begin with it."""
-    again, folder = launched
+def test_a_run_trains_adapters_and_fresh_parts_and_opens_as_the_effective_model(tmp_path, source, launched):
+    """Its file has only these. A resumed run is the same, and a run may begin with it."""
+    launch, folder = launched
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    begun, after = open_model.open(source).params, checkpoint.parameters(tmp_path / "run" / "checkpoints", 6)
-    kept = safetensors.read(tmp_path / "run" / adapters.FILE)
-    assert {path: leaf.shape for path, leaf in kept.items()} == {
-        "b_C": (tiny.C,),
-        "lora/G_CD/A_DL": (tiny.D, 2),
-        "lora/G_CD/B_CL": (tiny.C, 2),
-    }
-    A_DL, B_CL = kept["lora/G_CD/A_DL"], kept["lora/G_CD/B_CL"]
-    assert B_CL.any() and kept["b_C"].any() and (kept["b_C"] != begun["b_C"]).all()
-    np.testing.assert_array_equal(after["G_CD"], begun["G_CD"])
-    effective = open_model.open(tmp_path / "run").params
-    np.testing.assert_allclose(effective["G_CD"], begun["G_CD"] + 3 / 2 * B_CL @ A_DL.T, rtol=1e-5)
+    run = tmp_path / "run"
+    start, after = open_model.open(source).params, checkpoint.parameters(run / "checkpoints", 6)
+    trained = safetensors.read(run / adapters.FILE)
+    expected = {"b_C": (tiny.C,), "lora/G_CD/A_DL": (tiny.D, 2), "lora/G_CD/B_CL": (tiny.C, 2)}
+    assert {path: leaf.shape for path, leaf in trained.items()} == expected
+    A_DL, B_CL = trained["lora/G_CD/A_DL"], trained["lora/G_CD/B_CL"]
+    assert B_CL.any() and trained["b_C"].any() and (trained["b_C"] != start["b_C"]).all()
+    np.testing.assert_array_equal(after["G_CD"], start["G_CD"])
+    effective = open_model.open(run).params
+    np.testing.assert_allclose(effective["G_CD"], start["G_CD"] + 3 / 2 * B_CL @ A_DL.T, rtol=1e-5)
     task = tiny.linear_task(evaluate_batch=5)
     measure = jax.jit(lambda batch: task.loss(effective, batch)[0]["loss"])
     total, count = np.sum([measure(task.evaluation[i]) for i in range(len(task.evaluation))], axis=0)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["eval/loss"] == pytest.approx(total / count, rel=1e-5)
-    whole = dots.result(tmp_path)
-    for name in ("summary.json", adapters.FILE, "checkpoints/6"):
-        path = tmp_path / "run" / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert f"resuming {tmp_path / 'run'} at step 4" in again(tmp_path).out
-    assert dots.result(tmp_path)[0] == whole[0] and (tmp_path / "run" / adapters.FILE).exists()
+    assert json.loads((run / "summary.json").read_text())["eval/loss"] == pytest.approx(total / count, rel=1e-5)
+    result = dots.result(tmp_path)
+    shutil.rmtree(run / "checkpoints" / "6")
+    for name in ("summary.json", adapters.FILE):
+        (run / name).unlink()
+    assert f"resuming {run} at step 4" in launch(tmp_path).out
+    assert dots.result(tmp_path)[0] == result[0] and (run / adapters.FILE).exists()
 
 
 def test_a_study_compares_adapters_with_all_weights_from_the_same_model(tmp_path, source, launched):
-    """Each run begins with the model, and is the one that it is alone."""
+    """Each run begins with the model, and equals the run of its config alone."""
     arms = [["adapters", {"optim.lora": "2:G_CD:3", "init_fresh": "b_C"}], ["all", {}]]
-    same = {name.replace(".", "__"): value for name, value in dots.CHANGES.items()}
-    told = tiny_study.run(tmp_path, study__arms=arms, study__seeds=[0, 5], init_from=str(source), **same)
-    assert told.code == 0 and told.out.count("starting from") == 2
-    found = tiny_study.summaries(tmp_path)
-    assert len({one["params_sha256"] for one in found.values()}) == 4
+    changes = {name.replace(".", "__"): value for name, value in dots.CHANGES.items()}
+    outcome = tiny_study.run(tmp_path, study__arms=arms, study__seeds=[0, 5], init_from=str(source), **changes)
+    assert outcome.code == 0 and outcome.out.count("starting from") == 2
+    summaries = tiny_study.summaries(tmp_path)
+    assert len({summary["params_sha256"] for summary in summaries.values()}) == 4
     alone = json.loads((launched[1] / "run" / "summary.json").read_text())
-    assert alone["eval/loss"] == pytest.approx(found["all/adapters/seed_0"]["eval/loss"], rel=1e-5)
+    assert alone["eval/loss"] == pytest.approx(summaries["all/adapters/seed_0"]["eval/loss"], rel=1e-5)
 
 
 def small(lora: str) -> tuple[config.Settings, run.Work]:
@@ -85,8 +82,8 @@ def small(lora: str) -> tuple[config.Settings, run.Work]:
 
 
 def test_devices_that_share_weights_and_adapters_take_the_same_step():
-    """And the optimiser remembers nothing of other weights."""
-    measured = []
+    """The state of the optimiser has only adapters."""
+    metrics = []
     for fsdp in (1, 2):
         devices, (settings, work) = mesh.make(data=1, fsdp=fsdp), small("2:mlp,head")
         layout = layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if fsdp > 1 else None)
@@ -94,12 +91,12 @@ def test_devices_that_share_weights_and_adapters_take_the_same_step():
         plan = run_plan.make_plan(settings, task, devices)
         params = {path: np.asarray(leaf) for path, leaf in shapes.flat(tiny.drawn(task)).items()}  # no B is 0
         state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices, params=params)
-        remembered = {path for path in shapes.flat(state.opt_state) if "_" in path.split("/")[-1]}
-        assert remembered and all("/lora/" in path for path in remembered)
-        state, metrics = plan.step(state, mesh.place_batch(devices, plan.task.train[0]), True)
+        paths = {path for path in shapes.flat(state.opt_state) if "_" in path.split("/")[-1]}
+        assert paths and all("/lora/" in path for path in paths)
+        state, step = plan.step(state, mesh.place_batch(devices, plan.task.train[0]), True)
         norm = np.linalg.norm([np.linalg.norm(leaf) for leaf in jax.tree.leaves(jax.device_get(state.params))])
-        measured.append([float(metrics["loss"]), float(metrics["gradient_norm"]), norm])
-    assert measured[1] == pytest.approx(measured[0], rel=1e-5) and measured[0][1] > 0.01
+        metrics.append([float(step["loss"]), float(step["gradient_norm"]), norm])
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-5) and metrics[0][1] > 0.01
 
 
 @pytest.mark.parametrize(
@@ -118,58 +115,58 @@ def test_frozen_adapters_leave_nothing_to_train():
         run_plan.make_plan(settings, adapters.add_adapters(settings, work).task, mesh.make(data=1))
 
 
-def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):
-    told = dots.launched(tmp_path, "--config.optim.lora=2:G_CD")
-    assert told.code == 2 and "optim.lora" in told.err and "init_from" in told.err
+def test_adapters_need_a_trained_model(tmp_path):
+    outcome = dots.launched(tmp_path, "--config.optim.lora=2:G_CD")
+    assert outcome.code == 2 and "optim.lora" in outcome.err and "init_from" in outcome.err
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for an old name
+PLACES = {"score/Uq_HKD": "attention.self.query", "value/Uv_HKD": "attention.self.value"}
+PLACES |= {"value/Uo_HDK": "attention.output.dense", "mlp/W1_FD": "intermediate.dense"}
+
+
+def copy_adapters(ours: dict, sides: dict) -> None:
+    """Set our adapters to those of peft, which are flat and have A transposed."""
+    for path, place in PLACES.items():
+        node = ours["lora"]["blocks"][path.split("/")[0]][path.split("/")[1]]
+        for name, side in zip(sorted(node), "AB", strict=True):
+            key = f"base_model.model.bert.encoder.layer.{{}}.{place}.lora_{side}.default.weight"
+            layers = [sides.pop(key.format(m)).detach().numpy() for m in range(2)]
+            node[name] = np.stack([x.T if side == "A" else x for x in layers]).reshape(node[name].shape)
+    assert not sides
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses an old name of transformers
 def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
-    """Of matrices of queries, values, outputs and the MLP; theirs are flat, and A is the other way around."""
-    peft, torch, transformers = (
-        pytest.importorskip(name, reason="parity needs the extra [parity]")
-        for name in ("peft", "torch", "transformers")
-    )
-    places = {"score/Uq_HKD": "attention.self.query", "value/Uv_HKD": "attention.self.value"}
-    places |= {"value/Uo_HDK": "attention.output.dense", "mlp/W1_FD": "intermediate.dense"}
+    """A run with these adapters is exported as a model, and also as adapters that peft opens."""
+    reason = "parity needs the extra [parity]"
+    peft, torch, transformers = (pytest.importorskip(name, reason=reason) for name in ("peft", "torch", "transformers"))
     sizes = {"hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
     bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=23, max_position_embeddings=13, **sizes))
     bert.save_pretrained(tmp_path)
-    theirs = peft.get_peft_model(bert, peft.LoraConfig(r=2, lora_alpha=5, target_modules=[*places.values()])).eval()
+    theirs = peft.get_peft_model(bert, peft.LoraConfig(r=2, lora_alpha=5, target_modules=[*PLACES.values()])).eval()
     sides = {name: torch.nn.init.normal_(x) for name, x in theirs.named_parameters() if "lora_" in name}
-    ours = open_model.open(tmp_path)
-    chosen = {f"blocks/{path}": path for path in places}
-    params = lora.init(jax.random.key(0), ours.params, rank=2, chosen=chosen.__contains__)
-    for path, place in places.items():
-        room, name = path.split("/")
-        node = params["lora"]["blocks"][room][name]
-        for own, side in zip(sorted(node), "AB", strict=True):
-            beginning = f"base_model.model.bert.encoder.layer.{{}}.{place}.lora_{side}.default.weight"
-            layers = [sides.pop(beginning.format(m)).detach().numpy() for m in range(2)]
-            node[own] = np.stack([x.T if side == "A" else x for x in layers]).reshape(node[own].shape)
-    assert not sides
+    ours, matrices = open_model.open(tmp_path), {f"blocks/{path}" for path in PLACES}
+    params = lora.init(jax.random.key(0), ours.params, rank=2, chosen=matrices.__contains__)
+    copy_adapters(params, sides)
     words_BN = np.random.default_rng(0).integers(0, 23, (3, 11))
     adapted = dataclasses.replace(ours, params=jax.device_get(lora.merge(params, alpha=5)))
-    wanted = theirs(torch.tensor(words_BN)).logits.detach().numpy()
-    np.testing.assert_allclose(adapted(words_BN), wanted, rtol=1e-4, atol=1e-4)
-    assert np.abs(wanted - ours(words_BN)).max() > 0.1
-    # A run that has learned them is written as a model and beside it as what peft opens.
-    run = tmp_path / "run"
-    text = {"objective": "masked", "N": 13, "head": "tied+gelu"}
+    expected = theirs(torch.tensor(words_BN)).logits.detach().numpy()
+    np.testing.assert_allclose(adapted(words_BN), expected, rtol=1e-4, atol=1e-4)
+    assert np.abs(expected - ours(words_BN)).max() > 0.1
+    run, text = tmp_path / "run", {"objective": "masked", "N": 13, "head": "tied+gelu"}
     saved = {"experiment": "language", "init_from": str(tmp_path), "text": text, "model": families.FREE | ours.model}
-    saved["train"] = {"keep_best": ""}
-    saved["optim"] = {"lora": f"2:{','.join(path.split('/')[1] for path in places)}:5"}
+    saved |= {"train": {"keep_best": ""}, "optim": {"lora": "2:Uq_HKD,Uv_HKD,Uo_HDK,W1_FD:5"}}
     published.keep(run, 2, params)
     (run / "config.json").write_text(json.dumps({"config": saved}))
-    own = {path: leaf for path, leaf in shapes.flat(params).items() if path.startswith("lora/")}
-    safetensors.write(run / adapters.FILE, own)
+    trained = {path: leaf for path, leaf in shapes.flat(params).items() if path.startswith("lora/")}
+    safetensors.write(run / adapters.FILE, trained)
     export.run(run, family="bert", workdir=tmp_path / "out")
-    again = transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    base = transformers.BertForMaskedLM.from_pretrained(tmp_path)
     for model in (
-        peft.PeftModel.from_pretrained(again, tmp_path / "out" / "adapters"),
+        peft.PeftModel.from_pretrained(base, tmp_path / "out" / "adapters"),
         transformers.BertForMaskedLM.from_pretrained(tmp_path / "out"),
     ):
-        found = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    rules = gpt2.FAMILY.lines({"tied_output": True})  # queries, keys and values in one tensor
+        logits = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    rules = gpt2.lines({"tied_output": True}, gpt2.FAMILY)  # queries, keys and values in one tensor
     assert "blocks/score/Uq_HKD" in adapters.write_peft(run, tmp_path, settings=saved, rules=rules)

@@ -1,4 +1,4 @@
-"""Somebody else's parameter tree becomes a run that every tool takes."""
+"""A parameter tree of another project becomes a run for every tool."""
 
 import contextlib
 import io
@@ -32,63 +32,59 @@ CASES = {  # an experiment, its settings, a mapping, and an array of theirs from
 }
 
 
-def of(experiment: str, **changes):
+def import_tree(folder, experiment: str, mapping, arrays, **changes):
     made = base.get_config(experiment)
-    made.update_from_flattened_dict(CASES[experiment][0] | changes)
-    return made
-
-
-def imported(folder, experiment: str, mapping, arrays, **changes):
+    made.update_from_flattened_dict((CASES[experiment][0] if experiment in CASES else {}) | changes)
     with contextlib.redirect_stdout(io.StringIO()):
-        return foreign.import_tree(mapping, arrays, of(experiment, **changes), folder)
+        return foreign.import_tree(mapping, arrays, made, folder)
+
+
+def draw(experiment: str, **changes) -> dict:
+    """Return random parameters by path."""
+    task = tiny.task_of(tiny.settings(experiment, model=False, **changes))
+    return shapes.flat(jax.device_get(tiny.drawn(task)))
 
 
 def theirs(experiment: str, flat: dict) -> dict:
-    """Our arrays in the layout of the mapping above, by hand."""
+    """Return our arrays in the layout of the mapping above, by hand."""
     flat = dict(flat)
     if experiment == "language":
-        q = flat.pop(QUERIES)
-        flat |= {f"h.{m}.q": q[m].reshape(-1, 18).T for m in range(2)} | {
-            "up": flat.pop("blocks/mlp/W1_FD").swapaxes(1, 2)
-        }
-        return flat | {"words": flat.pop("embed/E_WD").T}
+        q, up, words = (flat.pop(path) for path in (QUERIES, "blocks/mlp/W1_FD", "embed/E_WD"))
+        flat |= {f"h.{m}.q": q[m].reshape(-1, 18).T for m in range(2)}
+        return flat | {"up": up.swapaxes(1, 2), "words": words.T}
     kernel = flat.pop("embed/W_DP").reshape(8, 4, 4, 1).transpose(0, 3, 1, 2)
     return flat | {"conv": kernel, "token": flat.pop("class/c_D")[None, None]}
 
 
 @pytest.fixture(scope="module", params=CASES)
 def run(request, tmp_path_factory):
-    """(experiment, its folder, our arrays)."""
+    """Return the experiment, its folder, and our arrays."""
     experiment, folder = request.param, tmp_path_factory.mktemp("runs") / "theirs"
-    with contextlib.redirect_stdout(io.StringIO()):
-        flat = shapes.flat(
-            jax.device_get(tiny.drawn(tiny.task_of(tiny.settings(experiment, model=False, **CASES[experiment][0]))))
-        )
-    imported(folder, experiment, CASES[experiment][1], theirs(experiment, flat))
+    flat = draw(experiment, **CASES[experiment][0])
+    import_tree(folder, experiment, CASES[experiment][1], theirs(experiment, flat))
     return experiment, folder, flat
 
 
 def test_a_foreign_tree_is_a_run_for_every_tool(run, tmp_path):
     experiment, folder, flat = run
-    made = open_model.open(folder)
-    found = shapes.flat(made.params)
-    assert found.keys() == flat.keys()
-    for path in flat:
-        np.testing.assert_array_equal(found[path], flat[path], err_msg=path)
+    params = open_model.open(folder).params
+    assert shapes.flat(params).keys() == flat.keys()
+    for path, leaf in shapes.flat(params).items():
+        np.testing.assert_array_equal(leaf, flat[path], err_msg=path)
     if experiment == "vision":
         Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(tmp_path / "digit.png")
         assert tiny.command(classify, checkpoint=folder, file=tmp_path / "digit.png").code == 0
         return
     assert tiny.command(sample, checkpoint=folder, prompt="a", max_new_tokens=1).code == 0
     export.run(folder, family="llama", workdir=tmp_path / "out")
-    jax.tree.map(np.testing.assert_array_equal, hub.read(tmp_path / "out").params, made.params)
+    jax.tree.map(np.testing.assert_array_equal, hub.read(tmp_path / "out").params, params)
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
+def test_arrays_that_do_not_fit_are_named_and_nothing_is_written(run, tmp_path):
     experiment, folder, flat = run
     mapping, arrays, new = CASES[experiment][1], theirs(experiment, flat), tmp_path / "new"
     name = next(iter(mapping)).format(m=1)
-    for wrong, changed, parts in (
+    for entries, changes, parts in (
         ({}, {"more": np.zeros(3)}, ["more (3,) is left over"]),
         ({}, {name: None}, [name, "missing"]),
         ({}, {name: np.zeros((5, 7))}, [name, "(5, 7)"]),
@@ -98,17 +94,12 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
         ({"odd": ("D", "blocks/norm/gain_D")}, {"odd": arrays["norm/gain_D"]}, ["blocks/norm/gain_D"]),
         ({name: ("H Q", "norm/gain_D")}, {}, ["Q"]),
     ):
-        given = {key: array for key, array in (arrays | changed).items() if array is not None}
+        changed = {key: array for key, array in (arrays | changes).items() if array is not None}
         with raises(errors.UserError, new, *parts):
-            imported(new, experiment, mapping | wrong, given)
+            import_tree(new, experiment, mapping | entries, changed)
     assert not new.exists()
     with raises(errors.UserError, folder):
-        imported(folder, experiment, mapping, arrays)
-
-
-def drawn(experiment: str, **changes) -> dict:
-    with contextlib.redirect_stdout(io.StringIO()):
-        return shapes.flat(jax.device_get(tiny.drawn(tiny.task_of(tiny.settings(experiment, model=False, **changes)))))
+        import_tree(folder, experiment, mapping, arrays)
 
 
 def test_a_model_of_sequences_may_have_an_output_bias(tmp_path):
@@ -116,15 +107,13 @@ def test_a_model_of_sequences_may_have_an_output_bias(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(400)))
     changes = {"pairs.source": str(tmp_path / "pairs.tsv"), "pairs.vocabulary": 270, "pairs.N": 7}
     changes |= {"model.M": 1, "model.D": 8, "model.H": 2}
-    arrays, config = drawn("translation", **changes), base.get_config("translation")
-    config.update_from_flattened_dict(changes)
+    arrays = draw("translation", **changes)
     content = tiny.work_of(tiny.settings("translation", model=False, **changes)).files["tokenizer.json"]
     (letter,) = tokenizers.Tokenizer.from_str(content.decode()).encode("x").ids
     bias_W = np.where(np.arange(len(arrays["embed/E_WD"])) == letter, 1e4, 0.0).astype(np.float32)  # nothing but x
     mapping = {"final_logits_bias": ("1 W", "head/b_W")}
     arrays["final_logits_bias"] = bias_W[None]
-    with contextlib.redirect_stdout(io.StringIO()):
-        foreign.import_tree(mapping, arrays, config, tmp_path / "run")
+    import_tree(tmp_path / "run", "translation", mapping, arrays, **changes)
     (tmp_path / "text").write_text("word\n")
     np.testing.assert_array_equal(open_model.open(tmp_path / "run").params["head"]["b_W"], bias_W)
     outcome = tiny.command(translate, checkpoint=tmp_path / "run", file=tmp_path / "text")

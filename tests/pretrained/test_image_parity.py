@@ -14,7 +14,7 @@ from experiments.engine import errors
 from experiments.pretrained import hub, open_model
 from experiments.tools import export
 
-# How an image file becomes what a ViT reads: what the file of its image processor says, of an image of 31 x 47 pixels.
+# Files of image processors: how an image file of 31 x 47 pixels becomes the input of a ViT.
 SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}
 CROP = {"do_center_crop": True, "crop_size": {"height": 15, "width": 10}}
 PROCESSING = {
@@ -32,25 +32,25 @@ PROCESSING = {
     "fast": {"image_processor_type": "ViTImageProcessorFast", "data_format": "channels_first", "resample": 3},
     "opacity": {"do_convert_rgb": True},
 } | {f"filter {number}": {"resample": number} for number in range(6)}
-PLAIN = "filter 2"  # what is done where nothing is said
+PLAIN = "filter 2"  # the defaults
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
-    """(folder of a ViT, image -> theirs, image -> ours): the probabilities of its classes."""
+    """Return the folder of a ViT, and two functions of an image: the probabilities of their classes and of ours."""
     theirs = random("ViTForImageClassification", VIT | {"num_channels": 3})
     theirs.save_pretrained(folder := tmp_path_factory.mktemp("vit"))
     ours = open_model.open(folder)
 
-    def of_theirs(image_1ZYX):
+    def compute_theirs(image_1ZYX):
         with torch.no_grad():
             return theirs(image_1ZYX).logits.softmax(-1)[0].numpy()
 
-    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours.logits(image_1YXZ)[0]))
+    return folder, compute_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours.logits(image_1YXZ)[0]))
 
 
 def photograph(folder, mode="RGB"):
-    """An image file with something at every place and of every size; transparent here and there, if it can be."""
+    """Write an image file with details of every size, and transparent pixels if it has opacity. Return its path."""
     rng, channels = np.random.default_rng(3), len(mode)
     y_YX, x_YX = np.mgrid[:31, :47]
     waves = [np.sin(x_YX / (3 + z) + z) + np.cos(y_YX / (5 - z)) + (x_YX > 11 * z) for z in range(channels)]
@@ -60,60 +60,53 @@ def photograph(folder, mode="RGB"):
 
 
 @pytest.mark.parametrize("case", PROCESSING)
-def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
-    folder, of_theirs, of_ours = classes
+def test_an_image_file_has_their_probabilities(tmp_path, classes, case):
+    folder, compute_theirs, compute_ours = classes
     file = photograph(tmp_path, "RGBA" if case == "opacity" else "RGB")
-    says = SIDES | PROCESSING[case]
-    says = {name: value for name, value in says.items() if name != "image_processor_type" or value}
-    (folder / "preprocessor_config.json").write_text(json.dumps(says))
+    fields = {name: x for name, x in (SIDES | PROCESSING[case]).items() if name != "image_processor_type" or x}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     with Image.open(file) as image:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         image_1ZYX = processor(images=image, return_tensors="pt")["pixel_values"]
     extras = hub.read(folder).extras
     image_1YXZ, _ = image_file.read(file, image_file.load_format(folder, extras, Z=3, C=3))
     np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
-    right, found = of_theirs(image_1ZYX), of_ours(image_1YXZ)
-    np.testing.assert_allclose(found, right, atol=1e-5)
-    plain_1YXZ, _ = image_file.read(
-        file, image_file.load_format(folder.parent, extras, Z=3, C=3)
-    )  # where nothing is said
-    assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (
-        case in (PLAIN, "opacity")
-    )  # so that the case says something
+    expected = compute_theirs(image_1ZYX)
+    np.testing.assert_allclose(compute_ours(image_1YXZ), expected, atol=1e-5)
+    plain_1YXZ, _ = image_file.read(file, image_file.load_format(folder.parent, extras, Z=3, C=3))  # the defaults
+    is_plain = np.abs(compute_ours(plain_1YXZ) - expected).max() < 1e-4
+    assert is_plain == (case in (PLAIN, "opacity"))  # each other case changes the image
 
 
 @pytest.mark.parametrize(
-    "says",
+    "fields",
     [{"size": {"shortest_edge": 9}}, {"size": 14}, CROP | {"crop_size": 15}, {"do_resize": False}, {"resample": 99}],
 )
-def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
-    folder, of_theirs, _ = classes
-    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | says))
+def test_fields_that_they_refuse_are_refused(tmp_path, classes, fields):
+    folder, compute_theirs, _ = classes
+    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | fields))
     file = photograph(tmp_path)
     with pytest.raises(ValueError):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
+        compute_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
     with raises(errors.UserError):
         image_file.read(file, image_file.load_format(folder, hub.read(folder).extras, Z=3, C=3))
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path, mode, values):
+def test_an_exported_preprocessor_makes_the_same_pixels(tmp_path, mode, values):
     Z = len(mode)
-    of_run = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
-    of_run |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
-    (tmp_path / "data.json").write_text(json.dumps(of_run))
+    data = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
+    data |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
+    (tmp_path / "data.json").write_text(json.dumps(data))
     like = image_file.load_format(tmp_path, {}, Z=Z, C=1)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(like)))
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     file = photograph(tmp_path, mode)
-    image_1YXZ, _ = image_file.read(file, like)
     with Image.open(file) as image:
-        right = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
-    np.testing.assert_allclose(image_1YXZ, right, atol=1e-5, rtol=1e-5)
-    assert np.ptp(right) > 0.3
-    again = image_file.load_format(
-        tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1
-    )  # the exported model's
-    np.testing.assert_allclose(image_file.read(file, again)[0], right, atol=1e-5, rtol=1e-5)
+        expected = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+    exported = image_file.load_format(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)
+    for image_format in (like, exported):
+        np.testing.assert_allclose(image_file.read(file, image_format)[0], expected, atol=1e-5, rtol=1e-5)
+    assert np.ptp(expected) > 0.3

@@ -1,4 +1,4 @@
-"""Files of llama2.c: every tensor by its name and in its shape, and nothing read that does not fit."""
+"""Files of llama2.c: every tensor has its name and shape, and an invalid file is refused."""
 
 import pathlib
 
@@ -26,7 +26,7 @@ PER_LAYER = {  # their names -> those of transformers
 
 
 def model(tied: bool, H: int = H, G: int = G) -> dict[str, np.ndarray]:
-    """The values in the order of the format, each group by itself."""
+    """Return the values by group, in the order of the format."""
     rng = np.random.default_rng(0)
     shapes = {"embedding": (W, D), "rms_att": (M, D), "wq": (M, D, D), "wk": (M, D // H * G, D)}
     shapes |= {"wv": (M, D // H * G, D), "wo": (M, D, D), "rms_ffn": (M, D), "w1": (M, F, D), "w2": (M, D, F)}
@@ -40,11 +40,11 @@ def write(path: pathlib.Path, header, arrays: dict[str, np.ndarray] | None = Non
     return path
 
 
-def test_a_text_ends_with_s_and_where_another_begins(tmp_path):
-    made = open_model.open(str(write(tmp_path / "model.bin", (D, F, M, H, G, W, N), model(tied=True))))
+def test_a_text_ends_at_its_end_token_and_at_the_start_of_another(tmp_path):
+    trained = open_model.open(str(write(tmp_path / "model.bin", (D, F, M, H, G, W, N), model(tied=True))))
     words = pretrained_tokenizer.Pieces([b"<unk>", b"<s>", b"</s>"], [0.0] * 3)
-    assert open_model.list_end_ids(made, words) == [2, 1]
-    assert export.token_ids(made) == {"bos_token_id": 1, "eos_token_id": [2, 1]}  # whatever words lie beside it
+    assert open_model.list_end_ids(trained, words) == [2, 1]
+    assert export.token_ids(trained) == {"bos_token_id": 1, "eos_token_id": [2, 1]}  # whatever tokenizer is next to it
 
 
 @pytest.mark.parametrize("tied", [True, False])

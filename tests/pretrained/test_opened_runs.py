@@ -1,4 +1,4 @@
-"""A run's model, called with images and texts as a person has them."""
+"""A run's model, called with raw images and with texts."""
 
 import numpy as np
 import published
@@ -26,28 +26,28 @@ def digits():
 def test_raw_images_are_normalised_as_in_training(vision, digits):
     raw_BYXZ, (mean_Z, std_Z) = digits.evaluation_image_BYXZ[:9], images.statistics(digits.train_image_BYXZ)
     assert raw_BYXZ.dtype == np.uint8 and raw_BYXZ.max() == 16
-    right_BC = np.asarray(vision.logits((raw_BYXZ - mean_Z) / std_Z))
-    assert np.abs(right_BC - np.asarray(vision.logits(raw_BYXZ))).max() > 0.01  # it matters
-    for given in (raw_BYXZ, raw_BYXZ[..., 0], raw_BYXZ.astype(np.float64), raw_BYXZ.astype(np.int64)):
-        np.testing.assert_allclose(vision(given), right_BC, atol=2e-6)
-    for given in (raw_BYXZ[0], raw_BYXZ[0, ..., 0], [raw_BYXZ[0, ..., 0].tolist()]):
-        np.testing.assert_allclose(vision(given), right_BC[:1], atol=2e-6)
+    expected_BC = np.asarray(vision.logits((raw_BYXZ - mean_Z) / std_Z))
+    assert np.abs(expected_BC - np.asarray(vision.logits(raw_BYXZ))).max() > 0.01  # it matters
+    for batch in (raw_BYXZ, raw_BYXZ[..., 0], raw_BYXZ.astype(np.float64), raw_BYXZ.astype(np.int64)):
+        np.testing.assert_allclose(vision(batch), expected_BC, atol=2e-6)
+    for image in (raw_BYXZ[0], raw_BYXZ[0, ..., 0], [raw_BYXZ[0, ..., 0].tolist()]):
+        np.testing.assert_allclose(vision(image), expected_BC[:1], atol=2e-6)
     white_BYX = np.round(raw_BYXZ[..., 0] * 255 / 16).astype(np.uint8)
-    np.testing.assert_allclose(vision(white_BYX), right_BC, atol=0.05)
+    np.testing.assert_allclose(vision(white_BYX), expected_BC, atol=0.05)
 
 
 @pytest.mark.parametrize("shape", [(20, 12), (16, 16, 3), (9, 7, 4)])
-def test_images_of_another_size_or_with_colours_are_made_as_the_file_would_be(vision, tmp_path, shape):
+def test_images_of_another_size_or_with_colours_equal_their_file(vision, tmp_path, shape):
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     Image.fromarray(image).save(tmp_path / "image.png")
-    right_1YXZ, _ = image_file.read(tmp_path / "image.png", vision.like)
+    expected_1YXZ, _ = image_file.read(tmp_path / "image.png", vision.like)
     batch = image.reshape(1, *shape[:2], -1)
-    np.testing.assert_array_equal(image_file.prepare(batch, vision.like), right_1YXZ)
-    np.testing.assert_array_equal(vision(batch), vision.logits(right_1YXZ))
+    np.testing.assert_array_equal(image_file.prepare(batch, vision.like), expected_1YXZ)
+    np.testing.assert_array_equal(vision(batch), vision.logits(expected_1YXZ))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "part"),
     [
         (lambda raw: (raw - 4.9) / 6.0, "model.logits"),  # normalised already
         (lambda raw: raw / 16, "0 to 16"),
@@ -56,8 +56,8 @@ def test_images_of_another_size_or_with_colours_are_made_as_the_file_would_be(vi
         (lambda raw: raw.astype(bool), "bool"),
     ],
 )
-def test_images_that_may_mean_something_else_are_refused(vision, digits, change, told):
-    with raises(errors.UserError, told):
+def test_ambiguous_images_are_refused(vision, digits, change, part):
+    with raises(errors.UserError, part):
         vision(change(digits.evaluation_image_BYXZ[:4].astype(np.float64)))
 
 
@@ -80,11 +80,9 @@ def test_a_text_of_a_batch_has_the_logits_that_it_has_alone(tmp_path, kind, chan
     together = model(w_BN, valid_BN)
     for b, n in enumerate(lengths):
         alone = model(w_BN[b : b + 1, :n])[0]
-        there = together[b] if alone.ndim == 1 else together[b, :n]
-        np.testing.assert_allclose(there, alone, atol=2e-5)
-    without = model(w_BN)[0]
-    without = without if without.ndim == 1 else without[:5]
-    differs = np.abs(np.asarray(without) - np.asarray(together[0] if without.ndim == 1 else together[0, :5])).max()
+        np.testing.assert_allclose(together[b] if alone.ndim == 1 else together[b, :n], alone, atol=2e-5)
+    logits = np.stack([model(w_BN)[0], together[0]])  # without and with `valid`
+    differs = np.abs(np.diff(logits if logits.ndim == 2 else logits[:, :5], axis=0)).max()
     causal = kind == "language" and "text.objective" not in changes
     assert (differs < 1e-5) == causal
 
@@ -96,20 +94,20 @@ GREY = image_file.describe_size(8, 8, 1) | {"values": [0, 16], "mean": [5.0], "s
 
 @pytest.mark.parametrize("like", [COLOUR, GREY], ids=["colour", "grey"])
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "CMYK", "turned"])
-def test_an_image_of_pillow_is_made_as_its_file_would_be(tmp_path, like, mode):
+def test_an_image_of_pillow_equals_its_file(tmp_path, like, mode):
     exif, file = Image.Exif(), tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
     exif[image_file.ORIENTATION] = 6 if mode == "turned" else 1
     Image.fromarray(PHOTO).convert("RGB" if mode == "turned" else mode).save(file, exif=exif)
-    right_1YXZ, _ = image_file.read(file, like | {"assumed": False})
+    expected_1YXZ, _ = image_file.read(file, like | {"assumed": False})
     with Image.open(file) as image:
-        np.testing.assert_array_equal(image_file.prepare(image, like), right_1YXZ)
+        np.testing.assert_array_equal(image_file.prepare(image, like), expected_1YXZ)
         both_2YXZ = image_file.prepare([image, image.resize((20, 20))], like)
         assert both_2YXZ.shape == (2, *like["image"])
         if mode in ("RGB", "RGBA", "L"):  # one array of axes YX or YXZ, whatever the model's channels are
-            np.testing.assert_array_equal(image_file.prepare(np.asarray(image), like), right_1YXZ)
+            np.testing.assert_array_equal(image_file.prepare(np.asarray(image), like), expected_1YXZ)
 
 
-@pytest.mark.parametrize("given", [PHOTO.transpose(2, 0, 1), PHOTO[:12, :16] / 100 - 1, PHOTO[:12, :16] / 255])
-def test_colours_that_come_first_or_are_normalised_are_refused(given):
-    with raises(errors.UserError, given.shape):
-        image_file.prepare(given, COLOUR)
+@pytest.mark.parametrize("image", [PHOTO.transpose(2, 0, 1), PHOTO[:12, :16] / 100 - 1, PHOTO[:12, :16] / 255])
+def test_colours_that_come_first_or_are_normalised_are_refused(image):
+    with raises(errors.UserError, image.shape):
+        image_file.prepare(image, COLOUR)

@@ -1,4 +1,4 @@
-"""Published models: every tensor finds its place in our tree and back, and what does not fit is named."""
+"""Published models: every tensor is read into our tree and written back, and a misfit is an error that names it."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from experiments.pretrained import hub, open_model, safetensors, warm_start
 from tfm import embed
 
 
-def again(folder, read: hub.Imported) -> dict[str, np.ndarray]:
-    hub.write(folder, family=read.family, params=read.params, model=read.model, extras=read.extras)
+def write_again(folder, read: hub.Published) -> dict[str, np.ndarray]:
+    hub.write(folder, read)
     return safetensors.read(folder / "model.safetensors")
 
 
@@ -25,10 +25,10 @@ def again(folder, read: hub.Imported) -> dict[str, np.ndarray]:
 def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
     arrays = published.tensors(family, prefix=None if prefixed else "")
     read = hub.read(published.save(tmp_path / "theirs", family, arrays))
-    found, expected = again(tmp_path / "ours", read), published.tensors(family)
-    assert found.keys() == expected.keys()
+    actual, expected = write_again(tmp_path / "ours", read), published.tensors(family)
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+        np.testing.assert_array_equal(actual[name], array, err_msg=name)
     second = hub.read(tmp_path / "ours")
     assert second.model == read.model and second.family == family
     jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
@@ -62,7 +62,7 @@ def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
     read = hub.read(published.save(tmp_path, "vit"))
     image_BYXZ = np.random.default_rng(1).standard_normal((1, 15, 10, 2)).astype(np.float32)
     ours_BND = np.asarray(embed.cut(image_BYXZ, size=5)) @ read.params["embed"]["W_DP"].T
-    for n in range(6):  # a convolution whose kernel is as large as its step
+    for n in range(6):  # a convolution with a stride as large as its kernel
         piece_YXZ = image_BYXZ[0, 5 * (n // 2) : 5 * (n // 2) + 5, 5 * (n % 2) : 5 * (n % 2) + 5]
         np.testing.assert_allclose(ours_BND[0, n], np.einsum("dzyx,yxz->d", theirs, piece_YXZ), atol=1e-5)
     assert read.extras["class_names"] == ["cat", "dog", "owl"] and read.extras["image"] == (15, 10)
@@ -80,7 +80,7 @@ def test_buffers_are_left_out_and_copies_are_checked(tmp_path):
         hub.read(published.save(tmp_path / "b", "gpt2", arrays))
     read = hub.read(published.save(tmp_path / "c", "gpt2", arrays, tie_word_embeddings=False))
     np.testing.assert_array_equal(read.params["head"]["G_WD"], arrays["lm_head.weight"])
-    assert "lm_head.weight" in again(tmp_path / "d", read)
+    assert "lm_head.weight" in write_again(tmp_path / "d", read)
 
     arrays = published.tensors("bert") | {"bert.embeddings.position_ids": np.arange(N)[None]}
     arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
@@ -96,11 +96,11 @@ def test_buffers_are_left_out_and_copies_are_checked(tmp_path):
 def test_a_poolers_weights_and_activation_are_kept(tmp_path, fields, activation):
     arrays = {name: array for name, array in published.tensors("vit").items() if not name.startswith("classifier")}
     arrays["vit.pooler.dense.weight"] = np.random.default_rng(3).standard_normal((D, D), np.float32)
-    found = again(tmp_path / "b", hub.read(published.save(tmp_path / "a", "vit", arrays, **fields)))
+    actual = write_again(tmp_path / "b", hub.read(published.save(tmp_path / "a", "vit", arrays, **fields)))
     assert json.loads((tmp_path / "b" / "config.json").read_text())["pooler_act"] == activation
-    assert found.keys() == arrays.keys()
+    assert actual.keys() == arrays.keys()
     for name in arrays:
-        np.testing.assert_array_equal(found[name], arrays[name])
+        np.testing.assert_array_equal(actual[name], arrays[name])
 
 
 def test_tensors_that_do_not_fit_are_listed(tmp_path):
@@ -142,21 +142,21 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("llama", {"tie_word_embeddings": True}, ["lm_head.weight is not a copy of embed_tokens.weight"]),
     ],
 )
-def test_a_setting_that_is_not_ours_is_refused_by_its_name(tmp_path, family, changed, parts):
+def test_an_unsupported_setting_is_refused_by_its_name(tmp_path, family, changed, parts):
     with raises(errors.UserError, *parts):
         hub.read(published.save(tmp_path, family, **changed))
 
 
-def test_classes_that_nobody_named(tmp_path):
+def test_classes_without_names(tmp_path):
     read = hub.read(published.save(tmp_path / "vit", "vit", id2label=None))
     assert read.extras["class_names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
 
 
-def test_no_more_tokens_at_once_than_dynamic_positions_leave_as_they_are(tmp_path):
-    made = open_model.open(published.save(tmp_path, "llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
-    assert made.fields.relative_position == f"rotary_halves:500000:dynamic:2:{N}"
+def test_dynamic_positions_limit_the_tokens_of_a_call(tmp_path):
+    model = open_model.open(published.save(tmp_path, "llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
+    assert model.fields.relative_position == f"rotary_halves:500000:dynamic:2:{N}"
     with raises(errors.UserError, f"{N} tokens"):
-        made(np.zeros((1, N + 1), int))
+        model(np.zeros((1, N + 1), int))
 
 
 @pytest.mark.parametrize("content", ["{}", "{", "[1]", None])
@@ -169,7 +169,7 @@ def test_a_folder_without_a_config_that_names_a_family_is_refused(tmp_path, cont
         hub.read(tmp_path)
 
 
-def test_what_is_none_of_the_family_is_not_written(tmp_path):
+def test_a_model_that_the_family_does_not_have_is_not_written(tmp_path):
     gpt2, vit, llama = (hub.read(published.save(tmp_path / name, name)) for name in ("gpt2", "vit", "llama"))
     without_norm = {name: value for name, value in gpt2.model.items() if name != "norm"}
     mlp = gpt2.params["blocks"]["mlp"]
@@ -189,9 +189,8 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
         (llama, "llama", {"extras": {}}, ["'N'"]),
         (vit, "vit", {"extras": vit.extras | {"image": (10, 10)}}, ["N is 7 and not 5"]),
     ):
-        model = {"params": read.params, "model": read.model, "extras": read.extras} | changed
         with raises(errors.UserError, *parts):
-            hub.write(tmp_path / "b", family=family, **model)
+            hub.write(tmp_path / "b", read._replace(**{"family": family} | changed))
     assert not (tmp_path / "b").exists()
 
 
@@ -199,20 +198,20 @@ def test_positions_are_cut_or_stretched():
     P_ND = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
     np.testing.assert_array_equal(warm_start.resize(P_ND, 2, "cut"), P_ND[:2])
     for new in (3, 11):
-        found = warm_start.resize(P_ND, new, "linear")
+        actual = warm_start.resize(P_ND, new, "linear")
         slow = [np.interp(np.arange(new) * 4 / (new - 1), np.arange(5), P_ND[:, d]) for d in range(3)]
-        np.testing.assert_allclose(found, np.stack(slow, 1), atol=1e-6)
-        assert found.dtype == np.float32
+        np.testing.assert_allclose(actual, np.stack(slow, 1), atol=1e-6)
+        assert actual.dtype == np.float32
 
 
 @pytest.mark.parametrize("new", [2, 7])
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_grid_of_patches_is_resized_between_their_centres(new, first):
     P_ND = np.random.default_rng(0).standard_normal((first + 25, 3)).astype(np.float32)
-    found = warm_start.resize(P_ND, first + new * new, "grid")
-    np.testing.assert_array_equal(found[:first], P_ND[:first])
+    actual = warm_start.resize(P_ND, first + new * new, "grid")
+    np.testing.assert_array_equal(actual[:first], P_ND[:first])
     grid, place = P_ND[first:].reshape(5, 5, 3), (np.arange(new) + 0.5) * 5 / new - 0.5
     rows = np.stack([[np.interp(place, np.arange(5), grid[:, x, d]) for d in range(3)] for x in range(5)])  # X, D, new
     slow = np.stack([[np.interp(place, np.arange(5), rows[:, d, y]) for d in range(3)] for y in range(new)])
-    np.testing.assert_allclose(found[first:], slow.swapaxes(1, 2).reshape(-1, 3), atol=1e-6)
+    np.testing.assert_allclose(actual[first:], slow.swapaxes(1, 2).reshape(-1, 3), atol=1e-6)
     assert warm_start.resize(P_ND, first + new * new + 1 - 2 * first, "grid") is None

@@ -16,9 +16,9 @@ DTYPES = [np.dtype(name) for name in "bool u1 i1 u2 i2 f2 u4 i4 f4 u8 i8 f8".spl
 ONE = {"a": np.zeros(2, np.float32)}
 
 
-def some(seed: int = 0) -> dict[str, np.ndarray]:
-    """An array of every dtype, each of another shape, random bytes as far as the dtype allows."""
-    rng, arrays = np.random.default_rng(seed), {}
+def make_arrays() -> dict[str, np.ndarray]:
+    """Return an array of every dtype, with different shapes and random bytes that the dtype allows."""
+    rng, arrays = np.random.default_rng(0), {}
     for number, dtype in enumerate(DTYPES):
         shape = SHAPES[number % len(SHAPES)]
         content = rng.integers(0, 2 if dtype.kind == "b" else 256, int(np.prod(shape)) * dtype.itemsize, np.uint8)
@@ -26,24 +26,24 @@ def some(seed: int = 0) -> dict[str, np.ndarray]:
     return arrays
 
 
-def same(found, wanted) -> None:
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert found[name].tobytes() == array.tobytes(), name  # the bytes: some are NaN
+def check_equal(actual, expected) -> None:
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape), name
+        assert actual[name].tobytes() == array.tobytes(), name  # the bytes, because some are NaN
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_arrays_are_read_as_they_are_written(tmp_path):
     file = tmp_path / "a.safetensors"
-    safetensors.write(file, some())
-    same(safetensors.read(str(file)), some())
+    safetensors.write(file, make_arrays())
+    check_equal(safetensors.read(str(file)), make_arrays())
     assert b'"__metadata__":{"format":"pt"}' in file.read_bytes()  # transformers opens no others
     a_35 = np.arange(15, dtype=np.float32).reshape(3, 5)
     arrays = {"columns": a_35.T, "strided": a_35[:, ::2]}
     arrays |= {"big-endian": a_35.astype(">f4"), "jax": jax.numpy.asarray(a_35)}
     before = safetensors.read(file)
     safetensors.write(file, arrays)
-    same(before, some())  # its arrays may be in use
+    check_equal(before, make_arrays())  # its arrays may be in use
     for name, array in safetensors.read(file).items():
         np.testing.assert_array_equal(array, arrays[name])
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
@@ -62,14 +62,14 @@ def header(entries) -> bytes:
         header({"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}) + bytes(8),  # numpy has none
     ],
 )
-def test_what_the_library_does_not_read_is_one_sentence(tmp_path, content):
+def test_a_damaged_file_is_an_error(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)
     with raises(errors.UserError, f"{tmp_path / 'a.safetensors'}: "):
         safetensors.read(tmp_path / "a.safetensors")
 
 
 def shards(folder, weight_map, **files):
-    """Write an index and the files it should name; no weight_map: the true one."""
+    """Write files and their index. weight_map: None for the true one."""
     for file, arrays in files.items():
         safetensors.write(folder / f"{file}.safetensors", arrays)
     if weight_map is None:
@@ -78,19 +78,19 @@ def shards(folder, weight_map, **files):
 
 
 def test_a_folder_is_read_from_its_one_file_or_its_index(tmp_path):
-    names = list(some())
-    first, second = ({name: some()[name] for name in part} for part in (names[::2], names[1::2]))
+    names = list(make_arrays())
+    first, second = ({name: make_arrays()[name] for name in part} for part in (names[::2], names[1::2]))
     shards(tmp_path, None, first=first, second=second)
     (tmp_path / "first.safetensors").rename(tmp_path / "1")
     (tmp_path / "first.safetensors").symlink_to("1")  # as caches of downloads have them
     for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
-        same(safetensors.read(path), some())
+        check_equal(safetensors.read(path), make_arrays())
     safetensors.write(tmp_path / "model.safetensors", second)
-    same(safetensors.read(str(tmp_path)), second)
+    check_equal(safetensors.read(str(tmp_path)), second)
 
 
 @pytest.mark.parametrize(
-    ("weight_map", "says"),
+    ("weight_map", "part"),
     [
         ([], "index.json"),
         ({"a": "no.safetensors"}, "no.safetensors is not there"),
@@ -100,15 +100,15 @@ def test_a_folder_is_read_from_its_one_file_or_its_index(tmp_path):
         ({"a": "/etc/passwd"}, "'/etc/passwd'"),
     ],
 )
-def test_an_index_that_lies_or_leads_out_is_refused(tmp_path, weight_map, says):
+def test_an_invalid_index_is_refused(tmp_path, weight_map, part):
     (tmp_path / "model").mkdir()
     safetensors.write(tmp_path / "up.safetensors", ONE)
     shards(tmp_path / "model", weight_map, one=ONE)
-    with raises(errors.UserError, says):
+    with raises(errors.UserError, part):
         safetensors.read(tmp_path / "model")
 
 
-def test_pickles_are_refused_with_the_way_out(tmp_path):
+def test_pickles_are_refused_with_the_remedy(tmp_path):
     with raises(errors.UserError, tmp_path, "model.safetensors"):
         safetensors.read(tmp_path)
     for name in ("optimizer.pt", "pytorch_model.bin"):  # the second is the model
@@ -117,4 +117,4 @@ def test_pickles_are_refused_with_the_way_out(tmp_path):
         with raises(errors.UserError, "pytorch_model.bin", "save_pretrained(DIR)"):
             safetensors.read(path)
     safetensors.write(tmp_path / "model.safetensors", ONE)
-    same(safetensors.read(tmp_path), ONE)
+    check_equal(safetensors.read(tmp_path), ONE)

@@ -1,4 +1,4 @@
-"""What is written for others is what we have: every setting of a model, and where its text ends."""
+"""Export: every setting of a model is written or refused, and a text ends at the same ids."""
 
 import functools
 import json
@@ -16,7 +16,8 @@ from experiments.engine import errors
 from experiments.pretrained import families as table, hub, open_model
 from experiments.tools import export, sample
 
-W, N = 23, 13  # the fewest words of a run below
+PARITY = "parity with PyTorch's models needs the extra [parity]"
+W, N = 23, 13  # W: the fewest tokens of a run below
 WORDS_BN = np.random.default_rng(1).integers(0, W, (2, 11))
 SEGMENT_BN = (np.arange(11)[None] >= np.array([[5], [2]])).astype(int)
 IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, 8, 8, 1)).astype(np.float32)
@@ -31,7 +32,7 @@ RUNS = {
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
     "llama": WORDS | {"model.bias": "none"} | LLAMA,
 }
-# For each field of `model`, and of the other sections, values of which at least one is another than a family's.
+# For each field of `model`, and of the other sections, values. At least one of them differs from a family's.
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     **dict(share=[1, 2], E=[0, 6]),
@@ -55,7 +56,7 @@ MODEL = {
 }
 TEXT = {"source": ["docstrings"], "tokenizer": ["characters"], "N": [12]}
 IMAGE = {"source": ["mnist"], "patch": [2], "augment": [["shift:1"]]}
-REFUSED = {  # those of the other sections that every family refuses
+REFUSED = {  # fields of the other sections that every family refuses
     "text.objective": ["causal", "prefix", "masked"],
     "text.head": ["linear", "tied", "linear+gelu", "tied+gelu", "linear+tanh", "tied+bias"],
     "image.head": ["pooled"],
@@ -70,142 +71,135 @@ OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | R
 FREE = "M D H F score_std output_std dropout attention compute_dtype remat".split()
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"norm": ["token:0.1"]})
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
-OF_WORDS = ALWAYS | keyed("text", TEXT)
-TAKEN = {  # the values of OTHERS that a family has beside those of its run above
-    "gpt2": OF_WORDS | {"text.head": ["tied"], "model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
-    "bert": OF_WORDS | {"text.head": ["tied+gelu"], "model.segments": [1]},
-    "albert": OF_WORDS | {"text.head": ["tied+gelu"], "model.segments": [1], "model.E": [6], "model.share": [2]},
+TEXTS = ALWAYS | keyed("text", TEXT)
+TAKEN = {  # the values of OTHERS that a family accepts, in addition to the values of its run above
+    "gpt2": TEXTS | {"text.head": ["tied"], "model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
+    "bert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1]},
+    "albert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1], "model.E": [6], "model.share": [2]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
-    "llama": OF_WORDS
+    "llama": TEXTS
     | keyed("model", {"relative_position": ["rotary:50", "rotary_halves", "rotary_halves:50:linear:2"]})
     | keyed("model", {"mlp": ["geglu"], "bias": ["all", "attention"]})
     | {"text.head": ["tied"], "model.G": [1], "model.K": [6], "model.norm": ["rms:0.1"]},
 }
 
 
-def kind_of(family: str) -> str:
+def experiment_of(family: str) -> str:
     return "vision" if family == "vit" else "language"
 
 
-def settings_of(family: str, **changed):
-    """The config of a small run that the family has, with these changes."""
-    return tiny.settings(kind_of(family), model=False, **RUNS[family] | changed)
-
-
-def exported(folder, family: str, words=None, **changed):
-    """A run of this config, and the folder in which `export` has written it."""
-    run = published.run(folder / "run", kind_of(family), **RUNS[family] | changed)
-    if words:
-        words(run)
+def export_run(folder, family: str, write_tokenizer=None, **changes):
+    """Return a run of this config, and the folder with its export."""
+    run = published.run(folder / "run", experiment_of(family), **RUNS[family] | changes)
+    if write_tokenizer:
+        write_tokenizer(run)
     outcome = tiny.command(export, checkpoint=run, family=family, workdir=folder / "out")
     assert (outcome.err, outcome.code) == ("", 0)
     return run, folder / "out"
 
 
-def logits(made: open_model.Trained) -> np.ndarray:
-    if made.kind == "image":
-        return np.asarray(made.logits(IMAGE_BYXZ))
-    words = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.fields.segments > 1 else WORDS_BN
-    return np.asarray(made(words))
+def logits(model: open_model.Trained) -> np.ndarray:
+    if model.kind == "image":
+        return np.asarray(model.logits(IMAGE_BYXZ))
+    words = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if model.fields.segments > 1 else WORDS_BN
+    return np.asarray(model(words))
 
 
-def near(found, right, share: float = 1e-5) -> None:
-    assert found.shape == right.shape and np.abs(found - right).max() < share * np.ptp(right)
+def check_near(actual, expected, share: float = 1e-5) -> None:
+    assert actual.shape == expected.shape and np.abs(actual - expected).max() < share * np.ptp(expected)
 
 
-def taken_together(family: str):
-    """Two changes by which every field of TAKEN has another value than in the family's run, computed in float32.
+def combine_accepted(family: str):
+    """Yield two changes by which every field of TAKEN differs from the family's run, computed in float32.
 
-    The rotary positions of the first are in our order, which is another one than theirs.
+    The rotary positions of the first are in our order, which differs from theirs.
     """
-    unlike = ("model.compute_dtype", "text.source", "text.tokenizer", "image.source")  # or need a download
-    for which in (0, -1):
-        if which or family != "bert":  # whose two would be alike
-            yield {name: x[which] for name, x in TAKEN[family].items() if name not in unlike}
+    excluded = ("model.compute_dtype", "text.source", "text.tokenizer", "image.source")  # or need a download
+    for index in (0, -1):
+        if index or family != "bert":  # both changes would be equal
+            yield {name: values[index] for name, values in TAKEN[family].items() if name not in excluded}
 
 
-def refused(family: str, config: dict) -> str:
-    """What of a run's config the family does not have; '' where it has all."""
-    own, fields = hub.FAMILIES[family], config["model"]
-    kind = next(iter(own.outputs))
+def find_refused(family: str, config: dict) -> str:
+    """Return the settings of a run's config that the family does not have."""
+    spec, fields = hub.FAMILIES[family], config["model"]
+    kind = next(iter(spec.outputs))
     if kind != "image" and config["text"]["objective"] != kind:
         return "text.objective"
-    said = {"output": config["image"]["head"], "patch": 4} if kind == "image" else {"output": config["text"]["head"]}
+    extras = {"output": config["image"]["head"], "patch": 4} if kind == "image" else {"output": config["text"]["head"]}
     if family == "llama" and fields["relative_position"] in ("rotary", "rotary:50"):
         fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
-    settings = dict(W=W, N=N, head=kind, tied_output="tied" in said.get("output", ""), aside={})
+    settings = dict(W=W, N=N, head=kind, tied_output="tied" in extras.get("output", ""), aside={})
     settings |= dict(Z=1, patch=4, image=(8, 8), query_bias=True) | fields
-    again = table.read(own, {"model_type": family} | table.write(own, settings))
-    output = table.output(own, kind, settings)
-    return "; ".join(hub.unlike(fields, said, {}, again | {"output": output}))
+    again = table.read(spec, {"model_type": family} | table.write(spec, settings))
+    output = table.output(spec, kind, settings)
+    return "; ".join(hub.list_unlike(fields, extras, {}, again | {"output": output}))
 
 
 def test_every_setting_has_its_row():
     config = base.get_config("vision")
     config = {"model": config.model, "image": config.image, "text": base.get_config("language").text}
-    named = {f"{section}.{field}" for section in config for field in config[section].keys()}
-    assert named == OTHERS.keys()
+    assert OTHERS.keys() == {f"{section}.{field}" for section in config for field in config[section].keys()}
     assert {*table.MODEL, *table.FREE} == set(config["model"].keys())
 
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """Return a function of the family: its runs of `taken_together`, each with its export and the number of the run."""
+    """Return a function of the family: its runs of `combine_accepted`, each with its number and its export."""
 
     @functools.cache
-    def of(family: str) -> list:
+    def export_family(family: str) -> list:
         folder = tmp_path_factory.mktemp(family)
-        changes = enumerate(taken_together(family))
-        return [(number, *exported(folder / str(number), family, **some)) for number, some in changes]
+        changes = enumerate(combine_accepted(family))
+        return [(number, *export_run(folder / str(number), family, **fields)) for number, fields in changes]
 
-    return of
+    return export_family
 
 
 @pytest.mark.parametrize("family", RUNS)
 def test_every_setting_is_written_or_refused_by_its_name(exports, family):
-    """Each value alone is refused or taken; those that are taken then hold, all at once, in logits or parameters."""
-    taken, own = {}, settings_of(family).to_dict()
+    """Each value alone is refused or accepted. All accepted values together keep the logits or parameters."""
+    accepted, settings = {}, tiny.settings(experiment_of(family), model=False, **RUNS[family]).to_dict()
     for name, values in OTHERS.items():
         section, field = name.split(".")
-        for value in [value for value in values if section in own and value != own[section][field]]:
-            config = own | {section: own[section] | {field: value}}
+        for value in [value for value in values if section in settings and value != settings[section][field]]:
+            config = settings | {section: settings[section] | {field: value}}
             if name in ("model.D", "model.H"):  # and K with it
                 config["model"] |= {"K": config["model"]["D"] // config["model"]["H"], "G": config["model"]["H"]}
-            if told := refused(family, config):
-                assert name in told
+            if message := find_refused(family, config):
+                assert name in message
             else:
-                taken.setdefault(name, []).append(value)
-    assert taken == TAKEN[family]
-    for number, run, out in exports(family):
-        run, out = open_model.open(run), open_model.open(out)
+                accepted.setdefault(name, []).append(value)
+    assert accepted == TAKEN[family]
+    for number, *folders in exports(family):
+        run, out = map(open_model.open, folders)
         assert (out.kind, out.facts) == (run.kind, run.facts)
-        if number or family != "llama":  # what is compared then is all that logits depend on
+        if number or family != "llama":  # then model and parameters determine the logits
             assert {field: run.model[field] for field in out.model} | {"score": "asymmetric"} == out.model
             jax.tree.map(np.testing.assert_array_equal, out.params, run.params)
         else:
-            near(logits(out), logits(run))
+            check_near(logits(out), logits(run))
 
 
 @pytest.mark.parametrize("family", RUNS)
 def test_transformers_reads_every_setting_that_is_written(exports, family):
-    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
-    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+    torch, transformers = (pytest.importorskip(name, reason=PARITY) for name in ("torch", "transformers"))
     for _, run, folder in exports(family):
         kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
-        model, told = kind.from_pretrained(folder, output_loading_info=True)
-        assert not any(told[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
-        made, inputs = open_model.open(run), {"input_ids": torch.tensor(WORDS_BN)}
-        if made.fields.segments > 1:
+        theirs, info = kind.from_pretrained(folder, output_loading_info=True)
+        assert not any(info[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+        ours, inputs = open_model.open(run), {"input_ids": torch.tensor(WORDS_BN)}
+        if ours.fields.segments > 1:
             inputs["token_type_ids"] = torch.tensor(SEGMENT_BN)
         if family == "vit":
             inputs = {"pixel_values": torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)}
         with torch.no_grad():
-            near(model.eval()(**inputs).logits.numpy(), logits(made))
+            check_near(theirs.eval()(**inputs).logits.numpy(), logits(ours))
 
 
-def test_what_the_family_does_not_have_is_named(tmp_path):
+def test_a_setting_that_the_family_does_not_have_is_an_error(tmp_path):
     kinds = {"text": ("language", {"model.D": 8, "model.H": 4, "model.G": 2}), "image": ("vision", {})}
-    runs = {name: published.run(tmp_path / name, kind, **changed) for name, (kind, changed) in kinds.items()}
+    runs = {name: published.run(tmp_path / name, kind, **changes) for name, (kind, changes) in kinds.items()}
     changes = {"text__objective": "masked", "text__head": "linear", "model__segments": 0}
     runs["masked"] = published.changed(runs["text"], tmp_path / "masked", **changes)
     out = tmp_path / "out"
@@ -227,13 +221,13 @@ def test_what_the_family_does_not_have_is_named(tmp_path):
         export.run(runs["text"], family="gpt2", workdir=out)
 
 
-LETTERS = "abcdefghijklmnopqrstuvw"  # of 23 words, in tests of where a text ends
+LETTERS = "abcdefghijklmnopqrstuvw"  # the 23 tokens of a model, in tests of the end of a text
 
 
-def published_with_words(folder, family="gpt2", generation=None, **fields):
-    """A published model of one layer whose words are letters; fields: of its config.json."""
-    one = {"n_layer" if family == "gpt2" else "num_hidden_layers": 1}
-    published.save(folder, family, published.tensors(family, layers=1), **one, **fields)
+def publish_letters(folder, family="gpt2", generation=None, **fields):
+    """Return the folder of a published model of one layer, whose tokens are letters. fields: of its config.json."""
+    layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 1}
+    published.save(folder, family, published.tensors(family, layers=1), **layers, **fields)
     (folder / "tokenizer.json").write_text(json.dumps({"kind": "characters", "characters": LETTERS, "specials": []}))
     (folder / "generation_config.json").unlink(missing_ok=True)
     if generation is not None:
@@ -241,28 +235,28 @@ def published_with_words(folder, family="gpt2", generation=None, **fields):
     return folder
 
 
-def continuation(folder) -> str:
-    """Return what the model greedily writes after a letter."""
+def continue_greedily(folder) -> str:
+    """Return the model's most likely text after a letter."""
     return sample.run(folder, prompt="a", temperature=0.0, max_new_tokens=8).removeprefix("a")
 
 
 @pytest.mark.parametrize(
-    ("said", "generation", "ends"),
+    ("ids", "generation", "ends"),
     [
-        (None, None, [4, 3]),  # those of the tokenizer: the beginning of another text ends one too
+        (None, None, [4, 3]),  # of the tokenizer: the beginning of another text is also an end
         ([7, 5, 7], None, [7, 5]),
         (5, {"eos_token_id": None}, [5]),
         (5, {"eos_token_id": [6, 2]}, [6, 2]),
-        (50256, None, [4, 3]),  # as transformers writes it, whatever the size of the vocabulary
+        (50256, None, [4, 3]),  # transformers writes it for every size of the vocabulary
     ],
 )
-def test_the_ids_that_end_a_text(tmp_path, said, generation, ends):
-    made = open_model.open(str(published_with_words(tmp_path, generation=generation, eos_token_id=said)))
-    assert open_model.list_end_ids(made, types.SimpleNamespace(bos=3, eos=4)) == ends
+def test_the_ids_that_end_a_text(tmp_path, ids, generation, ends):
+    model = open_model.open(str(publish_letters(tmp_path, generation=generation, eos_token_id=ids)))
+    assert open_model.list_end_ids(model, types.SimpleNamespace(bos=3, eos=4)) == ends
 
 
 @pytest.mark.parametrize(
-    ("family", "said", "kept"),
+    ("family", "ids", "missing"),
     [
         ("gpt2", {"bos_token_id": 1, "eos_token_id": [5, 6]}, {"pad_token_id": None}),
         ("llama", {"eos_token_id": 5, "pad_token_id": -1}, {"bos_token_id": None}),
@@ -270,53 +264,47 @@ def test_the_ids_that_end_a_text(tmp_path, said, generation, ends):
         ("vit", {}, {}),
     ],
 )
-def test_a_published_model_keeps_its_ids(tmp_path, family, said, kept):
-    read = hub.read(published.save(tmp_path / "theirs", family, **said))
-    folder, more = tmp_path / "ours", {"params": read.params, "model": read.model, "extras": read.extras}
-    files = hub.write(folder, family=family, **more)
+def test_a_published_model_keeps_its_ids(tmp_path, family, ids, missing):
+    folder = tmp_path / "ours"
+    files = hub.write(folder, hub.read(published.save(tmp_path / "theirs", family, **ids)))
     assert sorted(files) == sorted(file.name for file in folder.iterdir())
     written = {name: json.loads((folder / name).read_text()) for name in files if name.endswith(".json")}
-    assert {name: value for name, value in written["config.json"].items() if "token_id" in name} == said | kept
-    assert hub.read(folder).extras.get("ids", {}) == said
-    assert written.get("generation_config.json") == (said | kept if family in ("gpt2", "llama") else None)
+    assert {name: x for name, x in written["config.json"].items() if "token_id" in name} == ids | missing
+    assert hub.read(folder).extras.get("ids", {}) == ids
+    assert written.get("generation_config.json") == (ids | missing if family in ("gpt2", "llama") else None)
 
 
-def library_words(folder) -> None:
-    """A tokenizer of the `tokenizers` library in the folder, whose <s> is 21 and </s> is 22."""
+def write_library_tokenizer(folder) -> None:
+    """Write a tokenizer of the `tokenizers` library into the folder, with <s> = 21 and </s> = 22."""
     library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
     vocab = {word: i for i, word in enumerate([*LETTERS[:20], "<pad>", "<s>", "</s>"])}
-    made = library.Tokenizer(library.models.WordLevel(vocab, unk_token="a"))
-    made.add_special_tokens(["<pad>", "<s>", "</s>"])
-    made.save(str(folder / "tokenizer.json"))
+    words = library.Tokenizer(library.models.WordLevel(vocab, unk_token="a"))
+    words.add_special_tokens(["<pad>", "<s>", "</s>"])
+    words.save(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text("{}")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_the_words_of_a_run_and_their_ids_go_with_it(tmp_path, family):
-    run, folder = exported(tmp_path, family, library_words)
+def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family):
+    run, folder = export_run(tmp_path, family, write_library_tokenizer)
     written = json.loads((folder / "config.json").read_text())
     ids = {"pad_token_id": 20} | ({} if family == "bert" else {"bos_token_id": 21, "eos_token_id": [22, 21]})
     assert {name: written[name] for name in written if name.endswith("token_id")} == ids
     for name in ("tokenizer.json", "special_tokens_map.json"):
         assert (folder / name).read_bytes() == (run / name).read_bytes()
-    if family == "gpt2":
-        ends = [
-            open_model.list_end_ids(made, open_model.load_tokenizer(made))
-            for made in map(open_model.open, (run, folder))
-        ]
-        assert ends == [[22, 21]] * 2
+    for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
+        assert open_model.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
 
 
-def test_transformers_ends_a_text_where_we_do(tmp_path):
-    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
-    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
-    whole = continuation(published_with_words(tmp_path / "theirs", "llama"))
-    ends = [LETTERS.index(whole[place]) for place in (5, 4)]
-    folder = published_with_words(tmp_path / "theirs", "llama", {"eos_token_id": ends}, eos_token_id=0)
-    assert continuation(folder) == whole[: min(map(whole.index, (whole[5], whole[4])))]
+def test_transformers_ends_a_text_at_the_same_token(tmp_path):
+    torch, transformers = (pytest.importorskip(name, reason=PARITY) for name in ("torch", "transformers"))
+    text = continue_greedily(publish_letters(tmp_path / "theirs", "llama"))
+    ends = [LETTERS.index(text[place]) for place in (5, 4)]
+    folder = publish_letters(tmp_path / "theirs", "llama", {"eos_token_id": ends}, eos_token_id=0)
+    assert continue_greedily(folder) == text[: min(map(text.index, (text[5], text[4])))]
     export.run(folder, family="llama", workdir=tmp_path / "out")
     for path in (folder, tmp_path / "out"):
         theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
         ids = theirs.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
         assert ids[-1] in ends and len(ids) < 13
-        assert "".join(LETTERS[id] for id in ids[1:-1]) == continuation(path)
+        assert "".join(LETTERS[id] for id in ids[1:-1]) == continue_greedily(path)

@@ -137,13 +137,11 @@ def test_the_weights_of_a_head_decide_the_number_of_classes(tmp_path, capsys):
 
 def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
     byte_tokens = tokenizer.Plain("bytes", "", ("[MASK]",))
-    text, *lines = fill.table(
-        byte_tokens, fill.encode(byte_tokens, "k[MASK][MASK]nig"), np.eye(257)[[*"\xf6".encode()]]
-    ).split("\n")
+    id_N = fill.encode(byte_tokens, "k[MASK][MASK]nig", N)
+    text, *lines = fill.table(byte_tokens, id_N, np.eye(257)[[*"\xf6".encode()]]).split("\n")
     assert text == "k\xf6nig" and len(lines) == 2
-    assert fill.table(byte_tokens, np.array([256]), np.eye(257)[[256]]).endswith(
-        "'[MASK]' 1.000, '\\x00' 0.000, '\\x01' 0.000, '\\x02' 0.000, '\\x03' 0.000"
-    )
+    text = fill.table(byte_tokens, np.array([256]), np.eye(257)[[256]])
+    assert text.endswith("'[MASK]' 1.000, '\\x00' 0.000, '\\x01' 0.000, '\\x02' 0.000, '\\x03' 0.000")
 
 
 # Classes of images.

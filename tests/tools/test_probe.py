@@ -13,7 +13,7 @@ from experiments.build import probe
 from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, run_plan, train_step as steps
 
 
-def counted(mesh, **options):
+def run_steps(mesh, **options):
     """Return the metrics of six steps of the linear task, and how often the probe was computed."""
     calls = []
 
@@ -28,26 +28,26 @@ def counted(mesh, **options):
         batch = dict(task.train[i])
         if i == 2:
             batch["x_BD"] = np.full_like(batch["x_BD"], np.nan)
-        state, found = step(state, meshes.place_batch(mesh, batch))
-        metrics.append(jax.device_get(found) | {"size": float(jnp.sum(jnp.square(state.params["G_CD"])))})
+        state, numbers = step(state, meshes.place_batch(mesh, batch))
+        metrics.append(jax.device_get(numbers) | {"size": float(jnp.sum(jnp.square(state.params["G_CD"])))})
     jax.effects_barrier()
     return metrics, len(calls)
 
 
 def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
     mesh = meshes.make(data=1)
-    found, calls = counted(mesh, accumulation=2, nan="skip", probe_due=lambda n: run_plan.is_due(n, every=3, steps=5))
-    probed = [metrics["probe/size"] for metrics in found]
+    rows, calls = run_steps(mesh, accumulation=2, nan="skip", probe_due=lambda n: run_plan.is_due(n, every=3, steps=5))
+    probed = [metrics["probe/size"] for metrics in rows]
     assert calls == 3 and probed[0] == probed[1] == probed[3] == 0
-    assert [probed[n - 1] for n in (3, 5, 6)] == pytest.approx([found[n - 1]["size"] for n in (3, 5, 6)])
-    assert found[2]["skipped"] == 1 and found[2]["size"] == found[1]["size"]  # a step that changed nothing is one
-    plain, calls = counted(mesh, accumulation=2, nan="skip")
+    assert [probed[n - 1] for n in (3, 5, 6)] == pytest.approx([rows[n - 1]["size"] for n in (3, 5, 6)])
+    assert rows[2]["skipped"] == 1 and rows[2]["size"] == rows[1]["size"]  # a skipped step counts
+    plain, calls = run_steps(mesh, accumulation=2, nan="skip")
     assert calls == 0
-    for one, other in zip(plain, found, strict=True):
-        np.testing.assert_equal(one, {name: x for name, x in other.items() if name != "probe/size"})
+    for row, probed_row in zip(plain, rows, strict=True):
+        np.testing.assert_equal(row, {name: x for name, x in probed_row.items() if name != "probe/size"})
 
 
-def test_what_happens_every_so_many_steps_and_at_the_end():
+def test_the_steps_that_are_due_include_the_last():
     assert [n for n in range(1, 8) if run_plan.is_due(n, every=3, steps=7)] == [3, 6, 7]
     assert [n for n in range(1, 8) if run_plan.is_due(n, every=0, steps=7)] == [7]
 
@@ -55,15 +55,17 @@ def test_what_happens_every_so_many_steps_and_at_the_end():
 def test_the_probe_finds_on_eight_devices_what_it_finds_on_one():
     changed = tiny.settings("vision", image__patch=4, model__H=4, model__D=32, model__K=3)
     measure = probe.symmetry_metrics(changed.model)
-    found = []
+    measures = []
     for mesh in (meshes.make(data=2, fsdp=2, tensor=2), meshes.make(data=1)):
         task = tiny.work_of(changed, mesh).task
         params = tiny.drawn(task)
         params["blocks"]["score"]["Uq_HKD"] = params["blocks"]["score"]["Uq_HKD"].at[..., 5].mul(9)  # a direction
         placed = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
         assert placed["blocks"]["score"]["Uq_HKD"].is_fully_replicated == (mesh.size == 1)
-        found.append({name: float(x) for name, x in jax.jit(measure)(placed).items()})
-    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5) and all(abs(x) > 1e-3 for x in found[1].values())
+        measures.append({name: float(x) for name, x in jax.jit(measure)(placed).items()})
+    assert measures[0] == pytest.approx(measures[1], rel=1e-4, abs=1e-5) and all(
+        abs(x) > 1e-3 for x in measures[1].values()
+    )
 
 
 def test_a_run_logs_what_is_probed_where_it_logs_the_loss_and_logs_the_same_after_it_resumes(tmp_path, capsys):
@@ -93,6 +95,6 @@ def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
         task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
         task = task._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]})
         state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
-        how = {"task": task, "optimiser": optimiser, "rate": rate, "mesh": mesh, "accumulation": 1}
-        step = steps.update(**how, probe_due=lambda n: n == 2)
+        options = {"task": task, "optimiser": optimiser, "rate": rate, "mesh": mesh, "accumulation": 1}
+        step = steps.update(**options, probe_due=lambda n: n == 2)
         assert float(step(state, task.train[0])[1]["probe/x"]) == 0

@@ -1,0 +1,57 @@
+"""Heads of BERT and its relatives: masked tokens, classes of a text, classes of tokens, and spans of answers."""
+
+from typing import Any
+
+from experiments.pretrained import families, tensors
+
+OUTPUTS = {"masked": "mlp", "classes": "tanh", "tokens": "linear", "spans": "linear"}
+CLASSES = {"masked": "ForMaskedLM", "classes": "ForSequenceClassification", "tokens": "ForTokenClassification"}
+CLASSES |= {"spans": "ForQuestionAnswering", "": "Model"}
+NEXT_SENTENCE = ("cls.seq_relationship.", "sop_classifier.")
+NAMES = {
+    # Of masked tokens: the layer before the output, its norm, the output matrix, and its bias.
+    **{"transform": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"},
+    **{"decoder": "cls.predictions.decoder", "bias": "cls.predictions.bias"},
+    **{"pooler": "pooler.dense", "classifier": "classifier"},  # of a text's classes: the layer before, and the output
+}
+
+
+def find(settings: families.Settings, arrays: tensors.Arrays, family: families.Family) -> families.Settings:
+    """Return the head that the file holds, by the names of its tensors, with its number of classes.
+
+    A text's classes need a pooler. Without that head, the pooler is no part of our models.
+    """
+    names = family.names
+    has_pooler = f"{names['pooler']}.weight" in arrays and "ForTokenClassification" not in settings["architecture"]
+    outputs = {"masked": names["transform"], **({"classes": names["classifier"]} if has_pooler else {})}
+    for kind, name in {**outputs, "tokens": "classifier", "spans": "qa_outputs"}.items():
+        if (weight := arrays.get(f"{name}.weight")) is not None:
+            return {"head": kind} | ({} if kind == "masked" else {"C": len(weight)})
+    return {"head": ""}
+
+
+def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
+    """Return the rules of a head. E: ALBERT's features of tokens."""
+    D, names, kind = "E" if settings["E"] else "D", family.names, settings["head"]
+    if kind == "masked":
+        untied = tensors.Line(f"{names['decoder']}.weight", f"W {D}", (f"head/G_W{D}",))
+        return [
+            *tensors.pair(names["transform"], f"{D} D; {D}", f"head/transform/W_{D}D", f"b_{D}"),
+            *tensors.pair(names["norm"], f"{D}; {D}", f"head/transform/norm/gain_{D}", f"shift_{D}"),
+            tensors.Line(names["bias"], "W", ("head/b_W",)),
+            *([] if settings["tied_output"] else [untied]),
+        ]
+    outputs = {"classes": names["classifier"], "tokens": "classifier", "spans": "qa_outputs"}
+    rules = tensors.pair(names["pooler"], "D D; D", "head/pooler/W_DD", "b_D") if kind == "classes" else []
+    return rules + (tensors.pair(outputs[kind], "C D; C", "head/G_CD", "b_C") if kind else [])
+
+
+def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
+    """Return the fields of config.json: their class with these heads, and the class names."""
+    kind = settings["head"]
+    suffix, labels = CLASSES[kind], {}
+    if any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):
+        suffix = "ForPreTraining" if kind else "ForNextSentencePrediction"
+    if kind in ("classes", "tokens"):
+        labels = families.write_labels(settings) | {"problem_type": settings.get("problem_type")}
+    return {"architectures": [family.architecture + suffix]} | labels
