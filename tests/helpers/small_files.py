@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 
 from experiments.data import image_file, images
@@ -34,6 +35,24 @@ def write(folder: pathlib.Path, **contents: bytes) -> pathlib.Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
+
+
+def sources(folder: pathlib.Path, sections: list[str], word: str = "word", side: int = 8) -> dict[str, str]:
+    """Write small data with this word for sections of a config, and return the settings that name the files.
+
+    sections: text (without classes), texts (with classes), pairs, image.
+    """
+    rows = "text,label\n" + "".join(f"{word} {i},{i % 3}\n" for i in range(99))
+    pairs = "".join(f"{word} {i}\tpalabra {i * i}\n" for i in range(2000))
+    images = np.random.default_rng(len(word)).random((300, side, side))
+    files = {
+        "text": (f"{word}.txt", (f"{word}\n".encode() + tiny.TEXT) * 30),
+        "texts": (f"{word}.csv", rows.encode()),
+        "pairs": (f"{word}.tsv", pairs.encode()),
+        "image": (f"{word}.npz", npz(x=images, y=np.arange(300) % 10)),
+    }
+    write(folder, **dict(files[section] for section in sections))
+    return {f"{name.replace('texts', 'text')}.source": str(folder / files[name][0]) for name in sections}
 
 
 def documents(part) -> list[bytes]:

@@ -34,7 +34,7 @@ def mlp_params(name: str, bias: bool) -> dict:
 
 
 def slow_mlp(name: str, params: dict, X):
-    """The reference of one sequence; its matrices are transposed, since seed 004 writes x W_1."""
+    """Return the reference's result for one sequence; its matrices are transposed, since the reference has x W_1."""
 
     def of(matrix: str, bias: str):
         W = np.asarray(params[matrix], np.float64)
@@ -55,7 +55,7 @@ def slow_mlp(name: str, params: dict, X):
 
 @pytest.mark.parametrize("platform", ["", "tpu"])
 def test_mlp_equals_the_reference_and_keeps_bfloat16(platform):
-    """Every one, with biases and without; the reference treats each token alike and alone."""
+    """Every MLP, with biases and without; the reference treats each token alike and alone."""
     chosen, over = [*itertools.product(MATRICES, [True, False])], {"layout": layout.Layout(platform=platform)}
     every = jax.jit(
         lambda trees, x_BND: [MLPS[name].apply(p, x_BND, **over) for (name, _), p in zip(chosen, trees, strict=True)]
@@ -89,23 +89,7 @@ def test_initial_mlp(name):
         np.testing.assert_array_equal(without[key], params[key])
 
 
-def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
-    """Every activation can be differentiated inside shard_map, whichever JAX it is."""
-    chosen = ("relu", "gelu_tanh", "two_hidden_gelu", "swiglu")
-    all_params, x_BND = {name: mlp_params(name, True) for name in chosen}, cases.normal(1, 8, N, D)
-
-    def loss(all_params, x_BND):
-        return sum(jnp.sum(jnp.sin(MLPS[name].apply(params, x_BND))) for name, params in all_params.items())
-
-    def local(all_params, x_BND):
-        return jax.grad(lambda all_params: jax.lax.psum(loss(all_params, x_BND), mesh.DATA))(all_params)
-
-    one = jax.jit(jax.grad(loss))(all_params, x_BND)
-    eight = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=(P(), P("data"))))(all_params, x_BND)
-    cases.agree(eight, one, 1e-5)
-
-
-def test_what_hidden_units_on_two_devices_say_is_added_up_on_a_tpu_too():
+def test_two_devices_that_share_the_hidden_units_add_their_products_on_a_tpu_too():
     devices, x_BND = mesh.make(data=1, tensor=2), cases.normal(1, B, N, D)
     params, over = cases.drawn(lambda key: mlp.gelu.init(key, D=D, F=6, M=1, bias=True)), mesh.layout(devices)
     spread = functools.partial(mlp.gelu.apply, layout=over._replace(platform="tpu"))
