@@ -1,4 +1,4 @@
-"""What the tests of optimisers share: drawn parameters, steps taken with a rule, and Newton-Schulz in numpy."""
+"""Random parameters, steps of an optimiser, and Newton-Schulz in NumPy, for the tests of optimisers."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What the tests of resumed runs share: a small run, how it is stopped, and its results."""
+"""A small run, how it is stopped, and its results, for the tests of resumed runs."""
 
 import json
 import struct
@@ -20,18 +20,18 @@ class Stopped(Exception):
 
 
 def linear_task(growth=()):
-    """Of 20 examples with noise, of which two and a half batches of 8 are an epoch."""
+    """Return a task of 20 noisy examples: an epoch is two and a half batches of 8."""
     return tiny.linear_task(n=20, n_evaluation=11, batch=8, growth=growth)
 
 
 def run(folder, **changes):
-    """A run of the task above with the settings above."""
+    """Run the task above with the settings above."""
     task = linear_task(changes.get("train__growth", ()))
     return tiny.trained(folder, task, **(SETTINGS | changes))
 
 
 def break_off(folder, step, **changes):
-    """The run dies when it asks for the batch of this step."""
+    """Start a run that fails when it requests the batch of this step."""
 
     def stop():
         raise Stopped
@@ -42,7 +42,7 @@ def break_off(folder, step, **changes):
 
 
 def alike(folder, straight):
-    """Whether both have the same parameters, and the same log."""
+    """Return True if both runs have the same parameters and the same log."""
     one, other = ((summary(run)["params_sha256"], log.read(run)) for run in (folder, straight))
     return one == other
 
@@ -52,7 +52,7 @@ def summary(folder):
 
 
 def scalars(folder):
-    """{(tag, step): value} of the TensorBoard events, and the steps at which a session said that it starts."""
+    """Return {(tag, step): value} of the TensorBoard events, and the steps at which sessions start."""
     found, starts = {}, []
     for file in sorted((folder / "events").iterdir()):
         content, at = file.read_bytes(), 0

@@ -89,6 +89,22 @@ def test_initial_mlp(name):
         np.testing.assert_array_equal(without[key], params[key])
 
 
+def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
+    """Every activation can be differentiated inside shard_map, whichever JAX it is."""
+    chosen = ("relu", "gelu_tanh", "two_hidden_gelu", "swiglu")
+    all_params, x_BND = {name: mlp_params(name, True) for name in chosen}, cases.normal(1, 8, N, D)
+
+    def loss(all_params, x_BND):
+        return sum(jnp.sum(jnp.sin(MLPS[name].apply(params, x_BND))) for name, params in all_params.items())
+
+    def local(all_params, x_BND):
+        return jax.grad(lambda all_params: jax.lax.psum(loss(all_params, x_BND), mesh.DATA))(all_params)
+
+    one = jax.jit(jax.grad(loss))(all_params, x_BND)
+    eight = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=(P(), P("data"))))(all_params, x_BND)
+    cases.agree(eight, one, 1e-5)
+
+
 def test_two_devices_that_share_the_hidden_units_add_their_products_on_a_tpu_too():
     devices, x_BND = mesh.make(data=1, tensor=2), cases.normal(1, B, N, D)
     params, over = cases.drawn(lambda key: mlp.gelu.init(key, D=D, F=6, M=1, bias=True)), mesh.layout(devices)
