@@ -48,8 +48,8 @@ def prepare(settings, devices):
         return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
 
     task = task._replace(init=init, loss=loss, probe=probe, maps=maps)
-    draw = lambda *arguments: figures(*arguments)  # noqa: E731  which tests replace
-    return run.Work(task, draw, apply, files={"dots.txt": b"1"}, lines=["dots: 61 points"])
+    written = {"files": {"dots.txt": b"1"}, "lines": ["dots: 61 points"]}
+    return run.Work(task, lambda *arguments: figures(*arguments), apply, **written)
 
 
 def figures(params, folder, rows):

@@ -61,25 +61,6 @@ def test_images_that_do_not_divide_are_refused(Y, X):
         embed.cut(jnp.zeros((2, Y, X, 5)), size=3)
 
 
-def test_initial_embeddings_and_heads():
-    key, sizes = jax.random.key(0), dict(D=97)
-    for params, letters, std in [
-        (embed.words.init(key, W=101, **sizes), {"W": 101, "D": 97}, 97**-0.5),
-        (embed.patches.init(key, P=53, **sizes), {"P": 53, "D": 97}, (53 * 97) ** -0.5),
-        (embed.class_token_init(key, D=1009), {"D": 1009}, 1009**-0.5),
-        ({"h_D": embed.masked_patches.init(key, P=1, D=1009)["h_D"]}, {"D": 1009}, 1009**-0.5),
-        (head.next_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
-        (head.masked_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
-        (head.pooled.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
-        (head.class_token.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
-        (head.pixels.init(key, P=53, **sizes), {"P": 53, "D": 97}, 0.02),
-    ]:
-        assert shapes.check(params) == letters
-        matrix, *bias = params.values()
-        assert float(matrix.std()) == pytest.approx(std, rel=0.06)
-        assert not any(b.any() for b in bias)
-
-
 def masked_tokens(X, G):
     """Return the reference's probabilities for three masked tokens, and NaN for the others."""
     p = reference.masked_word(X, G, hidden=[1, 4, 6])

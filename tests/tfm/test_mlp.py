@@ -73,22 +73,6 @@ def test_mlp_equals_the_reference_and_keeps_bfloat16(platform):
         cases.close(narrow_BND.astype(np.float32), y_BND, 0.05)
 
 
-@pytest.mark.parametrize("name", ["relu", "two_hidden_gelu", "swiglu"])
-def test_initial_mlp(name):
-    """W1, Wh and Wg keep unit variance; W2 starts at 1/sqrt(2 M F); biases are zero and change no matrix."""
-    init, sizes = MLPS[name].init, dict(D=97, F=211, M=7)
-    params = init(jax.random.key(0), bias=True, **sizes)
-    stds = {"W1_FD": 97**-0.5, "Wg_FD": 97**-0.5, "Wh_FF": 211**-0.5, "W2_DF": (2 * 7 * 211) ** -0.5}
-    assert shapes.check(params) == {"D": 97, "F": 211}
-    for key in MATRICES[name]:
-        assert float(params[key].std()) == pytest.approx(stds[key], rel=0.03)
-    assert not any(params[key].any() for key in params.keys() - MATRICES[name])
-    without = init(jax.random.key(0), bias=False, **sizes)
-    assert set(without) == MATRICES[name]
-    for key in without:
-        np.testing.assert_array_equal(without[key], params[key])
-
-
 def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
     """Every activation can be differentiated inside shard_map, whichever JAX it is."""
     chosen = ("relu", "gelu_tanh", "two_hidden_gelu", "swiglu")

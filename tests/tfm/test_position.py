@@ -12,7 +12,7 @@ from cases import ANY_BN, ANY_N, B, D, N
 from errors import raises
 
 from experiments.engine import by_name
-from tfm import position, shapes
+from tfm import position
 
 POSITIONS = by_name.candidates(position)
 
@@ -68,19 +68,3 @@ def test_positions_keep_the_dtype_and_do_not_round_the_angle(name):
     narrow = apply(*jax.tree.map(lambda p: np.asarray(p, jnp.bfloat16), (params, x_BND)), n)
     assert narrow.dtype == jnp.bfloat16
     cases.close(np.float32(narrow), apply(params, x_BND, n), 0.02)
-
-
-def test_initial_positions():
-    """Each matrix at 1/sqrt(D): with x and p of unit variance the output has variance 2."""
-    starts = {name: one.init(jax.random.key(0), N=101, D=97) for name, one in POSITIONS.items()}
-    params = starts["learned_concatenated"]
-    assert shapes.check(params) == {"N": 101, "D": 97}
-    assert set(params) == {"P_ND", "Wx_DD", "Wp_DD"}
-    for leaf in params.values():
-        assert float(leaf.std()) == pytest.approx(97**-0.5, rel=0.03)
-    np.testing.assert_array_equal(starts["learned"].pop("P_ND"), params["P_ND"])
-    unit = params | {"P_ND": cases.normal(1, 101, 97)}
-    y_BND = position.learned_concatenated.apply(unit, cases.normal(2, 3, 101, 97))
-    assert float(y_BND.var()) == pytest.approx(2, rel=0.1)
-    assert set(starts["sinusoidal_concatenated"]) == {"Wx_DD", "Wp_DD"}
-    assert starts["sinusoidal"] == starts["none"] == starts["learned"] == {}

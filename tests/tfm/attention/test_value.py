@@ -1,7 +1,6 @@
 """Values (E8-E10) of full rank, of low rank and without parameters against the slow reference."""
 
 import functools
-import itertools
 
 import cases
 import jax
@@ -13,7 +12,6 @@ import reference_tokens
 import translate
 from cases import B, D, H, K, N, S
 
-from tfm import shapes
 from tfm.attention import explicit, value
 
 VALUES = {"low_rank": value.low_rank, "full_rank": value.full_rank, "identity": value.identity}
@@ -79,36 +77,8 @@ def test_full_rank_low_rank_and_concatenated_heads_are_one():
         cases.close(y_BND[0], concatenated.T)
 
 
-SIZES = dict(H=3, K=41, D=97, M=7)
-STD = {
-    "low_rank": {"Uv_HKD": 97**-0.5, "Uo_HDK": (2 * 7 * 3 * 41) ** -0.5},
-    "full_rank": {"V_HDD": (2 * 7 * 3 * 97) ** -0.5},
-    "identity": {},
-}
-BIASES = {"low_rank": {"bv_HK", "bo_D"}, "full_rank": {"bo_D"}, "identity": set()}
-
-
 @pytest.mark.parametrize("name", VALUES)
-def test_initial_values(name):
-    """A residual term has variance 1 / (2 M) if each head attends to another token of variance one.
-
-    No two matrices are alike, biases are zero, and matrices do not depend on biases.
-    """
-    params = VALUES[name].init(jax.random.key(0), **SIZES, bias=True)
-    without = VALUES[name].init(jax.random.key(0), **SIZES, bias=False)
-    assert without.keys() == STD[name].keys() and params.keys() - without.keys() == BIASES[name]
-    shapes.check(params)
-    for leaf, numbers in params.items():
-        np.testing.assert_array_equal(numbers, without.get(leaf, np.zeros_like(numbers)))
-        assert float(numbers.std()) == pytest.approx(STD[name].get(leaf, 0), rel=0.03)
-    matrices = [np.ravel(U) for leaf in STD[name] for U in params[leaf]]
-    for one, other in itertools.combinations(matrices, 2):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    x_BND = jnp.ones((1, 2, 97), jnp.bfloat16)
-    y_BND = jax.eval_shape(lambda x_BND: VALUES[name].out_proj(half, VALUES[name].apply(half, x_BND)), x_BND)
-    assert y_BND.dtype == jnp.bfloat16
-    if name != "identity":
-        v_BHNV = jax.jit(VALUES[name].apply)(params, cases.normal(1, 1, 499, 97))
-        independent = v_BHNV if v_BHNV.shape[1] == 3 else cases.normal(2, 1, 3, 499, 97)
-        assert float(np.var(jax.jit(VALUES[name].out_proj)(params, independent))) == pytest.approx(1 / 14, rel=0.1)
+def test_values_keep_bfloat16(name):
+    params = cases.drawn(lambda key: VALUES[name].init(key, H=H, K=K, D=D, M=1, bias=True))
+    params, x_BND = jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 2, D), jnp.bfloat16)
+    assert VALUES[name].out_proj(params, VALUES[name].apply(params, x_BND)).dtype == jnp.bfloat16
