@@ -25,10 +25,10 @@ def config():
 
 def prepare(settings, devices):
     t, bias = settings.train, settings.dots.bias
-    task = tiny.linear_task(batch=t.batch_size, evaluate_batch=5, seed=settings.seed)
+    linear = tiny.linear_task(batch=t.batch_size, evaluate_batch=5, seed=settings.seed)
 
     def init(key):
-        params = task.init(key)
+        params = linear.init(key)
         return params if bias else {"G_CD": params["G_CD"]}
 
     def apply(params, batch):
@@ -38,7 +38,7 @@ def prepare(settings, devices):
         if key_B is not None:  # dropout, so that a resumed run needs its keys
             keep_BD = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, (tiny.D,)))(key_B)
             batch = batch | {"x_BD": batch["x_BD"] * keep_BD}
-        return task.loss({"b_C": jnp.zeros(tiny.C)} | params, batch)
+        return linear.loss({"b_C": jnp.zeros(tiny.C)} | params, batch)
 
     def probe(params):  # as if there were two layers of scores
         return {f"symmetry/{m}": m * params["G_CD"].mean() for m in (1, 2)}
@@ -47,7 +47,7 @@ def prepare(settings, devices):
         A_BNN = jax.nn.softmax(batch["x_BD"][:, :, None] * batch["x_BD"][:, None, :])
         return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
 
-    task = task._replace(init=init, loss=loss, probe=probe, maps=maps)
+    task = linear._replace(init=init, loss=loss, probe=probe, maps=maps)
     written = {"files": {"dots.txt": b"1"}, "lines": ["dots: 61 points"]}
     return run.Work(task, lambda *arguments: figures(*arguments), apply, **written)
 
