@@ -1,12 +1,10 @@
 """A small run, how it is stopped, and its results, for the tests of resumed runs."""
 
 import json
-import struct
 
 import dots
 import pytest
 import tiny
-from tensorboardX.proto import event_pb2
 
 from experiments.engine import log
 
@@ -49,17 +47,3 @@ def alike(folder, straight):
 
 def summary(folder):
     return json.loads((folder / "summary.json").read_text())
-
-
-def scalars(folder):
-    """Return {(tag, step): value} of the TensorBoard events, and the steps at which sessions start."""
-    found, starts = {}, []
-    for file in sorted((folder / "events").iterdir()):
-        content, at = file.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-            at += 16 + size  # the size, its checksum, the event, its checksum
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-            starts += [event.step] if event.HasField("session_log") else []
-    return found, starts

@@ -60,12 +60,6 @@ def documents(part) -> list[bytes]:
     return b"".join(part).split(b"\0")
 
 
-def npy(array) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def npz(**arrays) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)

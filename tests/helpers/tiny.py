@@ -3,10 +3,8 @@
 import contextlib
 import functools
 import io
-import json
 import pathlib
 import re
-import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -89,12 +87,6 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     file = folder / f"{experiment}_config.py"
     file.write_text(head + "".join(lines) + "    return config\n", encoding="utf-8")
     return str(file)
-
-
-def saved_in(folder: pathlib.Path, content: Any) -> str:
-    """Write a config in JSON with this content, and return its path."""
-    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return str(folder / "config.json")
 
 
 def loaded(file: str, **options) -> Any:
@@ -207,16 +199,6 @@ def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, gr
         tokens_per_example=1,
         baseline={"accuracy": 1 / C},
     )
-
-
-def own_disk(commands: str, what: str) -> list[str]:
-    """Return a prefix for a command, with which `sh` runs these commands (mounts) for it alone; skip if it cannot."""
-    inside = ["unshare", "-rm", "sh", "-c"]
-    try:
-        subprocess.run([*inside, commands], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"{what} cannot be made here: {error}")
-    return [*inside, f'{commands} && exec "$@"', "sh"]
 
 
 @contextlib.contextmanager
