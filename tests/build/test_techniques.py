@@ -43,7 +43,7 @@ def sigmoid(x):
 @pytest.mark.parametrize("name", ["gated", "exclusive"])
 @cases.float64()
 def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
-    """Of one value for all heads; and between two sequences."""
+    """One value serves all heads; the equation also holds between two sequences."""
     of, x_BND = getattr(value, name), cases.normal(1, B, N, D)
     attention = cases.spec(value=of).attention
     sizes = dict(H=H, K=K, D=D, bias=True)

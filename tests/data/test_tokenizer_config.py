@@ -7,12 +7,31 @@ from typing import Any
 
 import pytest
 from errors import raises
-from libraries import LETTERS, bert, gpt2, llama, roberta, unigram
+from libraries import LETTERS, bert, gpt2, level, llama
 from small_files import write
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors
+
+
+def roberta(**how: Any) -> Tokenizer:
+    made = level("<s>", "</s>", "<pad>", "<unk>", "<mask>", **how)
+    ids = [(name, made.token_to_id(name)) for name in ("</s>", "<s>")]
+    made.post_processor = processors.RobertaProcessing(*ids, add_prefix_space=False)
+    return made
+
+
+def unigram(names: list[str], around: tuple[str, str], **how: Any) -> Tokenizer:
+    pieces = [*((name, 0.0) for name in names), *((name, -3.0) for name in ["▁", *LETTERS, "ab", "▁a", "▁ab"])]
+    made = Tokenizer(models.Unigram(pieces, unk_id=names.index("<unk>")))
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    ids = [(name, names.index(name)) for name in around]
+    made.post_processor = processors.TemplateProcessing(single=f"{around[0]} $A {around[1]}", special_tokens=ids)
+    made.add_special_tokens(names)
+    return made
+
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test uses the network
 TEXTS = (

@@ -1,8 +1,10 @@
 """Configs: a strict round trip, names resolved to variants, and unused settings refused."""
 
+import json
 import math
 import pathlib
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,13 @@ from experiments.build import checks, model as models
 from experiments.engine import by_name, config as configs, errors
 from tfm import block, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value
+
+
+def saved_in(folder: pathlib.Path, content: Any) -> str:
+    """Write a config in JSON with this content, and return its path."""
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder / "config.json")
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -54,7 +63,7 @@ def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path
     changes = {"model.D": 96, "optim.learning_rate": 3e-4, "train.accumulation": 2, "text.source": "a = 'é'\n"}
     written = tiny.loaded(tiny.config_file(tmp_path, "language", **changes))
     for content in (written.to_dict(), {"config": written.to_dict(), "versions": {"jax": "1"}, "commit": "f"}):
-        again = values(tiny.loaded(tiny.saved_in(tmp_path, content)))
+        again = values(tiny.loaded(saved_in(tmp_path, content)))
         assert again == values(written)
         assert [type(value) for value in again.values()] == [type(value) for value in values(written).values()]
         assert again["model.K"] == 24 and again["model.F"] == 384
@@ -62,7 +71,7 @@ def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path
 
 
 def test_a_json_config_may_have_only_some_of_the_settings(tmp_path):
-    config = values(tiny.loaded(tiny.saved_in(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
+    config = values(tiny.loaded(saved_in(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
     assert config == values(base.get_config()) | {"train.steps": 3, "optim.clip": 2.0}
     assert isinstance(config["optim.clip"], float)
 
@@ -93,7 +102,7 @@ def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_
     name, of = ("ablation", "vision") if key.startswith("study.") else ("vision", "")
     content = {"experiment": name, "study.experiment": of} if "study" not in saved and of else {"experiment": name}
     content |= saved | ({"study": {"experiment": of} | saved["study"]} if "study" in saved else {})
-    file = tiny.saved_in(tmp_path, {"config": content})
+    file = saved_in(tmp_path, {"config": content})
     with raises(errors.UserError, '"evil:x"', f"--config.{key}="):
         tiny.loaded(file, explicit={"optim.name": ""})
     assert values(tiny.loaded(file, explicit={key: None})) == values(base.get_config(name, of=of))
@@ -102,22 +111,22 @@ def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_
 def test_a_saved_study_may_name_what_is_there(tmp_path):
     arms = [["a", {"model.score": "tied", "text.source": "C:/x", "init_from": "a: b"}]]
     saved = {"experiment": "ablation", "study": {"experiment": "language", "arms": arms}}
-    assert values(tiny.loaded(tiny.saved_in(tmp_path, saved)))["study.arms"] == arms
+    assert values(tiny.loaded(saved_in(tmp_path, saved)))["study.arms"] == arms
 
 
 @pytest.mark.parametrize("text", ["[" * 99999 + "]" * 99999, "[1", "nothing"])
 def test_a_list_that_json_cannot_read_is_refused(tmp_path, text):
     with raises(errors.UserError, "config.json"):
-        tiny.loaded(tiny.saved_in(tmp_path, f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}'))
+        tiny.loaded(saved_in(tmp_path, f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}'))
     with raises(errors.UserError, "study.seeds", "list"):
         overridden(("study.seeds", text), config=base.get_config("ablation"))
 
 
 def test_what_a_saved_config_derived_stays_derived(tmp_path):
-    result = tiny.loaded(tiny.saved_in(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
+    result = tiny.loaded(saved_in(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
     configs.assign(result, "model.D", "64")
     assert values(result)["model.K"] == 32 and values(result)["model.F"] == 7
-    result = values(tiny.loaded(tiny.saved_in(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
+    result = values(tiny.loaded(saved_in(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
     assert result["model.K"] == 32 and result["model.F"] == 512
 
 

@@ -11,10 +11,20 @@ import zipfile
 
 import numpy as np
 import pytest
-import tiny
 from errors import raises
 
 from experiments.engine import disk, errors
+
+
+def own_disk(commands: str, what: str) -> list[str]:
+    """Return a prefix for a command, with which `sh` runs these commands (mounts) for it alone; skip if it cannot."""
+    inside = ["unshare", "-rm", "sh", "-c"]
+    try:
+        subprocess.run([*inside, commands], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"{what} cannot be made here: {error}")
+    return [*inside, f'{commands} && exec "$@"', "sh"]
+
 
 READERS = {
     "missing": (None, lambda file: file.read_bytes(), "No such file"),
@@ -183,7 +193,7 @@ def test_a_full_disk_and_a_read_only_drive_are_sentences(tmp_path):
     If a test can make no disk here, files cannot grow, and no drive is read-only.
     """
     try:
-        disk = tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
+        disk = own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
     except pytest.skip.Exception:
         disk = []
     room, reason = (0, "No space left on device") if disk else (20_000, "File too large")

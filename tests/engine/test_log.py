@@ -3,12 +3,27 @@
 import contextlib
 import json
 import math
+import struct
 
 import pytest
 from errors import raises
-from resuming import scalars
+from tensorboardX.proto import event_pb2
 
 from experiments.engine import errors, log
+
+
+def scalars(folder):
+    """Return {(tag, step): value} of the TensorBoard events, and the steps at which sessions start."""
+    found, starts = {}, []
+    for file in sorted((folder / "events").iterdir()):
+        content, at = file.read_bytes(), 0
+        while at < len(content):
+            (size,) = struct.unpack_from("<Q", content, at)
+            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
+            at += 16 + size  # the size, its checksum, the event, its checksum
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            starts += [event.step] if event.HasField("session_log") else []
+    return found, starts
 
 
 def rows(*steps):

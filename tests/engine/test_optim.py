@@ -5,17 +5,79 @@ import math
 import frozen_task
 import jax
 import jax.numpy as jnp
-import matrix_steps
 import numpy as np
 import optax
 import pytest
 import tiny
 from errors import raises
-from matrix_steps import ADAM, DECAY, MATRIX_RATE, MOMENTUM, RATE, M, drawn, near, taken
 
 from experiments.engine import errors, freeze, mesh, optim, run_plan, summary as summaries, train_step as steps
 from experiments.studies import programs, study
 from tfm import layout as layouts, shapes
+
+ADAM = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}
+M, H, K, D, F = 2, 3, 5, 7, 11
+SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
+HIDDEN = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
+OTHERS = ["blocks/norm1/gain_D", "blocks/value/bo_D", "embed/E_ND", "head/G_ND"]
+ALL = [f"blocks/{name}" for name in HIDDEN] + OTHERS
+RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 4
+
+
+def drawn(seed, names=ALL):
+    rng, tree = np.random.default_rng(seed), {}
+    for name in names:
+        *parents, last = name.split("/")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = jax.device_put(np.float32(rng.standard_normal([SIZES[letter] for letter in shapes.letters(name)])))
+    return tree
+
+
+def newton_schulz(x_RC):
+    """Jordan et al. 2024, with the smaller product; float64."""
+    x_RC = np.asarray(x_RC, np.float64)
+    if x_RC.shape[0] > x_RC.shape[1]:
+        return newton_schulz(x_RC.T).T
+    x_RC = x_RC / np.sqrt(np.sum(x_RC * x_RC))
+    for _ in range(ROUNDS):
+        square_RR = x_RC @ x_RC.T
+        x_RC = 3.4445 * x_RC - 4.7750 * square_RR @ x_RC + 2.0315 * square_RR @ square_RR @ x_RC
+    return x_RC
+
+
+def matrix_step(name, x):
+    """One layer's step: each matrix written down with its rows and columns, by hand."""
+    if name.endswith("Uq_HKD"):  # from D to the K features of all heads, one under the other
+        return np.sqrt(H * K / D) * newton_schulz(x.reshape(H * K, D)).reshape(H, K, D)
+    if name.endswith(("Uo_HDK", "V_HDD")):  # the matrices of all heads beside each other
+        return np.stack(np.split(newton_schulz(np.concatenate(list(x), axis=1)), H, axis=1))
+    if name.endswith("P_HKK"):  # a matrix in each head
+        return np.stack([newton_schulz(P_KK) for P_KK in x])
+    return newton_schulz(x) * np.sqrt(max(1, x.shape[0] / x.shape[1]))
+
+
+FEW = ["blocks/score/Uq_HKD", "blocks/score/P_HKK", "blocks/mlp/W2_DF", "embed/E_ND"]
+
+
+def taken(optimiser, params, gradients):
+    """The parameters after a step for each gradient."""
+    state = jax.jit(optimiser.init)(params)
+
+    @jax.jit
+    def step(gradient, state, params):
+        updates, state = optimiser.update(gradient, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    for gradient in gradients:
+        params, state = step(gradient, state, params)
+    return params
+
+
+def near(found, wanted, rtol=1e-5, atol=1e-6):
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=atol), found, wanted)
+
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 
@@ -116,7 +178,7 @@ def matrices_by_hand(kind, name, value, gradients):
         for gradient in gradients:
             g = np.asarray(gradient[m], np.float64)
             mean = MOMENTUM * mean + g
-            u = matrix_steps.matrix_step(name, MOMENTUM * mean + g)
+            u = matrix_step(name, MOMENTUM * mean + g)
             if kind == "normuon":
                 v = ADAM["beta2"] * v + (1 - ADAM["beta2"]) * np.mean(u**2, AXES[last], keepdims=True)
                 even = u / np.sqrt(v)
@@ -134,7 +196,7 @@ def matrix_rule(kind="muon", rate=RATE, **changes):
     options = {
         "muon_lr_multiplier": MATRIX_RATE,
         "momentum": MOMENTUM,
-        "ns_steps": matrix_steps.ROUNDS,
+        "ns_steps": ROUNDS,
         "weight_decay": DECAY,
     }
     return optim.OPTIMISERS[kind](lambda step: rate, **ADAM | options | {"clip": 0.0} | changes)
@@ -145,12 +207,12 @@ KINDS = ("muon", "normuon", "hyperball")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_of_a_matrix_is_its_formula_in_every_layer_and_the_rest_is_adamw(kind):
-    params, *gradients = (drawn(seed, matrix_steps.ALL if kind == "muon" else matrix_steps.FEW) for seed in range(3))
+    params, *gradients = (drawn(seed, ALL if kind == "muon" else FEW) for seed in range(3))
     result, begun = shapes.flat(taken(matrix_rule(kind), params, gradients)), shapes.flat(params)
     adamw = optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM)
     plain = shapes.flat(taken(adamw, params, gradients))
     for name, leaf in begun.items():
-        if name in matrix_steps.OTHERS:
+        if name in OTHERS:
             near(result[name], plain[name], rtol=1e-6)
         else:
             wanted = matrices_by_hand(kind, name, leaf, [shapes.flat(gradient)[name] for gradient in gradients])
@@ -159,13 +221,13 @@ def test_a_step_of_a_matrix_is_its_formula_in_every_layer_and_the_rest_is_adamw(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_of_zeros_moves_no_matrix(kind):
-    params = drawn(0, matrix_steps.FEW[:1])
+    params = drawn(0, FEW[:1])
     near(taken(matrix_rule(kind, weight_decay=0.0), params, [jax.tree.map(np.zeros_like, params)]), params)
 
 
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
     """The length of a gradient does not change the step of a matrix, only that of AdamW."""
-    params, gradient = drawn(0, matrix_steps.FEW[2:]), drawn(1, matrix_steps.FEW[2:])
+    params, gradient = drawn(0, FEW[2:]), drawn(1, FEW[2:])
     norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
     step = jax.jit(lambda gradient: taken(matrix_rule(), params, [gradient]))
     found = taken(matrix_rule(clip=2.0), params, [gradient])
@@ -174,7 +236,7 @@ def test_the_gradient_of_muon_is_clipped_over_all_leaves():
 
 
 def test_rows_of_a_study_take_the_same_steps():
-    params, gradient = (drawn(seed, matrix_steps.FEW) for seed in (0, 1))
+    params, gradient = (drawn(seed, FEW) for seed in (0, 1))
     step, rates = (
         jax.jit(lambda rate, *of: taken(matrix_rule("muon", rate, ns_steps=2), of[0], of[1:])),
         jnp.array([0.1, 0.02]),

@@ -1,4 +1,4 @@
-"""Images and words in one sequence: tokens against the reference, the mask, names written letter by letter."""
+"""Images and names in one sequence: tokens against the reference, the mask, names written letter by letter."""
 
 import cases
 import jax
@@ -17,7 +17,7 @@ SMALL = {"image__patch": 4, "model__M": 1, "model__norm": "rms", "model__mlp": "
 
 
 @cases.float64()
-def test_patches_and_behind_them_words_are_the_tokens_of_the_reference():
+def test_patches_and_then_letters_are_the_tokens_of_the_reference():
     image_BYXZ, w_BN = cases.normal(1, 2, 4, 6, 3), np.array([[3, 0, 2], [1, 1, 4]])
     params = cases.drawn(lambda key: embed.mixed.init(key, P=12, W=5, D=7))
     x_BND = embed.mixed.apply(params, {"v_BNP": embed.cut(image_BYXZ, size=2), "w_BN": w_BN})
@@ -28,7 +28,7 @@ def test_patches_and_behind_them_words_are_the_tokens_of_the_reference():
         cases.close(x_BND[b], np.concatenate([translate.columns(X), words]))
 
 
-def test_names_are_spelled_and_their_end_is_a_target():
+def test_names_are_spelled_and_their_ends_are_targets():
     letters, w_CL = captions.spell(["ab", "7", "b"])
     assert letters == "\nabensv"
     assert ["".join(letters[w] for w in w_L) for w_L in w_CL] == ["ab\n\n\n\n", "seven\n", "b\n\n\n\n\n"]
@@ -42,20 +42,20 @@ def test_names_are_spelled_and_their_end_is_a_target():
     assert not batch["weight_BN"][:, 0].any() and batch["w_BL"].shape == (3, 5)
 
 
-def test_a_letter_sees_the_image_and_those_before_and_what_is_written_is_the_likeliest(tmp_path):
-    work, (_, found), _ = tiny.shown(tiny.settings("captions", **SMALL), tmp_path, [])
+def test_a_letter_sees_the_image_and_earlier_letters_and_the_most_likely_is_written(tmp_path):
+    work, (_, numbers), _ = tiny.shown(tiny.settings("captions", **SMALL), tmp_path, [])
     params, batch = tiny.drawn(work.task), {name: x[:3] for name, x in work.task.evaluation[0].items()}
     run, written_BL = jax.jit(work.apply), np.asarray(work.figures.args[3](params, batch["image_BYXZ"]))
-    own = batch | {"w_BL": written_BL[:, :-1]}
-    first = np.asarray(run(params, own))
-    np.testing.assert_array_equal(first[:, 3:].argmax(-1), written_BL)  # of four patches the last is asked, too
-    other = np.asarray(run(params, own | {"w_BL": own["w_BL"].copy() ^ (np.arange(5) >= 2)}))
+    batch = batch | {"w_BL": written_BL[:, :-1]}
+    first = np.asarray(run(params, batch))
+    np.testing.assert_array_equal(first[:, 3:].argmax(-1), written_BL)  # the last of four patches predicts, too
+    other = np.asarray(run(params, batch | {"w_BL": batch["w_BL"].copy() ^ (np.arange(5) >= 2)}))
     np.testing.assert_array_equal((first != other).any((0, 2)), np.arange(9) >= 4 + 2)
-    other = np.asarray(run(params, own | {"image_BYXZ": own["image_BYXZ"] * (np.arange(8) < 4)[:, None]}))
-    assert (first != other).any(2).all()  # patches see those behind them
+    other = np.asarray(run(params, batch | {"image_BYXZ": batch["image_BYXZ"] * (np.arange(8) < 4)[:, None]}))
+    assert (first != other).any(2).all()  # patches see later patches
     lines = (tmp_path / "captions.txt").read_text().splitlines()
     assert len(lines) == 1 + captions.SHOWN and {line.partition(": ")[0] for line in lines[1:]} <= {*captions.DIGITS}
-    assert 0 <= found["eval/names_right"] < 0.5
+    assert 0 <= numbers["eval/names_right"] < 0.5
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_letter_sees_the_image_and_those_before_and_what_is_written_is_the_lik
         ({}, {"sequence": 2}, "mesh.sequence"),
     ],
 )
-def test_what_is_refused(changes, devices, setting):
+def test_settings_that_captions_cannot_have_are_refused(changes, devices, setting):
     with raises(errors.UserError, setting):
         work = tiny.work_of(tiny.settings("captions", **SMALL | changes), mesh.make(data=1, **devices))
         work.task.train[0]

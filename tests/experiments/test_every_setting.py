@@ -1,4 +1,4 @@
-"""A setting that is changed changes a program, the data or the plan of a run, or the change is refused."""
+"""A changed setting changes a program, the data or the plan of a run, or is refused."""
 
 import contextlib
 import hashlib
@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pytest
+import small_files
 import tiny
 
 from configs import base
@@ -16,7 +17,7 @@ from experiments.engine import by_name, config, errors, mesh as meshes, run as r
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import study
 
-# Another value that is allowed, for each setting. What an experiment does not have is left out.
+# Another valid value for each setting; an experiment ignores settings that it does not have.
 OTHER = {
     "": dict(seed=7, init_from="no_such_folder", init_fresh="head", log=["tensorboard", "symmetry"]),
     "mesh": dict(data=2, fsdp=2, tensor=2, sequence=2, seed=2),
@@ -41,7 +42,8 @@ OTHER = {
     "synthetic": dict(task="ring_causal"),
 }
 OTHER = {f"{section}.{name}".lstrip("."): value for section, some in OTHER.items() for name, value in some.items()}
-QUICK = ("convolution",)  # the others are traced with `pytest -m slow`
+SECTIONS = {"language": ["text"], "translation": ["pairs"], "text_classification": ["texts"], "synthetic": []}
+QUICK = ("convolution",)  # `pytest -m slow` traces the others
 EXPERIMENTS = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
     for name in tiny.EXPERIMENTS
@@ -61,27 +63,11 @@ STUDY = {
 }
 
 
-def sources(folder, experiment: str, word: str) -> dict[str, str]:
-    """Small data of the experiment, in files whose contents depend on the word, by the setting that names the file."""
-    rng, file = np.random.default_rng(len(word)), folder / word
-    if experiment == "translation":
-        file.write_text("".join(f"{word} {i}\tpalabra {i * i}\n" for i in range(2000)))
-        return {"pairs.source": str(file.rename(file.with_suffix(".tsv")))}
-    if experiment == "text_classification":
-        file.write_text("text,label\n" + "".join(f"{word} {i},{i % 3}\n" for i in range(99)))
-        return {"text.source": str(file.rename(file.with_suffix(".csv")))}
-    if experiment == "language":
-        file.write_bytes((word.encode() + tiny.TEXT) * 9)
-        return {"text.source": str(file.rename(file.with_suffix(".txt")))}
-    if experiment == "synthetic":
-        return {}
-    np.savez(file, x=rng.random((300, 8, 8)), y=np.arange(300) % 10)
-    return {"image.source": f"{file}.npz"}
-
-
 def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
-    """What a run with these changes is made of, each kind as a function that makes it, the cheapest first. Nothing is
-    compiled."""
+    """Return the parts of a run with these changes, each as a function that computes it without compilation.
+
+    The cheapest is first.
+    """
     settings = tiny.settings(experiment, model=experiment != "convolution", **changes)
     with contextlib.redirect_stdout(io.StringIO()):
         settings = warm_start.adopt_architecture(settings, None)
@@ -102,14 +88,15 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
     }
 
 
-def text(made: object) -> str:
-    """Without addresses, which differ from one tracing to the next."""
-    return re.sub("0x[0-9a-f]+", "", str(made))
+def text(part: object) -> str:
+    """Return the text of a part without addresses, which differ from one tracing to the next."""
+    return re.sub("0x[0-9a-f]+", "", str(part))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_changed_setting_changes_the_run_or_is_refused(experiment, tmp_path):
-    small, others = ({"mesh.data": 1} | sources(tmp_path, experiment, word) for word in ("one", "another"))
+    sections = SECTIONS.get(experiment, ["image"])
+    small, others = ({"mesh.data": 1} | small_files.sources(tmp_path, sections, word) for word in ("one", "another"))
     before, again = ({kind: text(make()) for kind, make in kinds(experiment, small).items()} for _ in range(2))
     assert before == again  # or the rest would say nothing
     silent = []
@@ -125,14 +112,14 @@ def test_a_changed_setting_changes_the_run_or_is_refused(experiment, tmp_path):
 
 
 def test_a_changed_setting_of_a_study_changes_the_study_or_is_refused():
-    """What study.keep_weights leaves behind is tested in test_tuning.py."""
-    usual = {"study.arms": [["one", {}], ["two", {"model.score": "tied"}]], "study.experiment": "language"}
+    """test_tuning.py tests study.keep_weights."""
+    default = {"study.arms": [["one", {}], ["two", {"model.score": "tied"}]], "study.experiment": "language"}
     keys = {key for key in base.get_config("ablation", of="language").study.keys()} - {"keep_weights"}
     assert {f"study.{key}" for key in keys} == STUDY.keys()
-    before, silent = study.read(tiny.settings("ablation", **usual)), []
+    before, silent = study.read(tiny.settings("ablation", **default)), []
     for key, other in STUDY.items():
         try:
-            silent += [key] * (study.read(tiny.settings("ablation", **usual | {key: other})) == before)
+            silent += [key] * (study.read(tiny.settings("ablation", **default | {key: other})) == before)
         except errors.UserError as error:
             assert key.rpartition(".")[2] in str(error)
     assert silent == []

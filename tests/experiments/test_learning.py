@@ -1,6 +1,6 @@
-"""Each experiment's loss teaches it: what is held out it knows better than the guess that is its baseline.
+"""Each experiment learns: on the held-out part it is better than its baseline.
 
-Text is seen to learn in test_experiments.py, translation in test_translation.py, both from the command on; the loss of
+Text learns in test_experiments.py and translation in test_translation.py, both from their commands on. The loss of
 classes is compared with one by hand in test_experiments.py.
 """
 
@@ -10,14 +10,18 @@ import optax
 import pytest
 import tiny
 
-# Of each the experiment, what it changes, its steps, and how much of the guess's loss or errors it may have left.
-RUNS = {
+RUNS = {  # experiment, changes, steps, the largest share of the baseline's loss or errors
     "hidden words": ("language", {"text.objective": "masked", "text.N": 16}, 60, 0.7),
     "hidden patches": ("masked_image", {}, 150, 0.97),
     "ring": ("synthetic", {"synthetic.task": "ring:4"}, 60, 0.5),
     "convolution": ("convolution", {"model.H": 5}, 60, 0.5),
 }
-FEW = {"model.norm": "rms", "model.mlp": "relu", "model.bias": "none", "model.attention": "explicit"}  # compiled soon
+FEW = {
+    "model.norm": "rms",
+    "model.mlp": "relu",
+    "model.bias": "none",
+    "model.attention": "explicit",
+}  # quick to compile
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -48,8 +52,8 @@ def test_an_experiment_learns(name, tmp_path):
     for i in range(steps):
         params, state, _ = step(params, state, task.train[i])
     parts = [jax.device_get(step(params, state, task.evaluation[i])[2]) for i in range(len(task.evaluation))]
-    found = {name: sum(part[name][0] for part in parts) / sum(part[name][1] for part in parts) for name in parts[0]}
+    means = {name: sum(part[name][0] for part in parts) / sum(part[name][1] for part in parts) for name in parts[0]}
     if "loss" in task.baseline:
-        assert 0 < found["loss"] < left * task.baseline["loss"]
+        assert 0 < means["loss"] < left * task.baseline["loss"]
     else:
-        assert 1 - found["accuracy"] < left * (1 - task.baseline["accuracy"])
+        assert 1 - means["accuracy"] < left * (1 - task.baseline["accuracy"])

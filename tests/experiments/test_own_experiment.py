@@ -1,4 +1,4 @@
-"""An experiment in a file outside the project, as a user has it: its own fields, from the config to a study."""
+"""A user's experiment in a file outside the project: its own fields, from the config to a study."""
 
 import functools
 import json
@@ -42,34 +42,29 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config({names})
+    config = base.get_config("own_line")
     config.line.slope = 3.0
     config.mesh.data = 1
     config.optim.warmup_steps = 1
     config.train.update(steps=3, batch_size=16)
-{more}    return config
+    return config
 """
 FIELDS = "def config(): return {'line': {'slope': 2.0}}\n"
-ARMS = """    config.study.arms = [("steep", {"line.slope": 5.0}), ("as_it_is", {})]
-    config.study.seeds = [0, 1]
-    config.log = []
-"""
 
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A folder with an experiment, a config of it and one of a study; nothing of it is imported yet."""
+    """Return a folder with an experiment and a config of it, neither of them imported."""
     monkeypatch.delitem(sys.modules, "own_line", raising=False)
     monkeypatch.setattr("sys.path", list(sys.path))
     (tmp_path / "own_line.py").write_text(CODE)
-    (tmp_path / "one.py").write_text(CONFIG.format(names='"own_line"', more=""))
-    (tmp_path / "many.py").write_text(CONFIG.format(names='"ablation", of="own_line"', more=ARMS))
+    (tmp_path / "one.py").write_text(CONFIG)
     return tmp_path
 
 
 def test_it_is_trained_with_its_own_fields(mine):
-    told = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "run"), "--config.line.slope=4")
-    assert (told.code, told.err) == (0, "")
+    outcome = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "run"), "--config.line.slope=4")
+    assert (outcome.code, outcome.err) == (0, "")
     saved = json.loads((mine / "run" / "config.json").read_text())["config"]
     assert (saved["experiment"], saved["line"]) == ("own_line", {"slope": 4.0, "kind": "plain"})
     assert not {"text", "image", "study"} & saved.keys()
@@ -81,23 +76,14 @@ def test_it_is_trained_with_its_own_fields(mine):
     assert unused.code == 2 and "line.kind" in unused.err
 
 
-def test_its_fields_may_differ_between_the_arms_of_a_study(mine):
-    config = config_file.load(str(mine / "many.py"), base=base.get_config)
-    settings = configs.Settings(config, config_file.defaults(config, base.get_config))
-    runs = study.runs(settings, study.read(settings))
-    found = {run.name: (run.settings.experiment, run.settings.line.slope) for run in runs if run.seed == 1}
-    assert found == {f"all/{arm}/seed_1": ("own_line", slope) for arm, slope in (("steep", 5.0), ("as_it_is", 3.0))}
-    assert len(runs) == 4 and not any("study" in run.settings.to_dict() for run in runs)
-
-
 def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
-    """What a .json names is run only where the command line names it too."""
+    """The code that a .json names runs only if the command line names it, too."""
     monkeypatch.chdir(mine)
     (mine / "a.json").write_text(
         json.dumps({"experiment": "own_line", "line": {"slope": 1.0}, "train": {"batch_size": 16}})
     )
-    told = tiny.run("--config", "a.json", "--dry_run")
-    assert told.code == 2 and 'a.json has experiment = "own_line"' in told.err
+    refusal = tiny.run("--config", "a.json", "--dry_run")
+    assert refusal.code == 2 and 'a.json has experiment = "own_line"' in refusal.err
     assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line", "--config.mesh.data=1").code == 0
 
 
@@ -112,7 +98,7 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
         (f"{FIELDS}def prepare(settings, devices): return 1 / 0", "own_line.py, line 2: ZeroDivisionError"),
     ],
 )
-def test_what_is_no_experiment_is_refused_in_a_sentence(mine, code, words):
+def test_a_file_that_is_not_an_experiment_is_refused_in_a_sentence(mine, code, words):
     (mine / "own_line.py").write_text(code)
     outcome = tiny.run("--config", str(mine / "one.py"), "--dry_run")
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words.split())
@@ -126,7 +112,7 @@ def test_a_config_of_another_experiment_is_not_one_of_this(mine):
     assert outcome.code == 2 and '"dots.bias"' in outcome.err and 'base.get_config("own_line")' in outcome.err
 
 
-# The one of the guide
+# The experiment of the guide
 
 
 def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_path, monkeypatch):
@@ -140,16 +126,17 @@ def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_pa
     settings = configs.Settings(config, config_file.defaults(config, base.get_config))
     runs = study.runs(settings, study.read(settings))
     assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
+    assert not any("study" in run.settings.to_dict() or run.settings.experiment != "my_regression" for run in runs)
     own = tiny.config_file(tmp_path, "my_regression", train__steps=150, mesh__data=1, regression__features=1)
     words = "--config.model.M=1 --config.model.D=16 --config.optim.learning_rate=1e-2 --config.regression.pairs=4"
-    words += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=none"  # which are soon compiled
-    told = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
-    assert told.code == 0, told.err
+    words += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=none"  # quick to compile
+    outcome = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
+    assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/explained"] > 0.3
     assert (tmp_path / "run" / "figures" / "loss.png").is_file()  # it draws none itself
 
 
-# A loss of one's own, in an experiment of ours
+# A user's loss in an experiment of the project
 
 
 def entropy(logits, target, weight):
@@ -161,8 +148,8 @@ def mean(logits, target, weight):
 
 
 @pytest.mark.parametrize(("experiment", "changes"), [("vision", {"image__patch": 4}), ("synthetic", {})])
-def test_a_loss_of_ones_own_takes_logits_targets_and_weights(experiment, changes):
-    """The same batch, of twice the logits by hand: where words are fused with their loss, too."""
+def test_a_users_loss_takes_logits_targets_and_weights(experiment, changes):
+    """It equals the loss of twice the logits by hand, also if the head of tokens is fused with the loss."""
     every = []
     for name, scale in (("cross_entropy", 2), ("test_own_experiment:entropy", 1)):
         settings = tiny.settings(experiment, train__loss=name, mesh__data=1, **changes)
@@ -182,6 +169,6 @@ def test_a_loss_of_ones_own_takes_logits_targets_and_weights(experiment, changes
         ({"train__loss": "test_own_experiment:entropy", "mesh__tensor": 2}, ("train.loss", "mesh.tensor")),
     ],
 )
-def test_what_is_no_loss(changes, parts):
+def test_an_invalid_loss_is_refused(changes, parts):
     with raises(errors.UserError, *parts):
         tiny.task_of(tiny.settings("synthetic", mesh__data=1, **changes))

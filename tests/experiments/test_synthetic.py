@@ -1,4 +1,4 @@
-"""Synthetic tasks: their answers against plain loops, what is new in training and fixed when held out, their model."""
+"""Synthetic tasks: their targets against plain loops, their random examples, and their model."""
 
 import math
 
@@ -34,7 +34,7 @@ def reachability(w_N):
 
 
 def beats(w_N):
-    """Rock, scissors, paper are 0, 1, 2, with W // 3 payloads each."""
+    """The target is the payload of the thing that loses: rock, scissors, paper are 0, 1, 2, with W // 3 payloads."""
     payloads = W // 3
     payload_of = {w // payloads: w % payloads for w in w_N}
     beaten_by = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
@@ -62,7 +62,7 @@ REFERENCE = {rule.__name__: rule for rule in (ring, previous, reachability, beat
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_answers_are_those_of_the_reference(task):
+def test_targets_are_those_of_plain_loops(task):
     fetch = synthetic.examples(task, N=N, W=W)
     for rng in (None, np.random.default_rng(0)):
         batch = fetch(np.arange(101), rng)
@@ -83,7 +83,7 @@ def draw(task, *, n=2000, **sizes):
 
 
 @pytest.mark.parametrize(("task", "used"), [("ring", W), ("previous", W), ("membership", W), ("nearest", 25)])
-def test_words_are_equally_likely_at_every_place(task, used):
+def test_tokens_are_equally_likely_at_every_position(task, used):
     w_BN = draw(task)["w_BN"]
     count_NW = np.array([np.bincount(w_N, minlength=W) for w_N in w_BN.T])
     assert (count_NW[:, used:] == 0).all()
@@ -101,7 +101,7 @@ def test_about_half_of_the_nodes_are_reached_and_edges_lead_to_any_other_node():
 
 
 @pytest.mark.parametrize("size", [3, N])
-def test_all_three_kinds_are_there_and_have_one_payload_each(size):
+def test_all_three_kinds_occur_and_have_one_payload_each(size):
     w_BN = draw("beats", N=size, n=500)["w_BN"]
     for w_N in w_BN:
         assert {w // (W // 3) for w in w_N} == {0, 1, 2} and len(set(w_N)) == 3
@@ -128,28 +128,21 @@ def test_half_of_the_questions_are_about_members_and_members_differ():
         ("nearest", [0, 7, 24], ["0:0", "1:2", "4:4"]),
     ],
 )
-def test_words_as_a_person_reads_them(task, w_N, shown):
+def test_tokens_are_spelled_for_readers(task, w_N, shown):
     assert synthetic.spell(task, np.array(w_N), N=3, W=W) == shown
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_training_depends_on_seed_and_step_and_what_is_held_out_on_the_number(task):
     fetch = synthetic.examples(task, N=N, W=W)
-
-    def training(seed):
-        return batches.train(fetch, n=synthetic.EPOCH, batch=16, seed=seed)
-
-    first, again = training(0), training(0)
-    for step in (0, 5):
-        for name in ("w_BN", "target_BN", "weight_BN", "example_B"):
-            np.testing.assert_array_equal(first[step][name], again[step][name])
-    small, large = (batches.evaluation(fetch, n=13, batch=batch) for batch in (4, 16))
-    rows_BN = np.concatenate([small[i]["w_BN"] for i in range(4)])
-    np.testing.assert_array_equal(rows_BN[:13], large[0]["w_BN"][:13])
-    assert small[3]["weight_BN"][1:].sum() == 0 and (rows_BN[13:] == rows_BN[12]).all()
+    first, again, other = (batches.train(fetch, n=synthetic.EPOCH, batch=16, seed=seed) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first[5], again[5])
+    held_out, rows_BN = batches.evaluation(fetch, n=13, batch=16)[0], fetch(np.arange(13), None)["w_BN"]
+    np.testing.assert_array_equal(held_out["w_BN"][:13], rows_BN)
+    assert not held_out["weight_BN"][13:].any() and (held_out["w_BN"][13:] == rows_BN[12]).all()
     np.testing.assert_array_equal(fetch(np.array([7, 2, 7]), None)["w_BN"], rows_BN[[7, 2, 7]])
-    parts = [first[0], first[1], training(1)[0], {"w_BN": rows_BN[:13]}]
-    examples = [tuple(w_N) for part in parts for w_N in part["w_BN"].tolist()]
+    parts = [first[0]["w_BN"], first[1]["w_BN"], other[0]["w_BN"], rows_BN]
+    examples = [tuple(w_N) for w_BN in parts for w_N in w_BN.tolist()]
     assert len(set(examples)) == len(examples) == 3 * 16 + 13
 
 
@@ -179,7 +172,7 @@ def test_a_task_is_named_with_its_number_of_tokens():
             experiment.parse(wrong)
 
 
-def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked(monkeypatch):
+def test_the_baseline_is_the_most_frequent_target(monkeypatch):
     monkeypatch.setattr(splits, "TOKENS", 200 * 12)
     task = task_of(synthetic__task="reachability", train__batch_size=200)
     batch = synthetic.examples("reachability", N=12, W=24)(np.arange(512), None)
@@ -187,11 +180,11 @@ def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked(monkeypatch
     assert task.baseline == {"accuracy": pytest.approx(max(reached, 1 - reached))} and reached != 0.5
     assert task.tokens_per_example == 12 and len(task.evaluation) == 3
     nothing = [{"target_BN": np.ones((1, 2), int), "weight_BN": np.zeros((1, 2))}]
-    with pytest.raises(errors.UserError):
+    with raises(errors.UserError):
         baselines.guess_token(nothing, W=3)
 
 
-def test_only_without_causal_do_answers_depend_on_later_words():
+def test_only_without_causal_do_predictions_depend_on_later_tokens():
     losses = {}
     for causal in (True, False):
         task = task_of(synthetic__task="ring_causal" if causal else "ring", model__M=1)
@@ -206,7 +199,7 @@ def test_only_without_causal_do_answers_depend_on_later_words():
     assert losses[True][0] == losses[True][1] and losses[False][0] != losses[False][1]
 
 
-def test_the_figures_are_drawn_with_the_words_of_the_task(tmp_path):
+def test_the_figures_are_drawn_with_the_tokens_of_the_task(tmp_path):
     settings = tiny.settings("synthetic", synthetic__task="previous_causal", model__M=1, mesh__data=1)
     _, (files, _), _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["loss.png", "attention.png"]

@@ -1,4 +1,4 @@
-"""Texts to classes: how they are read and cut, what the model sees of them, and a run used as a model."""
+"""Classes of texts: how texts are read and cut, what the model sees of them, and how a run classifies."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ CSV = ("label,text\n" + "".join(f'{kind},"{text}"\n' for text, kind in ROWS)).en
     ids=["csv", "jsonl", "folders"],
 )
 def test_texts_and_classes_come_from_tables_and_folders(tmp_path, files, columns):
-    """Where no name tells it, a tenth of the texts is held out, the same of each form."""
+    """If no file name says which part is held out, it is a tenth of the texts, the same of each format."""
     found = labelled.load(str(write(tmp_path / "in", **files)), *columns)
     assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ("blame", "praise")
     assert 2 <= len(found.evaluation) <= 16 and not set(found.train) & set(found.evaluation)
@@ -42,22 +42,17 @@ def test_texts_and_classes_come_from_tables_and_folders(tmp_path, files, columns
     assert sorted(again.evaluation) == sorted(found.evaluation)
 
 
-def test_names_tell_what_is_held_out(tmp_path):
+def test_file_names_say_which_part_is_held_out(tmp_path):
     parts = {"train.tsv": ROWS[::2], "test.tsv": ROWS[1::2]}
     tables = {name: "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows) for name, rows in parts.items()}
     found = labelled.load(str(write(tmp_path, **{k: v.encode() for k, v in tables.items()})))
     assert (found.train, found.evaluation) == (ROWS[::2], ROWS[1::2])
     assert "train.tsv to train on; test.tsv to evaluate" in found.description
-    (tmp_path / "test.tsv").write_text(
-        "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in [*ROWS[:3], ("x", "praise")])
-    )
-    assert "(2 of 4 held-out texts are also in the training data)" in labelled.load(str(tmp_path)).description
-    for content, part in (
-        ("text\tlabel\n", "test.tsv"),
-        ("", "test.tsv"),
-        ("text\tlabel\n" + "x\tnew\n" * 99, '"new"'),
-    ):
-        (tmp_path / "test.tsv").write_text(content)
+    rows = "".join(f"{a}\t{b}\n" for a, b in [*ROWS[:3], ("x", "praise")])
+    (tmp_path / "test.tsv").write_text(f"text\tlabel\n{rows}")
+    assert "2 of 4" in labelled.load(str(tmp_path)).description
+    for rows, part in (("", "test.tsv"), ("x\tnew\n" * 99, '"new"'), (None, "test.tsv")):
+        (tmp_path / "test.tsv").write_text("" if rows is None else f"text\tlabel\n{rows}")
         with raises(errors.UserError, part):
             labelled.load(str(tmp_path))
 
@@ -73,20 +68,20 @@ def test_names_tell_what_is_held_out(tmp_path):
         ("pos/a.txt", b"caf\xe9 au lait", ("pos/a.txt", "UTF-8", "line 1")),
     ],
 )
-def test_what_holds_no_texts_with_classes_is_refused(tmp_path, name, content, parts):
+def test_files_without_texts_with_classes_are_refused(tmp_path, name, content, parts):
     write(tmp_path, **{name: content} | ({"neg/a.txt": b"x"} if "/" in name else {}))
     with raises(errors.UserError, *parts):
         labelled.load(str(tmp_path if "/" in name else tmp_path / name))
 
 
-def test_a_wrong_source_or_field_is_refused():
+def test_an_invalid_source_or_field_is_refused():
     for setting in (("absent",), ("docstrings", "text"), ("docstrings", "text,label,kind")):
         with raises(errors.UserError, setting[-1]):
             labelled.load(*setting)
 
 
 class Ended(tokenizer.Plain):
-    """As BERT's, which puts two specials around a text."""
+    """A tokenizer like BERT's, which puts two special tokens around a text."""
 
     def encode(self, text, *, specials=True):
         return np.concatenate([[256], super().encode(text), [257]])
@@ -94,11 +89,9 @@ class Ended(tokenizer.Plain):
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3), st.integers(2, 12))
-def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(texts, N):
-    for of, ends in (
-        (tokenizer.make("bytes", [], specials=(labelled.CLS,)), []),
-        (Ended("bytes", "", ("x", "y")), [257]),
-    ):
+def test_a_text_follows_the_class_token_and_a_longer_text_is_cut(texts, N):
+    tokenizers = tokenizer.make("bytes", [], specials=(labelled.CLS,)), Ended("bytes", "", ("x", "y"))
+    for of, ends in zip(tokenizers, ([], [257]), strict=True):
         id_BN, valid_BN, cut = labelled.encode(of, texts, N=N)
         assert cut == sum(1 + len(text.encode()) + len(ends) > N for text in texts)
         for text, id_N, valid_N in zip(texts, id_BN, valid_BN, strict=True):
@@ -135,17 +128,12 @@ def test_classes_have_no_tied_output():
 
 
 def settings_of(folder, head):
-    small = {
-        "model.M": 1,
-        "model.norm": "rms",
-        "model.mlp": "relu",
-        "model.bias": "none",
-        "model.attention": "explicit",
-    }
-    return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.head": head}
+    small = {"model.M": 1, "model.norm": "rms", "model.mlp": "relu", "model.bias": "none"}
+    small |= {"model.attention": "explicit", "text.N": 17}
+    return small | {"text.source": str(folder / "reviews.csv"), "text.head": head}
 
 
-def test_a_run_tells_the_classes_of_texts(tmp_path):
+def test_a_run_classifies_texts(tmp_path):
     write(tmp_path, **{"reviews.csv": CSV})
     changes = settings_of(tmp_path, "pooled")
     work = tiny.work_of(tiny.settings("text_classification", **changes))
@@ -153,10 +141,10 @@ def test_a_run_tells_the_classes_of_texts(tmp_path):
     run = published.run(tmp_path / "run", "text_classification", params, **changes)
     id_1N, model = batch["w_BN"][:1, batch["valid_BS"][0]], open_model.open(run)
     np.testing.assert_allclose(model(id_1N)[0], jax.jit(work.apply)(params, batch)[0], rtol=1e-4, atol=1e-5)
-    told = tiny.command(classify, checkpoint=run, prompt="a good film")
+    outcome = tiny.command(classify, checkpoint=run, prompt="a good film")
     p_C = softmax(np.asarray(model(np.array([[256, *b"a good film"]]))[0]))
     shown = [f"  {p_C[c]:.3f}  {('blame', 'praise')[c]}" for c in np.argsort(-p_C)]
-    assert (told.code, told.out.splitlines()) == (0, shown) and p_C.min() > 1e-6
+    assert (outcome.code, outcome.out.splitlines()) == (0, shown) and p_C.min() > 1e-6
     with raises(errors.UserError, "--prompt"):
         classify.run(run, file="a.png")
 
@@ -168,18 +156,18 @@ def test_classes_of_numbers_and_of_data_sets_keep_their_order(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     kinds = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["zebra", "10", "ant"]))
-    made = {}
+    splits = {}
     for part, labels in (("train", [0, 1, 2, 0]), ("test", [2, -1, 0])):
         texts = [f"{part} {i}" for i in range(len(labels))]
-        made[part] = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=kinds)
-    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+        splits[part] = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=kinds)
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
     found = labelled.load(f"hub:{tmp_path / 'saved'}")
     assert found.classes == ("zebra", "10", "ant") and "no class: 1" in found.description
     assert [name for _, name in found.train] == ["zebra", "10", "ant", "zebra"]
     assert [name for _, name in found.evaluation] == ["ant", "zebra"]
 
 
-def test_recall_is_told_of_each_class_and_of_many_the_lowest():
+def test_recall_is_reported_for_each_class_and_for_the_lowest_of_many():
     label_B, predicted_B = np.array([0, 0, 0, 2, 2, 3]), np.array([0, 0, 2, 2, 2, 1])
     assert tasks.measure_recalls(label_B, predicted_B, "abcd") == {"recall": {"a": 2 / 3, "c": 1.0, "d": 0.0}}
     label_B = np.arange(100_000)

@@ -1,4 +1,4 @@
-"""Translation from its command to its figures: what it learns, how it is decoded, scored and shown."""
+"""Translation from its command to its figures: learning, decoding, scores."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ STEPS, N, W = 120, 6, 300
 SIZES = {"model.M": 1, "pairs.N": N, "pairs.vocabulary": W}
 TRAIN = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": STEPS}
 TRAIN |= {"train.evaluate_every": STEPS // 2, "optim.learning_rate": 0.02, "optim.warmup_steps": 20}
-TRAIN |= {"model.bias": "none", "model.mlp": "relu", "model.norm": "rms"}  # which compile soon
+TRAIN |= {"model.bias": "none", "model.mlp": "relu", "model.norm": "rms"}  # quick to compile
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def file(tmp_path_factory):
 
 
 class Trained(NamedTuple):
-    """A run, what it printed, and its sample.txt as (source, truth, greedy, beam)."""
+    """A run's folder, its output, and its sample.txt as (source, truth, greedy, beam)."""
 
     folder: pathlib.Path
     out: str
@@ -67,7 +67,7 @@ def trained(file, tmp_path_factory):
 
 
 def test_a_run_learns_to_translate_held_out_sentences_and_shows_it(trained):
-    """Word by word, but no held-out sentence was seen: the decoder must have found the words in the source."""
+    """No held-out sentence is in the training part, so the decoder must read the words of the source."""
     files = [trained.folder / "figures" / f"{name}.png" for name in ("cross_attention", "loss")]
     assert sorted((trained.folder / "figures").iterdir()) == files
     text = (trained.folder / "sample.txt").read_text(encoding="utf-8")
@@ -84,8 +84,7 @@ def test_a_run_learns_to_translate_held_out_sentences_and_shows_it(trained):
     assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in trained.blocks) > 11
 
 
-def test_greedy_translations_are_those_of_the_whole_model(trained, file, monkeypatch):
-    """The most likely token each time, all of the target read again for each of them; the beam has its settings."""
+def test_greedy_translations_have_the_most_likely_tokens_of_the_model_without_a_cache(trained, file, monkeypatch):
     monkeypatch.setattr(translation, "SCORED", 11)
     settings = tiny.settings("translation", **SIZES | TRAIN | {"pairs.source": file})
     corpus, model = translation.read(settings), models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True)
@@ -100,17 +99,14 @@ def test_greedy_translations_are_those_of_the_whole_model(trained, file, monkeyp
     assert len(set(expected)) > 5 and sum(fits_B) == 10
 
 
-def test_the_tool_makes_what_the_run_showed_and_the_same_scores(trained, tmp_path, monkeypatch):
+def test_the_tool_makes_the_translations_and_scores_of_the_run(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(translate, "BATCH", 4)  # the run had all at once
-    contents = {
-        "test.en": [row[0] for row in trained.blocks] + [""],
-        "test.es": [row[1] for row in trained.blocks] + [""],
-    }
+    contents = {f"test.{name}": [row[i] for row in trained.blocks] + [""] for i, name in enumerate(("en", "es"))}
     contents |= {"short.es": ["x"], "none.en": [""]}
     for name, lines in contents.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    given = {"checkpoint": trained.folder, "file": tmp_path / "test.en"}
-    outcome = tiny.command(translate, **given, reference=[tmp_path / "test.es"] * 2, workdir=tmp_path / "out")
+    flags = {"checkpoint": trained.folder, "file": tmp_path / "test.en"}
+    outcome = tiny.command(translate, **flags, reference=[tmp_path / "test.es"] * 2, workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")
     beam = "".join(f"{row[3]}\n" for row in trained.blocks) + "\n"
     assert (tmp_path / "out" / "translations.txt").read_text() == beam
@@ -120,8 +116,8 @@ def test_the_tool_makes_what_the_run_showed_and_the_same_scores(trained, tmp_pat
     assert f" = {trained.summary['eval/chrf_beam']:.2f}" in chrf
     assert f" = {trained.summary['eval/bleu_beam']:.2f}" in bleu
     texts = {"greedy": ["hola"] * 12, "beam": ["buenos", "dias"]}
-    monkeypatch.setattr(translation, "translator", lambda *_, **how: lambda params, sentences: texts)
-    assert tiny.command(translate, **given).out == "buenos\ndias\n"
+    monkeypatch.setattr(translation, "translator", lambda *_, **options: lambda params, sentences: texts)
+    assert tiny.command(translate, **flags).out == "buenos\ndias\n"
     for changes, *parts in (
         ({"reference": (tmp_path / "short.es",)}, "test.en", 12, "short.es", 1),
         ({"file": tmp_path / "none.en"}, "none.en"),
@@ -129,13 +125,13 @@ def test_the_tool_makes_what_the_run_showed_and_the_same_scores(trained, tmp_pat
         ({"file": ""}, "--file"),
     ):
         with raises(errors.UserError, *parts):
-            translate.run(**given | changes)
+            translate.run(**flags | changes)
 
 
 # The task.
 
 
-def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_target(file):
+def test_the_loss_depends_on_the_valid_tokens_of_the_source_and_earlier_tokens_of_the_target(file):
     task = tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | {"pairs.N": 8}))
     batch, params, measure = task.train[0], tiny.drawn(task), tiny.measure(task)
     assert batch["source_BS"].shape == (16, 8) and task.tokens_per_example == 16
@@ -155,22 +151,19 @@ def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_tar
 
 
 def test_the_baseline_is_the_most_frequent_target_token(tmp_path):
-    """Of the padding it knows nothing, and where the training part does not tell, the evaluation does not either."""
+    """Padding does not count."""
     (tmp_path / "p.tsv").write_text("".join(f"{'abc'[i % 3]} {i}\t{'x' * (i % 7 + 1)}\n" for i in range(60)))
-    task = tiny.task_of(
-        tiny.settings("translation", **{"pairs.source": str(tmp_path / "p.tsv")} | SIZES | {"pairs.N": 9})
-    )
-    train, asked = (
-        [part[i] for i in range(n)] for part, n in ((task.train, 9), (task.evaluation, len(task.evaluation)))
-    )
-    words = np.concatenate([batch["target_BN"][batch["weight_BN"] > 0] for batch in train])
-    most = np.bincount(words).argmax()
-    right = sum(((batch["target_BN"] == most) * batch["weight_BN"]).sum() for batch in asked)
-    assert task.baseline == {"accuracy": pytest.approx(right / sum(batch["weight_BN"].sum() for batch in asked))}
+    changes = {"pairs.source": str(tmp_path / "p.tsv")} | SIZES | {"pairs.N": 9}
+    task = tiny.task_of(tiny.settings("translation", **changes))
+    train, held_out = [task.train[i] for i in range(9)], [task.evaluation[i] for i in range(len(task.evaluation))]
+    tokens = np.concatenate([batch["target_BN"][batch["weight_BN"] > 0] for batch in train])
+    most = np.bincount(tokens).argmax()
+    correct = sum(((batch["target_BN"] == most) * batch["weight_BN"]).sum() for batch in held_out)
+    assert task.baseline == {"accuracy": pytest.approx(correct / sum(batch["weight_BN"].sum() for batch in held_out))}
     assert 0 < task.baseline["accuracy"] < 1
 
 
-def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_references():
+def test_the_choice_of_scored_sentences_depends_on_the_sentences_alone_and_keeps_all_references():
     held_out = [(f"s{i}", f"t{i}") for i in range(97)] + [("s5", "another")]
     sources, references = translation.scored(held_out, 13)
     again, their_references = translation.scored(held_out[::-1], 13)
@@ -190,7 +183,7 @@ def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_referen
         ("model.norm", "instance", "model.norm = instance"),
     ],
 )
-def test_wrong_settings_are_one_sentence(file, setting, value, shown):
+def test_invalid_settings_are_refused(file, setting, value, shown):
     with raises(errors.UserError, shown):
         tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | {setting: value}))
 
@@ -221,9 +214,9 @@ def test_scores_are_of_the_whole_corpus_with_any_number_of_references():
         ("no letters", "13a", "1 + 1 = 2"),
     ],
 )
-def test_bleu_has_the_words_of_the_language(language, expected, sentence):
+def test_bleu_has_the_tokens_of_the_language(language, expected, sentence):
     assert translation_score.choose_tokenizer([[sentence], [sentence]]) == expected
-    if expected != "13a":  # of a sentence that is one "word" nothing but the whole would count
+    if expected != "13a":  # for a tokenizer of words, only the whole sentence would match
         half = [sentence[: len(sentence) * 2 // 3] + "x"]
         assert translation_score.scores(half, [[sentence]])["bleu"] > 20
         assert f"tok:{expected}" in translation_score.format_scores(half, [[sentence]])

@@ -14,12 +14,12 @@ LENGTH_B = np.array([40, 3])  # with a window, queries of the second sequence se
 
 
 def offsets(b_HR: jax.Array) -> Partial:
-    """A learned bias for every offset s - n."""
+    """Return a learned bias for every offset s - n."""
     return Partial(functools.partial(relative_position.relative.bias, H=H), {"b_HR": b_HR})
 
 
 def padded(N: int) -> mask.Mask:
-    """A causal window over sequences of unequal lengths, an array that is whole on every device."""
+    """Return a causal window over sequences of unequal lengths, an array that every device has."""
     valid_BS = jnp.arange(N) < LENGTH_B[:, None]
     return mask.both(mask.both(mask.causal, mask.window(9)), mask.padding(valid_BS))
 
@@ -28,12 +28,11 @@ MASKS = {"padding": padded, "prefix": lambda N: mask.either(mask.causal, mask.pr
 
 
 def gradients(arrays, n, *, attend, name: str, bias: bool, N: int, over=(), **cap: float) -> tuple[dict, jax.Array]:
-    """The gradients of a number that every finite output moves, summed over the devices, and the outputs."""
+    """Return the gradients of a number that depends on every output, summed over the devices, and the outputs."""
 
     def total(arrays: dict) -> tuple[jax.Array, jax.Array]:
-        own = offsets(arrays["b_HR"]) if bias else None
-        y_BHNV, _ = attend(*[arrays[x] for x in "qkv"], mask=MASKS[name](N), bias=own, n=n, scale=0.7, **cap)
-        number = jnp.where(jnp.isfinite(y_BHNV), jnp.sin(y_BHNV + jnp.arange(V)), 0).sum()
-        return jax.lax.psum(number, over), y_BHNV
+        call = dict(mask=MASKS[name](N), bias=offsets(arrays["b_HR"]) if bias else None, n=n, scale=0.7, **cap)
+        y_BHNV, _ = attend(*[arrays[x] for x in "qkv"], **call)
+        return jax.lax.psum(jnp.sin(y_BHNV + jnp.arange(V)).sum(), over), y_BHNV
 
     return jax.grad(total, has_aux=True)(arrays)

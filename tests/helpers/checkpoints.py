@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: states of random numbers on any mesh, saved and resumed."""
+"""States of random numbers on any mesh, saved and resumed, for the tests of checkpoints."""
 
 import jax
 import jax.numpy as jnp

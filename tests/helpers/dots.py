@@ -1,4 +1,4 @@
-"""An experiment as a user has it, for studies in tests: classification of points by one matrix, compiled in a blink."""
+"""A user's experiment for the tests of runs and studies: classification of points by one matrix, compiled quickly."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments.engine import batches, log, run, run_plan
 
-# A run of it, each of whose steps is logged. The 29 points that are held out are 6 batches.
+# A run that logs each of its steps; the 29 held-out points are 6 batches
 CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "mesh.data": 1}
 CHANGES |= {"train.evaluate_every": 4, "optim.warmup_steps": 1}
 
@@ -25,20 +25,20 @@ def config():
 
 def prepare(settings, devices):
     t, bias = settings.train, settings.dots.bias
-    task = tiny.linear_task(batch=t.batch_size, evaluate_batch=5, seed=settings.seed)
+    linear = tiny.linear_task(batch=t.batch_size, evaluate_batch=5, seed=settings.seed)
 
     def init(key):
-        params = task.init(key)
+        params = linear.init(key)
         return params if bias else {"G_CD": params["G_CD"]}
 
     def apply(params, batch):
         return batch["x_BD"] @ params["G_CD"].T + params["b_C"]
 
     def loss(params, batch, *, key_B=None, layout=None):
-        if key_B is not None:  # dropout, so that a run that goes on has to have its keys
-            stays_BD = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, (tiny.D,)))(key_B)
-            batch = batch | {"x_BD": batch["x_BD"] * stays_BD}
-        return task.loss({"b_C": jnp.zeros(tiny.C)} | params, batch)
+        if key_B is not None:  # dropout, so that a resumed run needs its keys
+            keep_BD = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, (tiny.D,)))(key_B)
+            batch = batch | {"x_BD": batch["x_BD"] * keep_BD}
+        return linear.loss({"b_C": jnp.zeros(tiny.C)} | params, batch)
 
     def probe(params):  # as if there were two layers of scores
         return {f"symmetry/{m}": m * params["G_CD"].mean() for m in (1, 2)}
@@ -47,25 +47,24 @@ def prepare(settings, devices):
         A_BNN = jax.nn.softmax(batch["x_BD"][:, :, None] * batch["x_BD"][:, None, :])
         return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
 
-    whole = task._replace(init=init, loss=loss, probe=probe, maps=maps)
-    return run.Work(
-        whole, lambda *arguments: figures(*arguments), apply, files={"dots.txt": b"1"}, lines=["dots: 61 points"]
-    )
+    task = linear._replace(init=init, loss=loss, probe=probe, maps=maps)
+    written = {"files": {"dots.txt": b"1"}, "lines": ["dots: 61 points"]}
+    return run.Work(task, lambda *arguments: figures(*arguments), apply, **written)
 
 
 def figures(params, folder, rows):
     return []
 
 
-# What the tests that stop a run share
+# For tests that stop a run
 
 
 def at_batch(monkeypatch, step, do):
-    """This is done while the batch of this step, counted from 1, is made."""
-    whole = batches.iterate
+    """Call `do` while the batch of this step, counted from 1, is prepared."""
+    iterate_all = batches.iterate
 
     def iterate(dataset, *, start):
-        for n, batch in enumerate(whole(dataset, start=start), start + 1):
+        for n, batch in enumerate(iterate_all(dataset, start=start), start + 1):
             if n == step:
                 do()
             yield batch
@@ -74,18 +73,18 @@ def at_batch(monkeypatch, step, do):
 
 
 def signal_with_batch(monkeypatch, step, *numbers):
-    """These signals come while the batch of this step, counted from 1, is made."""
+    """Send these signals while the batch of this step, counted from 1, is prepared."""
     at_batch(monkeypatch, step, lambda: [os.kill(os.getpid(), number) for number in numbers])
 
 
 def planned(monkeypatch, **changes):
-    """The plan of a run has these."""
+    """Change these fields of the plan of every run."""
     make_plan = run_plan.make_plan
     monkeypatch.setattr(run_plan, "make_plan", lambda *arguments: dataclasses.replace(make_plan(*arguments), **changes))
 
 
 def launched(folder, *more):
-    """What a person sees of the run in folder / 'run'."""
+    """Run the experiment in folder / "run"."""
     file = tiny.config_file(folder, "dots", **CHANGES)
     return tiny.run("--config", file, "--workdir", str(folder / "run"), *more)
 
@@ -95,13 +94,13 @@ def saved(folder):
 
 
 def result(folder):
-    """What is alike where a run went on: the sha256 of the last parameters, the rows of the log."""
+    """Return the sha256 of the last parameters and the rows of the log, which resuming must not change."""
     summary = json.loads((folder / "run" / "summary.json").read_text())
     return summary["params_sha256"], log.read(folder / "run")
 
 
 def resumed(folder):
-    """The result of the same command, after which nothing is left to do."""
+    """Return the result after the same command, which finishes the run."""
     assert launched(folder).code == 0
     return result(folder)
 
@@ -114,5 +113,5 @@ def quick():
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """(sha256 of the last parameters, rows of the log) of a run that nothing disturbed"""
+    """Return (sha256 of the last parameters, rows of the log) of an uninterrupted run."""
     return resumed(tmp_path_factory.mktemp("unbroken"))

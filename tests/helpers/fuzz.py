@@ -1,4 +1,4 @@
-"""What the fuzz tests share: how many cases, what text to try, and the bounds of time and memory that each case keeps.
+"""Fuzz tests: the number of cases, the texts to try, and the bounds of time and memory for each case.
 
 TFM_FUZZ=20 makes twenty times as many cases, and new ones each time; without it they are few, and the same.
 """
@@ -31,7 +31,7 @@ TEXTS = st.one_of(STRANGE, LETTERS)
 
 
 def settings(cases: int) -> hypothesis.settings:
-    """So many cases by default."""
+    """Return Hypothesis' settings for this number of cases by default."""
     return hypothesis.settings(
         deadline=None,
         database=None,
@@ -42,7 +42,7 @@ def settings(cases: int) -> hypothesis.settings:
 
 
 def count(test: str, what: str) -> None:
-    """One more case of `test`; `what` became of it."""
+    """Count one more case of `test` with this outcome."""
     tried[f"{test}: {what}"] = tried.get(f"{test}: {what}", 0) + 1
 
 
@@ -52,12 +52,12 @@ def tell() -> None:
 
 
 class Hangs(BaseException):
-    """What is done is not done in time. (A TimeoutError is an OSError, which a reader makes a sentence of.)"""
+    """A case is not done in time. (A TimeoutError is an OSError, which a reader turns into a UserError.)"""
 
 
 @contextlib.contextmanager
 def bounded(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
-    """Hangs for what hangs, MemoryError for what takes more address space beside what the process has."""
+    """Context manager: raise Hangs after `seconds`, and MemoryError if the process grows by more than `gigabytes`."""
 
     def stop(*_: object) -> None:
         raise Hangs(f"not done after {seconds} s")
@@ -76,7 +76,7 @@ def bounded(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
 
 
 def launched(*arguments: str) -> tuple[int, str]:
-    """(exit code, stderr) of the launcher in this process, with a stdout that takes UTF-8 only, as a terminal does."""
+    """Return (exit code, stderr) of the launcher in this process, whose stdout takes only UTF-8, like a terminal."""
     tiny.forget_flags()
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), bounded():
@@ -86,6 +86,6 @@ def launched(*arguments: str) -> tuple[int, str]:
 
 
 def check_sentence(sentence: str) -> None:
-    """One line, with something in it, that is no traceback."""
+    """Assert that it is one nonempty line and not a traceback."""
     assert sentence.strip() and "Traceback" not in sentence, sentence
     assert len(sentence.splitlines()) == 1, sentence

@@ -29,7 +29,7 @@ REMOVALS = ("os.remove", "os.rmdir")
 
 
 def changes(event: str, arguments: tuple, folder: str) -> bool:
-    """Whether this event of Python's is a change of a file in the folder."""
+    """Return True if this audit event changes a file in the folder."""
     if event == "open":
         path, _, flags = arguments
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
@@ -40,23 +40,23 @@ def changes(event: str, arguments: tuple, folder: str) -> bool:
 
 
 def run(config: str, folder: pathlib.Path, dies_at: int | None) -> tuple[int, str]:
-    """Train in a fork that kills itself before its change number `dies_at`; its exit code, and what it printed."""
-    said = folder.with_name(folder.name + ".out")
+    """Train in a fork that kills itself before its change number `dies_at`. Return its exit code and its output."""
+    printed = folder.with_name(folder.name + ".out")
     child = os.fork()
     if child:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return code, said.read_text(encoding="utf-8", errors="replace")
-    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        return code, printed.read_text(encoding="utf-8", errors="replace")
+    out = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    seen = 0
+    count = 0
 
     def watch(event: str, arguments: tuple) -> None:
-        nonlocal seen
+        nonlocal count
         if changes(event, arguments, str(folder)):
-            if seen == dies_at:
+            if count == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            seen += 1
+            count += 1
             os.write(2, f"{MARK} {event} {arguments[0]}\n".encode())
 
     sys.addaudithook(watch)
@@ -67,45 +67,44 @@ def run(config: str, folder: pathlib.Path, dies_at: int | None) -> tuple[int, st
 
 
 def result(folder: pathlib.Path) -> Any:
-    """What must be alike: parameters, evaluation, the log, and the names of all files but the events."""
+    """Return what a kill must not change: parameters, evaluation, the log, and the names of all files but events."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    kept = {name: value for name, value in summary.items() if name.startswith(("params", "eval/", "steps"))}
+    numbers = {name: value for name, value in summary.items() if name.startswith(("params", "eval/", "steps"))}
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     files = {name for name in files if not name.startswith("events/") and "/state/" not in name}
-    return kept, (folder / "metrics.jsonl").read_text(encoding="utf-8"), sorted(files)
+    return numbers, (folder / "metrics.jsonl").read_text(encoding="utf-8"), sorted(files)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--every", type=int, default=1)
-    given = parser.parse_args()
-    folder, began = given.folder.absolute(), time.perf_counter()
+    arguments = parser.parse_args()
+    folder, began = arguments.folder.absolute(), time.perf_counter()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
     folder.mkdir(exist_ok=True)
     short = {"train.steps": 3, "train.save_every": 1, "train.evaluate_every": 2, "train.accumulation": 2}
     config = tiny.config_file(folder, "dots", **dots.CHANGES | short)
-    code, said = run(config, folder / "undisturbed", None)
+    code, printed = run(config, folder / "undisturbed", None)
     if code:
-        print(f"FAILED: the run that nothing disturbs:\n{said}")
+        print(f"FAILED: the run without a kill:\n{printed}")
         return 1
-    made = [line.removeprefix(MARK).strip() for line in said.splitlines() if line.startswith(MARK)]
-    places = range(given.every // 2, len(made), given.every)
-    bad = sum(not survives(config, folder, n, made[n]) for n in places)
-    tried = len(places)
-    print(f"killed before {tried} of {len(made)} changes of files: {bad} failed, {time.perf_counter() - began:.0f} s")
+    made = [line.removeprefix(MARK).strip() for line in printed.splitlines() if line.startswith(MARK)]
+    places = range(arguments.every // 2, len(made), arguments.every)
+    bad, seconds = sum(not survives(config, folder, n, made[n]) for n in places), time.perf_counter() - began
+    print(f"killed before {len(places)} of {len(made)} changes of files: {bad} failed, {seconds:.0f} s")
     return 1 if bad else 0
 
 
 def survives(config: str, folder: pathlib.Path, n: int, what: str) -> bool:
-    """Kill before change n, go on, and compare; what is wrong is printed."""
+    """Kill before change n, resume and compare. Print a difference, and return False if there is one."""
     workdir = folder / f"killed{n}"
     killed, _ = run(config, workdir, n)
-    code, said = run(config, workdir, None)
-    right = result(folder / "undisturbed")
-    found = result(workdir) if (workdir / "summary.json").exists() else None
-    if killed != -signal.SIGKILL or code or "Traceback" in said or "Warning" in said or found != right:
-        print(f"FAILED: killed ({killed}) before {n}, {what}; then {code}, {found} instead of {right}\n{said[-600:]}")
+    code, printed = run(config, workdir, None)
+    expected = result(folder / "undisturbed")
+    resumed = result(workdir) if (workdir / "summary.json").exists() else None
+    if killed != -signal.SIGKILL or code or "Traceback" in printed or "Warning" in printed or resumed != expected:
+        print(f"FAILED: killed ({killed}) before {n}, {what}; then {code}, {resumed}, not {expected}\n{printed[-600:]}")
         return False
     shutil.rmtree(workdir)
     return True

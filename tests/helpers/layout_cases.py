@@ -13,7 +13,7 @@ from experiments.engine import mesh as meshes, optim, run as runs, train_step as
 
 SMALL = {"model__H": 4, "model__M": 1}
 FEW = {"model__bias": "none", "model__norm": "rms", "model__mlp": "relu"}  # parameters, which are soon compiled
-KINDS = {  # what each room has beside the usual: every sum over devices is in one of the first three
+KINDS = {  # (experiment, changes): every sum over devices is in one of the first three
     "masked_image": (
         "masked_image",
         {"model__norm": "instance", "model__mlp": "swiglu", "model__score": "tied", "model__value": "identity"}
@@ -33,7 +33,7 @@ ADAMW = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip": 
 
 
 def mesh_of(sizes):
-    """A mesh from '2x2x2x1': data, fsdp, tensor, sequence."""
+    """Return a mesh from "2x2x2x1": data, fsdp, tensor, sequence."""
     return meshes.make(**dict(zip(meshes.AXES, map(int, sizes.split("x")), strict=True)))
 
 
@@ -54,14 +54,14 @@ def tasks(folder):
 
 
 def compiled(task, mesh, accumulation=1):
-    """The gradient of a batch, compiled and not run, and what it is of."""
+    """Compile the gradient of a batch. Return the program and the abstract state."""
     state = steps.abstract_state(task, optim.adamw(lambda step: 0.1, **ADAMW), mesh=mesh)
     batch, key = meshes.abstract_batch(mesh, task.train[0]), jax.random.key(1)
     return tiny.gradient(task, mesh, accumulation).lower(state.params, batch, key).compile(), state
 
 
 def gradient(task_of, kind, sizes, accumulation):
-    """The first batch's metrics, its gradient at parameters none of which is zero, and what passed between devices."""
+    """Return the first batch's metrics, its gradient at nonzero parameters, and the collectives of the program."""
     mesh, (experiment, changes) = mesh_of(sizes), KINDS[kind]
     task = task_of(experiment, mesh, **changes)
     program, state = compiled(task, mesh, accumulation)
@@ -72,9 +72,9 @@ def gradient(task_of, kind, sizes, accumulation):
 
 
 def agree(found, expected):
-    """Metrics and gradients within 1e-5, relative to the largest number of their leaf.
+    """Assert that metrics and gradients differ by at most 1e-5, relative to the largest number of their leaf.
 
-    For leaves whose gradient is zero but for rounding (the bias of the keys): within 2e-6 of the largest of all.
+    Leaves whose gradient is only rounding (the bias of the keys) may differ by 2e-6 of the largest gradient.
     """
     largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected[1]))
     assert expected[0]["loss"] > 0 < largest

@@ -34,13 +34,6 @@ def gpt2(**how: Any) -> Tokenizer:
     return level("<|endoftext|>", **how)
 
 
-def roberta(**how: Any) -> Tokenizer:
-    made = level("<s>", "</s>", "<pad>", "<unk>", "<mask>", **how)
-    ids = [(name, made.token_to_id(name)) for name in ("</s>", "<s>")]
-    made.post_processor = processors.RobertaProcessing(*ids, add_prefix_space=False)
-    return made
-
-
 def llama(old: bool = True, begins: bool = True) -> Tokenizer:
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS, "ab", "▁a", "▁ab"]
     vocab = {name: i for i, name in enumerate(names)}
@@ -55,15 +48,4 @@ def llama(old: bool = True, begins: bool = True) -> Tokenizer:
     if begins:
         made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return made
-
-
-def unigram(names: list[str], around: tuple[str, str], **how: Any) -> Tokenizer:
-    pieces = [*((name, 0.0) for name in names), *((name, -3.0) for name in ["▁", *LETTERS, "ab", "▁a", "▁ab"])]
-    made = Tokenizer(models.Unigram(pieces, unk_id=names.index("<unk>")))
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    ids = [(name, names.index(name)) for name in around]
-    made.post_processor = processors.TemplateProcessing(single=f"{around[0]} $A {around[1]}", special_tokens=ids)
-    made.add_special_tokens(names)
     return made

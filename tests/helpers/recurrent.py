@@ -1,7 +1,7 @@
-"""A next-word model whose cache, like that of attention, holds something of every position: for tests of decoding.
+"""A next-token model for tests of decoding, whose cache holds something of every position, as in attention.
 
-The logits after w_0 ... w_n are G tanh(sum_s p_s * e_{w_s}), s <= n. As with a transformer, what `start` makes of the
-padding stands in the cache and must be overwritten by the words that are appended.
+The logits after w_0 ... w_n are G tanh(sum_s p_s * e_{w_s}), s <= n. As in a transformer, `start` writes the padding
+into the cache, where the appended tokens must overwrite it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ class Incremental(NamedTuple):
     traces: list[str]
 
 
-def logits(words: Sequence[int]) -> np.ndarray:
-    """What comes after the words, by the definition."""
-    return G_WD @ np.tanh((P_ND[: len(words)] * E_WD[list(words)]).sum(axis=0))
+def logits(text: Sequence[int]) -> np.ndarray:
+    """Return the logits after the text, by the definition."""
+    return G_WD @ np.tanh((P_ND[: len(text)] * E_WD[list(text)]).sum(axis=0))
 
 
 def incremental() -> Incremental:
-    """`start` and `step`. The cache also counts the words read after the prompt."""
+    """Return `start` and `step`. The cache also counts the tokens read after the prompt."""
     traces = []
 
     def after(past_BND: jax.Array, n_B: jax.Array) -> jax.Array:
@@ -55,6 +55,6 @@ def incremental() -> Incremental:
 
 
 def prompts(*lengths: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random prompts of these lengths, with words, not id 0, for padding; and the lengths."""
+    """Return random prompts of these lengths, padded with tokens other than id 0, and the lengths."""
     w_BN = np.random.default_rng(seed).integers(1, W, (len(lengths), columns))
     return w_BN.astype(np.int32), np.array(lengths, np.int32)

@@ -1,12 +1,10 @@
-"""What the tests of resumed runs share: a small run, how it is stopped, and its results."""
+"""A small run, how it is stopped, and its results, for the tests of resumed runs."""
 
 import json
-import struct
 
 import dots
 import pytest
 import tiny
-from tensorboardX.proto import event_pb2
 
 from experiments.engine import log
 
@@ -20,18 +18,18 @@ class Stopped(Exception):
 
 
 def linear_task(growth=()):
-    """Of 20 examples with noise, of which two and a half batches of 8 are an epoch."""
+    """Return a task of 20 noisy examples: an epoch is two and a half batches of 8."""
     return tiny.linear_task(n=20, n_evaluation=11, batch=8, growth=growth)
 
 
 def run(folder, **changes):
-    """A run of the task above with the settings above."""
+    """Run the task above with the settings above."""
     task = linear_task(changes.get("train__growth", ()))
     return tiny.trained(folder, task, **(SETTINGS | changes))
 
 
 def break_off(folder, step, **changes):
-    """The run dies when it asks for the batch of this step."""
+    """Start a run that fails when it requests the batch of this step."""
 
     def stop():
         raise Stopped
@@ -42,24 +40,10 @@ def break_off(folder, step, **changes):
 
 
 def alike(folder, straight):
-    """Whether both have the same parameters, and the same log."""
+    """Return True if both runs have the same parameters and the same log."""
     one, other = ((summary(run)["params_sha256"], log.read(run)) for run in (folder, straight))
     return one == other
 
 
 def summary(folder):
     return json.loads((folder / "summary.json").read_text())
-
-
-def scalars(folder):
-    """{(tag, step): value} of the TensorBoard events, and the steps at which a session said that it starts."""
-    found, starts = {}, []
-    for file in sorted((folder / "events").iterdir()):
-        content, at = file.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-            at += 16 + size  # the size, its checksum, the event, its checksum
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-            starts += [event.step] if event.HasField("session_log") else []
-    return found, starts

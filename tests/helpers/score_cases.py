@@ -13,5 +13,5 @@ TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric als
 
 
 def drawn(name: str, bias: bool = True, **sizes: int) -> dict:
-    """Parameters of a score, all of them normal numbers."""
+    """Draw the parameters of a score as normal numbers."""
     return cases.drawn(lambda key: SCORES[name].init(key, **dict(H=H, K=K, D=D) | sizes, bias=bias))

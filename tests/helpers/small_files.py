@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 
 from experiments.data import image_file, images
@@ -23,28 +24,40 @@ TABLE = [*SPECIALS, *((piece, 0.0) for piece in BYTES), *WORDS.items()]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """No data of the machine's own is found."""
+    """Hide the machine's own data."""
     monkeypatch.delenv("TFM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def write(folder: pathlib.Path, **contents: bytes) -> pathlib.Path:
-    """Files of these contents; a / in a name stands for a folder."""
+    """Write files with these contents; names may have folders. Return the folder."""
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
 
+def sources(folder: pathlib.Path, sections: list[str], word: str = "word", side: int = 8) -> dict[str, str]:
+    """Write small data with this word for sections of a config, and return the settings that name the files.
+
+    sections: text (without classes), texts (with classes), pairs, image.
+    """
+    rows = "text,label\n" + "".join(f"{word} {i},{i % 3}\n" for i in range(99))
+    pairs = "".join(f"{word} {i}\tpalabra {i * i}\n" for i in range(2000))
+    images = np.random.default_rng(len(word)).random((300, side, side))
+    files = {
+        "text": (f"{word}.txt", (f"{word}\n".encode() + tiny.TEXT) * 30),
+        "texts": (f"{word}.csv", rows.encode()),
+        "pairs": (f"{word}.tsv", pairs.encode()),
+        "image": (f"{word}.npz", npz(x=images, y=np.arange(300) % 10)),
+    }
+    write(folder, **dict(files[section] for section in sections))
+    return {f"{name.replace('texts', 'text')}.source": str(folder / files[name][0]) for name in sections}
+
+
 def documents(part) -> list[bytes]:
-    """Those of a part of a text."""
+    """Return the documents of a part of a text."""
     return b"".join(part).split(b"\0")
-
-
-def npy(array) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def npz(**arrays) -> bytes:
@@ -69,13 +82,13 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def pieces(table, longest: int | None = None) -> bytes:
-    """A tokenizer of llama2.c."""
+    """Return the file of a tokenizer of llama2.c."""
     longest = max(len(piece) for piece, _ in table) if longest is None else longest
     return struct.pack("<i", longest) + b"".join(struct.pack("<fi", score, len(one)) + one for one, score in table)
 
 
 def arrays(**changed) -> dict[str, np.ndarray]:
-    """A small set of images: x_train, y_train, x_test, y_test."""
+    """Return a small set of images: x_train, y_train, x_test, y_test."""
     draw = np.random.default_rng(0)
     return {
         "x_train": draw.integers(0, 256, (TRAIN, Y, X), np.uint8),
@@ -91,7 +104,7 @@ def idx_folder(folder, *, pack=bytes, end: str = "", **changed) -> str:
 
 
 def archive(path, **changed) -> str:
-    """An .npz of a training and a test part."""
+    """Write an .npz of a training and a test part, and return its path."""
     path.write_bytes(npz(**arrays(**changed)))
     return str(path)
 
@@ -102,7 +115,7 @@ def pixels(b: int, shape: tuple[int, ...] = (Y, X, 3)) -> np.ndarray:
 
 
 def packed(array: np.ndarray, form: str = "PNG", turned: int = 1) -> bytes:
-    """Return the file of an image that a camera says to be turned (orientation 6: by a quarter, to the right)."""
+    """Return the file of an image with a camera's orientation (6: turned by a quarter to the right)."""
     file, exif = io.BytesIO(), Image.Exif()
     exif[image_file.ORIENTATION] = turned
     Image.fromarray(array).save(file, form, **({"exif": exif} if turned > 1 else {}))

@@ -1,4 +1,4 @@
-"""A study's folder with numbers that a test has chosen, in the form in which the runs of a study leave it."""
+"""Write the folder of a study with a test's numbers, as the runs of a study leave it."""
 
 import json
 import pathlib

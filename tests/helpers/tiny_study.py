@@ -1,4 +1,4 @@
-"""The smallest studies: programs that compile in a second, stopped, killed and looked into by several tests."""
+"""The smallest studies, whose programs compile in a second, for tests that stop, kill and read them."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ LANGUAGE |= {"model__bias": "none", "model__mlp": "relu", "model__norm": "rms"} 
 
 
 def config_file(folder: pathlib.Path, **changes) -> str:
-    """The path of a config of a study in this folder, of dots.py or, with its text beside it, of language."""
+    """Return the path of a new config of a study in this folder, of dots.py, or of language with a text."""
     folder.mkdir(exist_ok=True)
     if changes.get("study__experiment") == "language":
         (folder / "text.txt").write_bytes(tiny.TEXT)
@@ -37,12 +37,12 @@ def config_file(folder: pathlib.Path, **changes) -> str:
 
 
 def command(folder: pathlib.Path, *more: str, **changes) -> list[str]:
-    """The arguments with which launch.py trains the study in folder / 'study'."""
+    """Return the arguments with which launch.py trains the study in folder / "study"."""
     return ["--config", config_file(folder, **changes), "--workdir", str(folder / "study"), *more]
 
 
 def run(folder: pathlib.Path, *more: str, draws: bool = False, **changes) -> tiny.Outcome:
-    """The study, without figures unless asked for, and then as PNG alone: they are the same for all."""
+    """Run the study without figures, or with `draws` with PNG files only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawings, "ALSO", ())
         if not draws:
@@ -51,14 +51,14 @@ def run(folder: pathlib.Path, *more: str, draws: bool = False, **changes) -> tin
 
 
 def summaries(folder: pathlib.Path) -> dict[str, dict]:
-    """What is left of the finished runs, by their names."""
+    """Return the summaries of the finished runs by their names."""
     study = folder / "study"
     files = sorted(study.glob("*/*/seed_*/summary.json"))
     return {str(file.parent.relative_to(study)): json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 def assert_alike(ours: pathlib.Path, reference: pathlib.Path, names: Iterable[str]) -> None:
-    """These runs of two studies have the same results and the same logged numbers, to the bit."""
+    """Assert that these runs of two studies have exactly the same results and logged numbers."""
     results, expected = summaries(ours), summaries(reference)
     for name in names:
         for key in ("params_sha256", "diverged_at", "eval/loss", "eval/accuracy", "steps"):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is looked for on the network
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no requests on the network
 torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
 transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
 
@@ -13,7 +13,7 @@ VIT |= dict(num_attention_heads=3, intermediate_size=37)
 
 
 def random(name: str, fields: dict):
-    """Return their model of this class, in which no bias is zero and no gain is one, ready to answer."""
+    """Return their model of this class in evaluation mode; no bias is zero and no gain is one."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
     model, generator = kind(kind.config_class(**fields)), torch.Generator().manual_seed(3)
@@ -24,7 +24,7 @@ def random(name: str, fields: dict):
 
 
 def opened(kind, folder):
-    """Return their model from our files: no tensor is missing there, none is left over."""
-    model, told = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(told[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    """Return their model from our files, which must have exactly its tensors."""
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model.eval()

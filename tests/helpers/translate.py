@@ -1,4 +1,4 @@
-"""From the code's parameter trees to the symbols of the reference: one sequence, tokens as columns, heads as lists."""
+"""Translate parameter trees to the symbols of the reference: one sequence, tokens as columns, heads as lists."""
 
 import functools
 
@@ -8,12 +8,12 @@ import reference_alternatives
 
 
 def columns(x_ND) -> np.ndarray:
-    """X, D x N."""
+    """Return X, D x N."""
     return np.asarray(x_ND, np.float64).T
 
 
 def logits(name: str, params: dict, X_key, X_query, h: int) -> np.ndarray:
-    """The paper's logits [n', n] of head h for a score, before the scale (E4-E6, E11)."""
+    """Return the paper's logits [n', n] of head h for a score, before the scale (E4-E6, E11)."""
     p = {key: np.asarray(value, np.float64)[h] for key, value in params.items()}
     if name == "none":
         return reference.naive_logits(X_key, X_query)
@@ -24,7 +24,7 @@ def logits(name: str, params: dict, X_key, X_query, h: int) -> np.ndarray:
 
 
 def weights(name: str, params: dict, X_key, X_query, *, scale: str, allowed, heads: int) -> list[np.ndarray]:
-    """The paper's A_h for each head (E4-E7, E22). Queries and keys of the score `none` are tokens: K = D."""
+    """Return the paper's A_h for each head (E4-E7, E22). Queries and keys of the score `none` are tokens: K = D."""
     D = len(X_key)
     K = D if name == "none" else next(iter(params.values())).shape[1]
     all_logits = (logits(name, params, X_key, X_query, h) for h in range(heads))
@@ -32,21 +32,21 @@ def weights(name: str, params: dict, X_key, X_query, *, scale: str, allowed, hea
 
 
 def attend(name: str, params: dict, X_key, X_query, *, scale: str, allowed=None) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Multi-head attention (E9, E11) and its weights."""
+    """Return multi-head attention (E9, E11) and its weights."""
     p = {key: np.asarray(leaf, np.float64) for key, leaf in params["value"].items()}
     A = weights(name, params["score"], X_key, X_query, scale=scale, allowed=allowed, heads=len(p["Uo_HDK"]))
     return reference.low_rank_multi_head(X_key, p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D")), A
 
 
 def feed(name: str, params: dict, X) -> np.ndarray:
-    """The MLP (E12); its matrices are transposed, since seed 004 writes x W_1."""
+    """Return the MLP (E12); its matrices are transposed, since the reference has x W_1."""
     p = {key: np.asarray(leaf, np.float64) for key, leaf in params.items()}
     b_1, b_2 = p.get("b1_F", np.zeros(len(p["W1_FD"]))), p.get("b2_D", np.zeros(len(p["W2_DF"])))
     return reference.mlp(X, p["W1_FD"].T, b_1, p["W2_DF"].T, b_2, getattr(reference, name))
 
 
 def norm(params: dict, X, *, eps: float) -> np.ndarray:
-    """The norm that the tree and eps ask for (E14, E15, E16)."""
+    """Return the norm for this tree and eps (E14, E15, E16)."""
     if params and eps == 0:
         return reference.token_norm(X, np.asarray(params["gain_D"]), np.asarray(params["shift_D"]))
     if eps == 0:
@@ -56,7 +56,7 @@ def norm(params: dict, X, *, eps: float) -> np.ndarray:
 
 
 def block(params: dict, X, *, order: str, score: str, mlp: str, scale: str, eps: float, allowed=None) -> np.ndarray:
-    """One block (E18, E19)."""
+    """Return one block (E18, E19)."""
     return getattr(reference_alternatives if order == "plain" else reference, f"{order}_block")(
         X,
         mhsa=lambda X: attend(score, params, X, X, scale=scale, allowed=allowed)[0],
@@ -67,12 +67,12 @@ def block(params: dict, X, *, order: str, score: str, mlp: str, scale: str, eps:
 
 
 def layer(params: dict, m: int) -> dict:
-    """The parameters of layer m."""
+    """Return the parameters of layer m."""
     return {key: layer(leaf, m) if isinstance(leaf, dict) else np.asarray(leaf)[m] for key, leaf in params.items()}
 
 
 def tokens(params: dict, w_N, *, position: str) -> np.ndarray:
-    """X^(0) from words: embedding, class token, position (E1, E21, E25)."""
+    """Return X^(0) from token ids: embedding, class token, position (E1, E21, E25)."""
     E = np.asarray(params["embed"]["E_WD"])
     X = reference.transpose(reference.embedded(reference.one_hot(w_N, len(E)), E))
     if "class" in params:
@@ -83,7 +83,7 @@ def tokens(params: dict, w_N, *, position: str) -> np.ndarray:
 
 
 def representation(params: dict, w_N, *, position: str = "learned", causal: bool = False, **settings) -> np.ndarray:
-    """X^(M), after the last norm if there is one (E20)."""
+    """Return X^(M), after the last norm if there is one (E20)."""
     X = tokens(params, w_N, position=position)
     allowed = reference.upper_triangular(X.shape[1], X.shape[1]) if causal else None
     settings = dict(order="pre_norm", score="asymmetric", mlp="gelu", scale="1/sqrt(K)", eps=1e-5) | settings
@@ -94,6 +94,6 @@ def representation(params: dict, w_N, *, position: str = "learned", causal: bool
 
 
 def log_probabilities(logits) -> np.ndarray:
-    """log softmax of the code's logits, in numpy."""
+    """Return log softmax of the code's logits, in NumPy."""
     l = np.asarray(logits, np.float64)
     return l - np.log(np.exp(l).sum(-1, keepdims=True))

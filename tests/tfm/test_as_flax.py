@@ -1,4 +1,4 @@
-"""An (init, apply) of ours as modules of flax: they train as optax alone does, and parameters pass both ways."""
+"""An (init, apply) as modules of Flax: they train as optax alone does, and parameters pass both ways."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from errors import raises
 from flax import linen, nnx
 
 from tfm import as_flax, mlp
@@ -19,8 +20,8 @@ def loss(y_TD: jax.Array) -> jax.Array:
     return ((y_TD - TARGET_TD) ** 2).mean()
 
 
-def trained(apply, params: dict) -> dict:
-    """The parameters after three steps of AdamW."""
+def train(apply, params: dict) -> dict:
+    """Return the parameters after three steps of AdamW."""
     state = (optimiser := optax.adamw(0.1)).init(params)
 
     @jax.jit
@@ -34,18 +35,18 @@ def trained(apply, params: dict) -> dict:
     return params
 
 
-def same(one: dict, other: dict) -> None:
+def check_equal(one: dict, other: dict) -> None:
     assert jax.tree.structure(one) == jax.tree.structure(other)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
 
 
 def test_both_train_as_optax_alone():
     first = init(jax.random.key(2))
-    last = trained(mlp.gelu.apply, first)
+    last = train(mlp.gelu.apply, first)
     module = as_flax.NNX(init, mlp.gelu.apply, rngs=nnx.Rngs(0))
     assert any(jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (module.params(), first)), strict=True))
     module.load(first)
-    same(module.params(), first)
+    check_equal(module.params(), first)
     optimiser = nnx.Optimizer(module, optax.adamw(0.1), wrt=nnx.Param)
 
     @nnx.jit
@@ -54,26 +55,26 @@ def test_both_train_as_optax_alone():
 
     for _ in range(3):
         step(module, optimiser)
-    same(module.params(), last)
+    check_equal(module.params(), last)
     np.testing.assert_allclose(module(X_TD), mlp.gelu.apply(last, X_TD), rtol=1e-4, atol=1e-5)
 
     module = as_flax.Linen(init, mlp.gelu.apply)
     variables = module.init(jax.random.key(0), X_TD)
     assert jax.tree.map(jnp.shape, variables) == {"params": jax.tree.map(jnp.shape, first)}
-    same(trained(lambda params, x_TD: module.apply({"params": params}, x_TD), first), last)
+    check_equal(train(lambda params, x_TD: module.apply({"params": params}, x_TD), first), last)
 
 
 @pytest.mark.parametrize("change", [{"W1_FD": jnp.ones((1, 3))}, {"more": jnp.ones(2)}])
-def test_nnx_draws_with_its_stream_of_params_and_refuses_other_parameters(change):
+def test_nnx_draws_with_its_stream_of_keys_and_refuses_other_parameters(change):
     module = as_flax.NNX(init, mlp.gelu.apply, rngs=nnx.Rngs(params=3))
-    drawn = init(nnx.Rngs(params=3).params())
-    with pytest.raises(ValueError, match="the module has parameters of shapes"):
-        module.load(drawn | change)
-    same(module.params(), drawn)
+    params = init(nnx.Rngs(params=3).params())
+    with raises(ValueError, next(iter(change))):
+        module.load(params | change)
+    check_equal(module.params(), params)
 
 
 def test_linen_inside_another_module():
-    """Two of ours beside a layer of linen's: different parameters, and a gradient for each."""
+    """Two modules next to a layer of Linen have different parameters, and a gradient for each."""
 
     class Whole(linen.Module):
         @linen.compact

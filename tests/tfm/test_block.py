@@ -32,7 +32,7 @@ def test_blocks_equal_the_reference(norm_name, mlp_name):
     def every(params):
         def one(order, eps):
             parts = cases.spec(**own, order=block.ORDERS[order], eps=eps)
-            return cases.apply_block(params, x_BND, spec=parts, mask=mask.causal, maps=True)
+            return block.choose(params, parts.order)(params, x_BND, parts, spec.Call(mask=mask.causal, maps=True))
 
         return [one(*pair) for pair in chosen]
 
@@ -44,50 +44,54 @@ def test_blocks_equal_the_reference(norm_name, mlp_name):
 
 
 @pytest.mark.parametrize("bias", block.BIASES)
-def test_biases_are_where_they_are_asked_for(bias):
-    """Of cross-attention too; True and False are all and none."""
+def test_biases_are_where_the_setting_puts_them(bias):
+    """They are in cross-attention, too; True and False mean "all" and "none"."""
     QKV, OUTPUT, MLP = {"bq_HK", "bk_HK", "bv_HK"}, {"bo_D"}, {"b1_F", "b2_D"}
-    asked = {"all": QKV | OUTPUT | MLP, "none": set(), "attention": QKV | OUTPUT, "mlp": MLP, "qkv": QKV}[bias]
+    expected = {"all": QKV | OUTPUT | MLP, "none": set(), "attention": QKV | OUTPUT, "mlp": MLP, "qkv": QKV}[bias]
 
     def names(bias):
         call = {**SIZES, "bias": bias, "spec": cases.spec(), "cross": True}
         return [*shapes.flat(jax.eval_shape(functools.partial(block.init, **call), jax.random.key(0)))]
 
-    found = [path.rpartition("/")[2] for path in names(bias) if path.rpartition("/")[2].startswith("b")]
-    assert set(found) == asked and len(found) == 2 * len(asked - MLP) + len(asked & MLP)
+    biases = [path.rpartition("/")[2] for path in names(bias) if path.rpartition("/")[2].startswith("b")]
+    assert set(biases) == expected and len(biases) == 2 * len(expected - MLP) + len(expected & MLP)
     assert bias not in ("all", "none") or names(bias) == names(bias == "all")
 
 
-def test_what_stands_alone_begins_as_large_as_a_sum():
-    """Without residual connections, the last matrices begin sqrt(2 M) times as large as the terms of 2 M do."""
-    begun = {}
-    for order in (block.ORDERS["plain"], block.ORDERS["pre_norm"]):
-        params = block.init(jax.random.key(0), spec=cases.spec(order=order), **SIZES | {"M": 8})
-        begun[order] = shapes.flat(params)
-    for path, leaf in begun[block.ORDERS["plain"]].items():
+def test_a_term_without_a_residual_connection_begins_as_large_as_a_sum():
+    """The last matrices begin sqrt(2 M) times as large as those of 2 M terms."""
+
+    def initial(order: str) -> dict:
+        spec = cases.spec(order=block.ORDERS[order])
+        return shapes.flat(block.init(jax.random.key(0), spec=spec, **SIZES | {"M": 8}))
+
+    residual = initial("pre_norm")
+    for path, leaf in initial("plain").items():
         times = 4 if path.endswith(("Uo_HDK", "W2_DF")) else 1
-        np.testing.assert_allclose(leaf, times * begun[block.ORDERS["pre_norm"]][path], rtol=1e-6)
+        np.testing.assert_allclose(leaf, times * residual[path], rtol=1e-6)
 
 
 def test_in_training_a_block_returns_the_statistics_of_its_norms():
-    """Of every order, of each norm by its name; nothing is kept in evaluation."""
+    """Blocks of every order return those of each norm by its name; evaluation returns none."""
     x_BND, key_B = cases.normal(1, B, N, D), jax.random.split(jax.random.key(0), B)
     for order in block.ORDERS.values():
         parts = cases.spec(norm=norm.batch, order=order)
         params = cases.drawn(functools.partial(block.init, spec=parts, **SIZES))
         params = {name: part | ({"var_D": jnp.ones(D)} if "norm" in name else {}) for name, part in params.items()}
-        run = jax.jit(functools.partial(cases.apply_block, params, x_BND, spec=parts, mask=mask.causal))
-        assert jax.eval_shape(run)[1]["running"] == {}
-        train = run if order is block.ORDERS["pre_norm"] else functools.partial(jax.eval_shape, run)
-        trained = train(key_B=key_B)[1]["running"]
-        assert set(trained) == {"norm1", "norm2"}
+
+        @jax.jit
+        def run(key_B=None, params=params, parts=parts):
+            call = spec.Call(mask=mask.causal, key_B=key_B)
+            return block.choose(params, parts.order)(params, x_BND, parts, call)[1]["running"]
+
+        assert jax.eval_shape(run) == {} and set(jax.eval_shape(run, key_B)) == {"norm1", "norm2"}
         if order is block.ORDERS["pre_norm"]:
-            cases.agree(trained["norm1"], norm.batch.observe(x_BND, layout=layout.ONE), 1e-5)
+            cases.agree(run(key_B)["norm1"], norm.batch.observe(x_BND, layout=layout.ONE), 1e-5)
 
 
 @functools.partial(jax.jit, static_argnames=("rate", "layout"))
-def drop(key_B, x_BND, rate, **how):
-    return block.dropout("mlp", x_BND, cases.spec(dropout=rate), spec.Call(key_B=key_B, **how))
+def drop(key_B, x_BND, rate, **call):
+    return block.dropout("mlp", x_BND, cases.spec(dropout=rate), spec.Call(key_B=key_B, **call))
 
 
 def keys(n: int) -> jax.Array:
@@ -95,37 +99,34 @@ def keys(n: int) -> jax.Array:
 
 
 def test_dropout_makes_its_share_of_zeros_and_keeps_the_mean(rate=0.1):
-    """What is left is x / (1 - rate), in every example and at every place. Bounds are five standard deviations."""
+    """Other numbers become x / (1 - rate), in every example and at every position, within five standard deviations."""
     x_BND = jnp.full((7, 101, 61), 3.0)
     y_BND = np.asarray(drop(keys(7), x_BND, rate))
-    left = y_BND != 0
-    np.testing.assert_allclose(y_BND[left], 3 / (1 - rate), rtol=1e-6)
-    for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1)):
+    nonzero = y_BND != 0
+    np.testing.assert_allclose(y_BND[nonzero], 3 / (1 - rate), rtol=1e-6)
+    for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1)):  # where all others are 3 / (1 - rate), the mean follows
         count = np.prod([x_BND.shape[axis] for axis in axes])
-        deviation = np.sqrt(rate * (1 - rate) / count)
-        assert np.abs(left.mean(axes) - (1 - rate)).max() < 5 * deviation
-        assert np.abs(y_BND.mean(axes) - 3).max() < 5 * 3 * deviation / (1 - rate)
+        assert np.abs(nonzero.mean(axes) - (1 - rate)).max() < 5 * np.sqrt(rate * (1 - rate) / count)
     narrow = drop(keys(7), x_BND.astype(jnp.bfloat16), rate)
     assert narrow.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(narrow != 0, left)
+    np.testing.assert_array_equal(narrow != 0, nonzero)
 
 
 def test_no_dropout_at_rate_zero_or_without_keys():
     x_BND = cases.normal(1, B, N, D)
-    given = cases.spec(dropout=0.0), cases.spec(dropout=0.5)
-    for parts, key_B in zip(given, (keys(B), None), strict=True):
-        assert block.dropout("mlp", x_BND, parts, spec.Call(key_B=key_B)) is x_BND
+    for rate, key_B in ((0.0, keys(B)), (0.5, None)):
+        assert block.dropout("mlp", x_BND, cases.spec(dropout=rate), spec.Call(key_B=key_B)) is x_BND
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-def test_a_wrong_rate_is_refused(rate):
-    for keys_or_none in (keys(B), None):
+def test_an_invalid_rate_is_refused(rate):
+    for key_B in (keys(B), None):
         with raises(ValueError, rate):
-            drop(keys_or_none, cases.normal(1, B, N, D), rate)
+            drop(key_B, cases.normal(1, B, N, D), rate)
 
 
 def test_the_zeros_of_an_example_depend_on_its_key_alone():
-    """Not on its place in the batch, its neighbours or the numbers it has; another key has others."""
+    """They do not depend on its place in the batch, its neighbours or its numbers; another key has other zeros."""
     x_BND, key_B = jnp.ones((5, N, D)), keys(5)
     y_BND = np.asarray(drop(key_B, x_BND, 0.5))
     order = np.array([3, 1, 4, 0, 0])
@@ -135,7 +136,7 @@ def test_the_zeros_of_an_example_depend_on_its_key_alone():
 
 
 def test_dropout_on_eight_devices_is_dropout_on_one():
-    """Whether they share the sequences or the tokens of each; and the gradient passes where the number did."""
+    """The devices share the sequences, or the tokens of each; the gradient passes where the number does."""
     x_BND, key_B, w_D = cases.normal(1, 8, 16, D), keys(8), cases.normal(2, D)
 
     def loss(w_D, x_BND, key_B, over=layout.ONE):

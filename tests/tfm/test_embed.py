@@ -1,4 +1,4 @@
-"""Tokens from words and images (E1, E2), what heads say of them (E24, E25, E27), and how both begin."""
+"""Embeddings of tokens and images (E1, E2), output heads (E24, E25, E27), and the initial values of both."""
 
 import functools
 
@@ -11,6 +11,7 @@ import reference
 import reference_decoders
 import translate
 from cases import B, C, D, N, W
+from errors import raises
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh as meshes
@@ -18,7 +19,7 @@ from tfm import embed, head, norm, position, shapes, transformer
 
 
 @cases.float64()
-def test_words_equal_the_reference_also_where_devices_share_them():
+def test_tokens_equal_the_reference_also_if_devices_share_the_vocabulary():
     params, w_BN = cases.drawn(lambda key: embed.words.init(key, W=W, D=D)), cases.words()
     x_BND = embed.words.apply(params, w_BN)
     for b in range(B):
@@ -31,26 +32,18 @@ def test_words_equal_the_reference_also_where_devices_share_them():
 
 
 @cases.float64()
-def test_words_of_segments_have_their_row_too_and_words_alone_that_of_segment_0():
-    params, w_BN = cases.drawn(lambda key: embed.words.init(key, W=W, D=D, J=3)), cases.words()
+def test_a_segment_adds_its_row_and_without_segments_it_is_segment_0():
+    params, w_BN = jax.device_get(cases.drawn(lambda key: embed.words.init(key, W=W, D=D, J=3))), cases.words()
     segment_BN = np.arange(N) % 3 * np.ones((B, 1), int)
-    of_words_BND = params["E_WD"][w_BN]
-    cases.close(
-        embed.words.apply(params, {"w_BN": w_BN, "segment_BN": segment_BN}), of_words_BND + params["S_JD"][segment_BN]
-    )
-    for alone in (w_BN, {"w_BN": w_BN}):
-        cases.close(embed.words.apply(params, alone), of_words_BND + params["S_JD"][0])
-    traced_BND = jax.jit(functools.partial(embed.words.apply, jax.device_get(params)))(w_BN)  # of NumPy's
-    cases.close(traced_BND, of_words_BND + params["S_JD"][0])
-
-
-def image(B=2, Y=6, X=9, Z=5) -> jax.Array:
-    return cases.normal(0, B, Y, X, Z)
+    apply = jax.jit(functools.partial(embed.words.apply, params))  # traced tokens choose rows of NumPy arrays
+    inputs = {"w_BN": w_BN, "segment_BN": segment_BN}, {"w_BN": w_BN}, w_BN
+    for of, segment in zip(inputs, (segment_BN, 0, 0), strict=True):
+        cases.close(apply(of), params["E_WD"][w_BN] + params["S_JD"][segment])
 
 
 @cases.float64()
 def test_patches_equal_the_reference():
-    image_BYXZ, P = image(), 3 * 3 * 5
+    image_BYXZ, P = cases.normal(0, 2, 6, 9, 5), 3 * 3 * 5
     params = cases.drawn(lambda key: embed.patches.init(key, P=P, D=D))
     x_BND = embed.patches.apply(params, embed.cut(image_BYXZ, size=3))
     assert x_BND.shape == (2, 6, D)
@@ -64,62 +57,33 @@ def test_patches_equal_the_reference():
 
 @pytest.mark.parametrize(("Y", "X"), [(6, 8), (7, 9)])
 def test_images_that_do_not_divide_are_refused(Y, X):
-    with pytest.raises(ValueError, match=f"images of {Y} x {X} pixels do not divide into patches of 3 x 3"):
-        embed.cut(image(Y=Y, X=X), size=3)
+    with raises(ValueError, f"{Y} x {X}", "3 x 3"):
+        embed.cut(jnp.zeros((2, Y, X, 5)), size=3)
 
 
-@cases.float64()
-def test_class_token_stands_first():
-    params, x_BND = cases.drawn(lambda key: embed.class_token_init(key, D=D)), cases.normal(1, B, N, D)
-    y_BND = embed.class_token(params, x_BND)
-    for b in range(B):
-        slow = reference.with_class_token(translate.columns(x_BND[b]), np.asarray(params["c_D"]))
-        cases.close(y_BND[b], slow.T, 0)
-    assert embed.class_token(params, x_BND.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+def masked_tokens(X, G):
+    """Return the reference's probabilities for three masked tokens, and NaN for the others."""
+    p = reference.masked_word(X, G, hidden=[1, 4, 6])
+    return np.array([p.get(n, np.full(len(G), np.nan)) for n in range(X.shape[1])])
 
 
-def test_initial_embeddings_and_heads():
-    key, sizes = jax.random.key(0), dict(D=97)
-    for params, letters, std in [
-        (embed.words.init(key, W=101, **sizes), {"W": 101, "D": 97}, 97**-0.5),
-        (embed.patches.init(key, P=53, **sizes), {"P": 53, "D": 97}, (53 * 97) ** -0.5),
-        (embed.class_token_init(key, D=1009), {"D": 1009}, 1009**-0.5),
-        ({"h_D": embed.masked_patches.init(key, P=1, D=1009)["h_D"]}, {"D": 1009}, 1009**-0.5),
-        (head.next_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
-        (head.masked_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
-        (head.pooled.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
-        (head.class_token.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
-        (head.pixels.init(key, P=53, **sizes), {"P": 53, "D": 97}, 0.02),
-    ]:
-        assert shapes.check(params) == letters
-        matrix, *bias = params.values()
-        assert float(matrix.std()) == pytest.approx(std, rel=0.06)
-        assert not any(b.any() for b in bias)
-
-
-def masked_words(X, G):
-    """The reference's answers for three words; NaN for those that are not asked for."""
-    found = reference.masked_word(X, G, hidden=[1, 4, 6])
-    return np.array([found.get(n, np.full(len(G), np.nan)) for n in range(X.shape[1])])
-
-
-def each_words_class(X, G, b):
+def class_of_each_token(X, G, b):
     return [reference.softmax(logits) for logits in np.transpose(reference.affine(G, X, b))]
 
 
-def first_words_class(X, G, b, W, c):
-    """BERT's: softmax_c(g_c^T tanh(W x_0 + c) + b_c)."""
+def class_of_first_token(X, G, b, W, c):
+    """Return BERT's softmax_c(g_c^T tanh(W x_0 + c) + b_c)."""
     return reference.class_token_class(np.tanh(reference.affine(W, X[:, :1], c)), G, b)
 
 
 HEADS = {
     "next_word": reference.next_word,
-    "masked_word": masked_words,
+    "masked_word": masked_tokens,
     "pooled": reference.pooled_class,
     "class_token": reference.class_token_class,
     "distilled": reference_decoders.distilled_class,
-    "each_word": each_words_class,
-    "first_word": first_words_class,
+    "each_word": class_of_each_token,
+    "first_word": class_of_first_token,
 }
 
 
@@ -132,8 +96,8 @@ def test_heads_equal_the_reference_and_their_logits_are_float32(name):
         logits = apply(params, x_BND)
         for b in range(B):
             slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *map(np.asarray, jax.tree.leaves(params))))
-            asked = ~np.isnan(slow)
-            cases.close(translate.log_probabilities(logits)[b][asked], np.log(slow[asked]))
+            known = ~np.isnan(slow)
+            cases.close(translate.log_probabilities(logits)[b][known], np.log(slow[known]))
     narrow = apply(*jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), (params, x_BND)))
     assert narrow.dtype == jnp.float32
     cases.close(narrow, logits, 2e-2)
@@ -141,8 +105,8 @@ def test_heads_equal_the_reference_and_their_logits_are_float32(name):
 
 @pytest.mark.parametrize("E", [0, 3])
 @cases.float64()
-def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_word(E):
-    """G LN(gelu(W x + b)) + b_w, with a matrix of its own and with the embedding's; of ALBERT with E features."""
+def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_token(E):
+    """Logits are G LN(gelu(W x + b)) + b_w, with the head's G and with the embedding's; ALBERT's has E features."""
     rows, own_rows = (f"{name}_W{'E' if E else 'D'}" for name in "EG")
     spec = transformer.Spec(embed.words, position.none, cases.spec(eps=0.1), head.masked_word)
     init = functools.partial(head.transformed_init, functools.partial(head.masked_word.init, W=W), norm=norm.token, E=E)

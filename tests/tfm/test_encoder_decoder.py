@@ -1,4 +1,4 @@
-"""E26: an encoder and a decoder against the slow reference; the decoder with kept keys and values against itself."""
+"""An encoder and a decoder (E26) against the slow reference, and the decoder with a cache against itself."""
 
 import functools
 
@@ -12,39 +12,28 @@ from cases import N, W
 
 from tfm import block as blocks, embed, encoder_decoder, head, position, transformer
 from tfm.attention import spec as attentions
-from tfm.decode import beam
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 SIDES = ("encoder", "decoder")
-REAL = 6  # words of the first source, of 11
+REAL = 6  # tokens of the first source, of 11
 VALID_BS = np.arange(11) < np.array([[REAL], [11]])
-
-
 WORDS = embed.words._replace(init=functools.partial(embed.words.init, W=W))
 OUTPUT = head.next_word._replace(init=functools.partial(head.next_word.init, W=W))
 SPEC = transformer.Spec(WORDS, position.learned, cases.spec(H=SMALL["H"]), OUTPUT)
 init = functools.partial(encoder_decoder.init, spec=SPEC, final_norm=True, bias=True, N=13, **SMALL)
 
 
-@functools.cache
-def pair() -> tuple[dict, dict]:
-    """(params, call) of a small encoder-decoder."""
-    return cases.drawn(init), dict(spec=SPEC._replace(unroll=1))
+LOOP = SPEC._replace(unroll=1)
 
 
-@functools.cache
-def apply():
-    spec, call = pair()[1]["spec"], attentions.Call(maps=True)
-
-    def logits(params, *inputs):
-        x_BND, aux = encoder_decoder.hidden(params, *inputs, spec, call)
-        return transformer.logits(params, x_BND, spec), aux
-
-    return jax.jit(logits)
+@jax.jit
+def apply(params, *inputs):
+    x_BND, aux = encoder_decoder.hidden(params, *inputs, LOOP, attentions.Call(maps=True))
+    return transformer.logits(params, x_BND, LOOP), aux
 
 
 def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
-    """X + MHSA(LN(X)), masked; + attention to the encoder's tokens; + MLP; in columns (E18 with a stage more)."""
+    """Return X + MHSA(LN(X)), causal; + attention to the encoder's tokens; + MLP; in columns (E18 with one stage)."""
     across = {"score": params["score_cross"], "value": params["value_cross"]}
     allowed = reference.upper_triangular(len(X[0]), len(X[0]))
 
@@ -59,10 +48,9 @@ def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
 
 @cases.float64()
 def test_translation_equals_the_reference():
-    """One source of 11 words, of which 6 are real, and one target of 7: p(next word) after each of them (E24)."""
-    params, _ = pair()
-    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
-    logits_BNW, _ = apply()(params, source_BS, VALID_BS, w_BN)
+    """A source of 11 tokens, of which 5 are padding, and a target of 7: p(next token) after each of them (E24)."""
+    params, source_BS, w_BN = cases.drawn(init), cases.words(1, n=11), cases.words(2)
+    logits_BNW, _ = apply(params, source_BS, VALID_BS, w_BN)
     trees = {name: {"embed": params["embed"]} | params[name] for name in SIDES}
     memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :REAL]))
     X = translate.tokens(trees["decoder"], np.asarray(w_BN[0]), position="learned")
@@ -75,43 +63,29 @@ def test_translation_equals_the_reference():
 
 @cases.float64()
 def test_the_source_matters_and_its_padding_does_not_and_a_cache_changes_nothing():
-    params, call = pair()
-    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
-    full_BNW, seen = apply()(params, source_BS, VALID_BS, w_BN)
-    assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
-    np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, REAL:], 0)
+    """The decoder's parameters are NumPy's, and traced tokens choose their rows."""
+    params, source_BS, w_BN = cases.drawn(init), cases.words(1, n=11), cases.words(2)
+    full_BNW, aux = apply(params, source_BS, VALID_BS, w_BN)
+    assert aux["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
+    np.testing.assert_array_equal(aux["A_cross_MBHNS"][:, 0, :, :, REAL:], 0)
     changed = (source_BS.at[0, s].add(1) % W for s in (REAL, REAL - 1))
-    padding, real = (apply()(params, source, VALID_BS, w_BN)[0] for source in changed)
+    padding, real = (apply(params, source, VALID_BS, w_BN)[0] for source in changed)
     np.testing.assert_array_equal(padding, full_BNW)
     assert np.abs(real[0] - full_BNW[0]).max() > 1e-3
     np.testing.assert_array_equal(real[1], full_BNW[1])
 
-    start = jax.jit(functools.partial(encoder_decoder.start, capacity=N, call=attentions.Call(), **call))
-    logits_BW, cache = start(params, source_BS, VALID_BS, w_BN[:, :1], jnp.ones(2, int))
-    step = jax.jit(functools.partial(encoder_decoder.step, **call))
+    params = jax.device_get(params)
+    start = functools.partial(encoder_decoder.start, params, capacity=N, spec=LOOP, call=attentions.Call())
+    logits_BW, cache = jax.jit(start)(source_BS, VALID_BS, w_BN[:, :1], jnp.ones(2, int))
+    step = jax.jit(functools.partial(encoder_decoder.step, params, spec=LOOP))
     for n in range(1, N):
         cases.close(logits_BW, full_BNW[:, n - 1], 1e-9)
-        logits_BW, cache = step(params, cache, w_BN[:, n], jnp.full(2, n))
+        logits_BW, cache = step(cache, w_BN[:, n], jnp.full(2, n))
     cases.close(logits_BW, full_BNW[:, N - 1], 1e-9)
 
 
-@cases.float64()
-def test_parameters_of_numpy_are_decoded_with():
-    """Traced only, which is where they failed."""
-    params, call = pair()
-    numpys = jax.device_get(params)
-    given = numpys, cases.words(1, n=11), np.full((cases.B, 11), True)
-    start = functools.partial(encoder_decoder.start, *given, call=attentions.Call(), **call)
-    step = functools.partial(encoder_decoder.step, numpys, **call)
-    found = jax.eval_shape(
-        lambda w_BN: beam.search(functools.partial(start, capacity=9), step, w_BN, np.array([1, 1]), beam=2, steps=3),
-        cases.words(2, n=1),
-    )
-    assert found[0].shape == (cases.B, 2, 4)
-
-
-def test_both_sides_drop_numbers_of_their_own():
-    """Seen where the blocks leave the tokens as they are, and the head too."""
+def test_both_sides_draw_their_own_zeros_of_dropout():
+    """The blocks and the head leave the tokens as they are, so that the zeros stay visible."""
 
     def unchanged(params, x_BND, spec, call):
         return x_BND, {"running": {}}
@@ -130,11 +104,11 @@ def test_both_sides_drop_numbers_of_their_own():
     assert 0.3 < np.mean(encoder != decoder) < 0.7
 
 
-def test_both_sides_begin_with_draws_of_their_own():
-    @jax.jit  # which draws what is returned and nothing else
-    def begun(key):
+def test_both_sides_begin_with_their_own_draws():
+    @jax.jit  # compiled, only the returned leaves are drawn
+    def initial(key):
         params = init(key)
         return [(params[name]["position"]["P_ND"], params[name]["blocks"]["mlp"]["W1_FD"]) for name in SIDES]
 
-    for encoder, decoder in zip(*begun(jax.random.key(3)), strict=True):
+    for encoder, decoder in zip(*initial(jax.random.key(3)), strict=True):
         assert abs(np.corrcoef(np.ravel(encoder), np.ravel(decoder))[0, 1]) < 0.5

@@ -1,4 +1,4 @@
-"""Initial parameters: each with the key of its path, whatever else is in the model."""
+"""Initial parameters: each is drawn with the key of its path, whatever else is in the model, at its exact scale."""
 
 import functools
 import zlib
@@ -7,15 +7,66 @@ import cases
 import jax
 import numpy as np
 import pytest
-from cases import D, F, H, K, M, N, W
+from cases import M
 
-from tfm import initial, norm, position, shapes
-from tfm.attention import score
+from tfm import embed, head, initial, mlp, norm, position, shapes
+from tfm.attention import score, value
+
+TOKENS, IMAGES, MLP = dict(W=101, D=97), dict(P=53, D=97), dict(D=97, F=211, M=7, bias=True)
+VALUE, SCORE, PLACES = dict(H=3, K=41, D=97, M=7, bias=True), dict(H=2, K=3, D=5, bias=True), dict(N=101, D=97)
+HIDDEN = {"W1_FD": 97**-0.5, "W2_DF": (2 * 7 * 211) ** -0.5}  # 2 M residual terms add up to unit variance
+BOTH = {"Uq_HKD": 5**-0.5, "Uk_HKD": 5**-0.5}
+SUM = {"Wx_DD": 97**-0.5, "Wp_DD": 97**-0.5}
+STD = [  # init, sizes, the standard deviation of each matrix
+    (embed.words.init, TOKENS, {"E_WD": 97**-0.5}),
+    (embed.patches.init, IMAGES, {"W_DP": (53 * 97) ** -0.5}),
+    (embed.masked_patches.init, IMAGES, {"W_DP": (53 * 97) ** -0.5, "h_D": 97**-0.5}),
+    (embed.class_token_init, {"D": 97}, {"c_D": 97**-0.5}),
+    (head.next_word.init, TOKENS, {"G_WD": 0.02}),
+    (head.masked_word.init, TOKENS, {"G_WD": 0.02}),
+    (head.pooled.init, dict(C=53, D=97), {"G_CD": 0.02}),
+    (head.class_token.init, dict(C=53, D=97), {"G_CD": 0.02}),
+    (head.pixels.init, IMAGES, {"W_PD": 0.02}),
+    (position.learned.init, PLACES, {"P_ND": 97**-0.5}),
+    (position.learned_concatenated.init, PLACES, {"P_ND": 97**-0.5} | SUM),
+    (position.sinusoidal_concatenated.init, PLACES, SUM),
+    (position.sinusoidal.init, PLACES, {}),
+    (position.none.init, PLACES, {}),
+    (mlp.relu.init, MLP, HIDDEN),
+    (mlp.two_hidden_gelu.init, MLP, HIDDEN | {"Wh_FF": 211**-0.5}),
+    (mlp.swiglu.init, MLP, HIDDEN | {"Wg_FD": 97**-0.5}),
+    (value.low_rank.init, VALUE, {"Uv_HKD": 97**-0.5, "Uo_HDK": (2 * 7 * 3 * 41) ** -0.5}),
+    (value.full_rank.init, VALUE, {"V_HDD": (2 * 7 * 3 * 97) ** -0.5}),
+    (value.identity.init, VALUE, {}),
+    # For logits of variance 1, with K = 3 and D = 5, for which every term of a formula counts
+    (score.tied.init, SCORE, {"U_HKD": (5 * (5 + 3 + 1)) ** -0.25}),
+    (score.tied_keynorm.init, SCORE, {"U_HKD": (5 + 3 - 1) ** -0.5}),
+    (score.tied_wide.init, SCORE, {"U_HQD": (5 * (5 + 6 + 1)) ** -0.25}),
+    (score.l2_tied.init, SCORE, {"U_HKD": ((3 + 4) / (3 * 5 * (6 * 5 + 4 * 3 + 2))) ** 0.25}),
+    (score.pairwise.init, SCORE, {"U_HKD": 5**-0.5, "P_HKK": 3**-0.5}),
+    (score.pairwise_sym.init, SCORE, {"U_HKD": 5**-0.5, "P_HKK": (2 / (3 + 1)) ** 0.5}),
+    (score.asymmetric.init, SCORE, BOTH),
+    (score.asymmetric_std.init, SCORE, {name: 3**-0.5 * std for name, std in BOTH.items()}),
+]
+
+
+@pytest.mark.parametrize(("init", "sizes", "stds"), STD)
+def test_a_matrix_is_its_standard_deviation_times_the_draws_of_its_name_and_biases_are_zero(init, sizes, stds):
+    """So parameters of one name begin alike in all variants, and no two of different names do."""
+    root = jax.random.key(0)
+    params = init(root, **sizes)
+    shapes.check(params)
+    for leaf, numbers in params.items():
+        draws = jax.random.normal(initial.key(root, leaf), numbers.shape)
+        np.testing.assert_allclose(numbers, stds.get(leaf, 0.0) * draws, rtol=1e-6)
+    without = init(root, **sizes | {"bias": False}) if "bias" in sizes else {leaf: params[leaf] for leaf in stds}
+    assert without.keys() == stds.keys()
+    jax.tree.map(np.testing.assert_array_equal, without, {leaf: params[leaf] for leaf in stds})
 
 
 @functools.cache
 def initialised(depth: int = M, **settings) -> dict[str, np.ndarray]:
-    """The leaves of a model, by their paths."""
+    """Return the leaves of a model, by their paths."""
     init = cases.model(sizes=dict(M=depth), **settings).init
     return jax.device_get(shapes.flat(init(jax.random.key(5))))
 
@@ -25,7 +76,7 @@ OTHERS = dict(class_token=True, tied_output=True, norm=norm.token_plain, score=s
 
 @pytest.mark.parametrize("settings", [{}, OTHERS])
 def test_every_parameter_is_drawn_with_the_key_of_its_path(settings):
-    """Therefore no two parameters and no two layers start alike, and none depends on what else is in the model."""
+    """So no two parameters and no two layers begin alike, and none depends on what else is in the model."""
     for path, leaf in initialised(**settings).items():
         if not shapes.is_matrix(path) and path != "class/c_D":
             assert len(np.unique(leaf)) == 1
@@ -40,18 +91,7 @@ def test_every_parameter_is_drawn_with_the_key_of_its_path(settings):
             np.testing.assert_allclose(layer, draws * (layer.ravel()[0] / draws.ravel()[0]), rtol=1e-5, err_msg=path)
 
 
-@pytest.mark.parametrize(
-    ("settings", "added", "removed"),
-    [(dict(bias=False, position=position.none, final_norm=False, score=score.none), 0, 11), (OTHERS, 3, 11)],
-)
-def test_adding_and_removing_weights_leaves_the_others_as_they_were(settings, added, removed):
-    one, other = initialised(), initialised(**settings)
-    assert (len(set(other) - set(one)), len(set(one) - set(other))) == (added, removed)
-    for path in set(one) & set(other):
-        np.testing.assert_array_equal(one[path], other[path], err_msg=path)
-
-
-def test_a_deeper_model_begins_with_the_unstack_a_shallower_one():
+def test_a_deeper_model_begins_with_the_layers_of_a_shallower_one():
     """The two output projections are smaller by the square root of the depths' ratio; all else is equal."""
     shallow, deep = initialised(), initialised(5)
     assert set(shallow) == set(deep)
@@ -70,29 +110,3 @@ def test_keys_follow_from_names_in_the_same_way_everywhere():
     np.testing.assert_array_equal(jax.random.key_data(initial.key(root, "Uq_HKD")), jax.random.key_data(expected))
     drawn = initial.normal(root, "Uq_HKD", 0.5, H=2, K=3, D=5)["Uq_HKD"]
     np.testing.assert_array_equal(drawn, 0.5 * jax.random.normal(expected, (2, 3, 5)))
-
-
-def test_the_whole_tree():
-    tree = jax.eval_shape(cases.model(class_token=True).init, jax.random.key(0))
-    block = {
-        "norm1/gain_D": (D,),
-        "norm1/shift_D": (D,),
-        "norm2/gain_D": (D,),
-        "norm2/shift_D": (D,),
-        "score/Uq_HKD": (H, K, D),
-        "score/Uk_HKD": (H, K, D),
-        "score/bq_HK": (H, K),
-        "score/bk_HK": (H, K),
-        "value/Uv_HKD": (H, K, D),
-        "value/Uo_HDK": (H, D, K),
-        "value/bv_HK": (H, K),
-        "value/bo_D": (D,),
-        "mlp/W1_FD": (F, D),
-        "mlp/W2_DF": (D, F),
-        "mlp/b1_F": (F,),
-        "mlp/b2_D": (D,),
-    }
-    rest = {"embed/E_WD": (W, D), "position/P_ND": (N, D), "class/c_D": (D,), "head/G_WD": (W, D)}
-    rest |= {"norm/gain_D": (D,), "norm/shift_D": (D,)}
-    right = rest | {f"blocks/{name}": (M, *shape) for name, shape in block.items()}
-    assert {path: leaf.shape for path, leaf in shapes.flat(tree).items()} == right

@@ -1,4 +1,4 @@
-"""The one contraction of the last axis, of few rows and of many, and what of it is for CPUs alone."""
+"""Products with a matrix for few rows and for many, and the forms of them for CPUs and TPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def test_few_rows_are_multiplied_as_many_are(rows):
     np.testing.assert_allclose(slope, np.einsum("thk,hkd->td", np.cos(expected), W_HKD), rtol=1e-4, atol=1e-5)
 
 
-def test_answers_of_bfloat16_are_added_up_in_float32():
+def test_logits_of_bfloat16_are_summed_in_float32():
     x_BND, W_OD = jnp.full((2, 3, 257), 1.0, jnp.bfloat16), jnp.full((5, 257), 1.0, jnp.bfloat16)
     y_BNO = linear.logits(x_BND, W_OD, jnp.ones(5))
     assert y_BNO.dtype == jnp.float32
@@ -36,19 +36,29 @@ CPU = {  # name -> (function, the shapes of its arguments, what stands in the pr
 }
 
 
+def lower(function, *arrays) -> tuple[str, str]:
+    """Return the programs of a CPU and of a TPU."""
+    traced = jax.jit(lambda *arrays: function(*arrays)).trace(*arrays)  # a new function, which no cache knows
+    cpu, tpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
+    return cpu, tpu
+
+
+def as_a_tpu(monkeypatch, function, *arrays) -> jax.Array:
+    """Return the result of a TPU's form of a function, computed here."""
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.lax, "platform_dependent", lambda *xs, cpu, tpu=None, default: (tpu or default)(*xs))
+        return jax.jit(lambda *arrays: function(*arrays))(*arrays)
+
+
 @pytest.mark.parametrize("name", CPU)
-def test_the_way_of_a_cpu_is_in_no_program_of_a_tpu(name):
+def test_the_form_of_a_cpu_is_in_no_program_of_a_tpu(name):
     function, shapes, mark = CPU[name]
-    arguments = [
-        jax.ShapeDtypeStruct(s, jnp.int32 if name == "one new token" and i == 2 else jnp.float32)
-        for i, s in enumerate(shapes)
-    ]
-    traced = jax.jit(function).trace(*arguments)
-    cpu, tpu = (traced.lower(lowering_platforms=(one,)).as_text() for one in ("cpu", "tpu"))
+    dtypes = [jnp.float32, jnp.float32, jnp.int32 if name == "one new token" else jnp.float32]
+    cpu, tpu = lower(function, *map(jax.ShapeDtypeStruct, shapes, dtypes))
     assert mark in cpu and mark not in tpu
 
 
-@pytest.mark.parametrize("tokens", [1, platform.FEW + 1])
+@pytest.mark.parametrize("tokens", [1, platform.FEW, platform.FEW + 1])
 def test_heads_are_summed_like_their_equation(tokens):
     y_BHNV, U_HDV = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(1, 3, tokens, 5), (3, 7, 5)]))
     found = jax.jit(platform.sum_heads)(y_BHNV, U_HDV)
@@ -61,32 +71,33 @@ def test_a_tpu_writes_a_token_into_the_cache_as_a_cpu_does(monkeypatch):
     def write(cache_BHSK, new_BHNK):
         return platform.write_cache(cache_BHSK, new_BHNK, jnp.array([[4]]))
 
-    assert "LayoutConstraint" in jax.jit(write).trace(cache_BHSK, new_BHNK).lower(lowering_platforms=("tpu",)).as_text()
+    assert "LayoutConstraint" in lower(write, cache_BHSK, new_BHNK)[1]
     expected = np.where(np.arange(7)[:, None] == 4, new_BHNK, cache_BHSK)
     np.testing.assert_array_equal(jax.jit(write)(cache_BHSK, new_BHNK), expected)
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda x, *, cpu, tpu, default: tpu(x))
-    np.testing.assert_array_equal(jax.jit(lambda *arrays: write(*arrays))(cache_BHSK, new_BHNK), expected)
+    np.testing.assert_array_equal(as_a_tpu(monkeypatch, write, cache_BHSK, new_BHNK), expected)
 
 
-@pytest.mark.parametrize("name", ["a row", "heads"])
-def test_a_tpu_computes_a_single_row_as_one_of_eight(name, monkeypatch):
-    function, shapes, mark = {
-        "a row": (platform.matmul_rows, [(1, 5), (7, 5)], "tensor<8x5xf32>"),
-        "heads": (platform.sum_heads, [(1, 3, 1, 5), (3, 7, 5)], "1x3x8x5xf32"),
-    }[name]
+ROW = [  # function, the shapes of its arguments, what only the program of a TPU has
+    (platform.matmul_rows, [(1, 5), (7, 5)], "tensor<8x5xf32>"),
+    (platform.sum_heads, [(1, 3, 1, 5), (3, 7, 5)], "1x3x8x5xf32"),
+]
+
+
+@pytest.mark.parametrize(("function", "shapes", "mark"), ROW)
+def test_a_tpu_computes_a_single_row_as_one_of_eight(function, shapes, mark, monkeypatch):
     arrays = [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
-    cpu, tpu = (jax.jit(function).trace(*arrays).lower(lowering_platforms=(one,)).as_text() for one in ("cpu", "tpu"))
+    cpu, tpu = lower(function, *arrays)
     assert mark in tpu and mark not in cpu
     expected = jax.jit(function)(*arrays)
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *xs, cpu, tpu=None, default: (tpu or default)(*xs))
-    found = jax.jit(lambda *arrays: function(*arrays))(*arrays)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(as_a_tpu(monkeypatch, function, *arrays), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_many_new_tokens_are_not_unrolled():
-    many = [jax.ShapeDtypeStruct((platform.FEW + 1, *shape), jnp.float32) for shape in ((3, 7, 5), (3, 1, 5))]
-    traced = jax.jit(lambda *arrays: platform.write_cache(*arrays, jnp.zeros((platform.FEW + 1, 1), int))).trace(*many)
-    assert "stablehlo.scatter" in traced.lower(lowering_platforms=("tpu",)).as_text()
+    B = platform.FEW + 1
+    arrays = [jax.ShapeDtypeStruct((B, *shape), jnp.float32) for shape in ((3, 7, 5), (3, 1, 5))]
+    assert (
+        "stablehlo.scatter" in lower(lambda *arrays: platform.write_cache(*arrays, jnp.zeros((B, 1), int)), *arrays)[1]
+    )
 
 
 @pytest.mark.parametrize("D", [3, 128])

@@ -11,7 +11,7 @@ from tfm import lora, shapes
 
 M, L, ALPHA = 2, 3, 5.0
 SIZES = {"M": M, "H": 4, "G": 2, "K": 5, "D": 6, "F": 10, "W": 14}
-# a matrix, and its sides as a person writes them: the letters of its outputs, of its inputs, of its copies
+# A matrix, and the letters of its outputs, its inputs and its copies
 KINDS = {
     "embed/E_WD": "W D ",
     "blocks/score/Uq_HKD": "HK D ",
@@ -26,7 +26,7 @@ OTHERS = ("blocks/mlp/b1_F", "blocks/mlp/Wg_FD")  # not chosen
 
 
 def tree(names) -> dict:
-    """Normal numbers at these paths."""
+    """Draw normal numbers at these paths."""
     rng, nodes = np.random.default_rng(0), {}
     for path in names:
         *rooms, name = path.split("/")
@@ -36,7 +36,7 @@ def tree(names) -> dict:
 
 
 def adapted() -> tuple[dict, dict]:
-    """The tree of all kinds, and the same with adapters, whose B are no longer zeros."""
+    """Return the tree of all kinds, and the tree with adapters, whose B are not zeros."""
     params = tree((*KINDS, *OTHERS))
     new = lora.init(jax.random.key(1), params, rank=L, chosen=KINDS.__contains__)
     rng = np.random.default_rng(2)
@@ -45,7 +45,7 @@ def adapted() -> tuple[dict, dict]:
 
 
 def by_hand(path: str, W: np.ndarray, A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """W + (alpha / r) B A in float64, one copy of the matrix after the other, each written out as outputs x inputs."""
+    """Return W + (alpha / r) B A in float64, one copy of the matrix after the other, each as outputs x inputs."""
     outputs, inputs, copies = KINDS[path].split(" ")
     letters, result = shapes.letters(path).removeprefix("M"), np.array(W, np.float64)
     for at in np.ndindex(*[SIZES[x] for x in ("M" if path.startswith("blocks") else "") + copies]):
@@ -83,19 +83,17 @@ def test_new_adapters_change_nothing_and_begin_as_the_paper_says():
 
 
 def test_devices_that_share_the_weights_make_the_same_effective_ones_and_gradients():
-    """Of W1_FD they share F, of its A_DL D: without `_whole` the shapes would not fit."""
-    _, new = adapted()
-    devices = mesh.make(fsdp=2, tensor=2)
+    """They share F of W1_FD and D of its A_DL: without a gather the shapes would not fit."""
+    (_, new), devices = adapted(), mesh.make(fsdp=2, tensor=2)
     over = mesh.layout(devices)
     specs = shapes.specs(new, over.rules)
-    wanted = shapes.specs({name: node for name, node in new.items() if name != "lora"}, over.rules)
-    shared = mesh.sharded(
-        lambda params: lora.merge(params, alpha=ALPHA, layout=over), devices, in_specs=(specs,), out_specs=wanted
-    )
+    merge = functools.partial(lora.merge, alpha=ALPHA)
+    merged_specs = {name: node for name, node in specs.items() if name != "lora"}
+    sharded = functools.partial(merge, layout=over)
+    sharded = mesh.sharded(sharded, devices, in_specs=(specs,), out_specs=merged_specs)
 
     def total(merge, params):
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(merge(params)))
 
-    one = jax.jit(jax.value_and_grad(functools.partial(total, functools.partial(lora.merge, alpha=ALPHA))))(new)
-    same = jax.jit(jax.value_and_grad(functools.partial(total, shared)))(new)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), same, one)
+    result, expected = (jax.jit(jax.value_and_grad(functools.partial(total, of)))(new) for of in (sharded, merge))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), result, expected)

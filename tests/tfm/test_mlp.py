@@ -34,7 +34,7 @@ def mlp_params(name: str, bias: bool) -> dict:
 
 
 def slow_mlp(name: str, params: dict, X):
-    """The reference of one sequence; its matrices are transposed, since seed 004 writes x W_1."""
+    """Return the reference's result for one sequence; its matrices are transposed, since the reference has x W_1."""
 
     def of(matrix: str, bias: str):
         W = np.asarray(params[matrix], np.float64)
@@ -55,7 +55,7 @@ def slow_mlp(name: str, params: dict, X):
 
 @pytest.mark.parametrize("platform", ["", "tpu"])
 def test_mlp_equals_the_reference_and_keeps_bfloat16(platform):
-    """Every one, with biases and without; the reference treats each token alike and alone."""
+    """Every MLP, with biases and without; the reference treats each token alike and alone."""
     chosen, over = [*itertools.product(MATRICES, [True, False])], {"layout": layout.Layout(platform=platform)}
     every = jax.jit(
         lambda trees, x_BND: [MLPS[name].apply(p, x_BND, **over) for (name, _), p in zip(chosen, trees, strict=True)]
@@ -71,22 +71,6 @@ def test_mlp_equals_the_reference_and_keeps_bfloat16(platform):
             cases.close(y_BND[b], slow_mlp(name, params, translate.columns(x_BND[b])).T)
         assert narrow_BND.dtype == jnp.bfloat16
         cases.close(narrow_BND.astype(np.float32), y_BND, 0.05)
-
-
-@pytest.mark.parametrize("name", ["relu", "two_hidden_gelu", "swiglu"])
-def test_initial_mlp(name):
-    """W1, Wh and Wg keep unit variance; W2 starts at 1/sqrt(2 M F); biases are zero and change no matrix."""
-    init, sizes = MLPS[name].init, dict(D=97, F=211, M=7)
-    params = init(jax.random.key(0), bias=True, **sizes)
-    stds = {"W1_FD": 97**-0.5, "Wg_FD": 97**-0.5, "Wh_FF": 211**-0.5, "W2_DF": (2 * 7 * 211) ** -0.5}
-    assert shapes.check(params) == {"D": 97, "F": 211}
-    for key in MATRICES[name]:
-        assert float(params[key].std()) == pytest.approx(stds[key], rel=0.03)
-    assert not any(params[key].any() for key in params.keys() - MATRICES[name])
-    without = init(jax.random.key(0), bias=False, **sizes)
-    assert set(without) == MATRICES[name]
-    for key in without:
-        np.testing.assert_array_equal(without[key], params[key])
 
 
 def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
@@ -105,7 +89,7 @@ def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
     cases.agree(eight, one, 1e-5)
 
 
-def test_what_hidden_units_on_two_devices_say_is_added_up_on_a_tpu_too():
+def test_two_devices_that_share_the_hidden_units_add_their_products_on_a_tpu_too():
     devices, x_BND = mesh.make(data=1, tensor=2), cases.normal(1, B, N, D)
     params, over = cases.drawn(lambda key: mlp.gelu.init(key, D=D, F=6, M=1, bias=True)), mesh.layout(devices)
     spread = functools.partial(mlp.gelu.apply, layout=over._replace(platform="tpu"))

@@ -1,4 +1,4 @@
-"""Norms (E14-E17) against the slow reference; the statistics of the batch norm on one device and on eight."""
+"""Norms (E14-E17) against the slow reference, and the statistics of the batch norm on one device and on eight."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from tfm import layout, norm
 
 NORMS = by_name.candidates(norm)
 STATISTICS = {"batch": reference_tokens.batch_statistics, "batch_features": reference_alternatives.position_statistics}
-# Over which each standardises.
+# The axes over which each norm standardises
 AXES = {"batch": (0, 1), "batch_features": (0, 2), "token": -1, "instance": 1, "layer_sequence": (1, 2)}
 LEAVES = {"token": {"gain_D", "shift_D"}, "token_plain": set(), "rms": {"gain_D"}, "instance": {"gain_D", "shift_D"}}
 LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}, "none": set(), "layer_sequence": {"gain_D", "shift_D"}}
@@ -27,63 +27,55 @@ LEAVES |= {"batch_features": {"gain_D", "shift_D", "mean_N", "var_N"}}
 
 
 def norm_params(name: str) -> dict:
-    """Random parameters; a variance is positive."""
+    """Draw parameters, with positive variances."""
     params = cases.drawn(lambda key: NORMS[name].init(key, D=D, N=N))
     return {leaf: jnp.square(x) + 0.1 if leaf.startswith("var") else x for leaf, x in params.items()}
 
 
 def slow_norm(name: str, params: dict, X, *, eps: float):
-    """The reference of one sequence."""
-    p = {key: np.asarray(leaf, np.float64) for key, leaf in params.items()}
-    if name == "rms":
-        return reference_tokens.rms_norm(X, p["gain_D"], eps)
-    if name == "batch":
-        return reference_tokens.batch_norm(X, p["mean_D"], p["var_D"], p["gain_D"], p["shift_D"], eps)
-    if name == "instance":
-        return reference_tokens.instance_norm(X, p["gain_D"], p["shift_D"], eps)
-    if name == "layer_sequence":
-        return reference_alternatives.layer_sequence_norm(X, p["gain_D"], p["shift_D"], eps)
-    if name == "batch_features":
-        known = p["mean_N"], p["var_N"], p["gain_D"], p["shift_D"]
-        return reference_alternatives.batch_features_norm(X, *known, eps)
-    return X if name == "none" else translate.norm(params, X, eps=eps)
+    """Return the reference's result for one sequence. Its arguments are X, the parameters in this order, and eps."""
+    order = ("mean_D", "mean_N", "var_D", "var_N", "gain_D", "shift_D")
+    if name in ("none", "token", "token_plain"):
+        return X if name == "none" else translate.norm(params, X, eps=eps)
+    module = reference_alternatives if name in ("layer_sequence", "batch_features") else reference_tokens
+    leaves = [np.asarray(params[leaf], np.float64) for leaf in order if leaf in params]
+    return getattr(module, f"{name}_norm")(X, *leaves, eps)
 
 
 @cases.float64()
 def test_norms_equal_the_reference():
     all_params, x_BND = {name: norm_params(name) for name in LEAVES}, cases.normal(1, B, N, D) * 3 + 2
-    tpu = layout.Layout(platform="tpu")  # where the statistics of a few features are products
-    chosen = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layout.ONE, tpu])]
-    every = jax.jit(lambda p: [NORMS[name].apply(p[name], x_BND, eps=eps, layout=over) for name, eps, over in chosen])
-    for (name, eps, _), y_BND in zip(chosen, every(all_params), strict=True):
+    tpu = layout.Layout(platform="tpu")  # computes the statistics of a few features as products
+    calls = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layout.ONE, tpu])]
+    every = jax.jit(lambda p: [NORMS[name].apply(p[name], x_BND, eps=eps, layout=over) for name, eps, over in calls])
+    for (name, eps, _), y_BND in zip(calls, every(all_params), strict=True):
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
             cases.close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
-    assert {
-        name for name, chosen in NORMS.items() if chosen.observe is not None
-    } == STATISTICS.keys() and NORMS.keys() == LEAVES.keys()
+    assert NORMS.keys() == LEAVES.keys()
+    assert {name for name, variant in NORMS.items() if variant.observe is not None} == STATISTICS.keys()
 
 
 def test_norms_start_as_standardisation():
-    """With gains and variances of 1, shifts and means of 0."""
+    """Gains and variances are 1, shifts and means 0."""
     for name, leaves in LEAVES.items():
-        start = NORMS[name].init(jax.random.key(0), D=D, N=N)
-        assert {leaf: x.tolist() for leaf, x in start.items()} == {
-            leaf: [float(leaf.startswith(("gain", "var")))] * (D if leaf.endswith("D") else N) for leaf in leaves
-        }
+        params = NORMS[name].init(jax.random.key(0), D=D, N=N)
+        expected = {leaf: leaf.startswith(("gain", "var")) * np.ones(D if leaf.endswith("D") else N) for leaf in leaves}
+        jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_bfloat16_tokens_are_rounded_once(name):
-    """Gain and shift have more bits than the tokens; the batch norm takes the statistics of these very tokens, in
-    float32, since a mean of 9 hides the last bits of what bfloat16 would add up."""
+    """Gain and shift have more bits than the tokens.
+
+    The batch norm has the statistics of these tokens in float32: a mean of 9 hides the last bits of a bfloat16 sum.
+    """
     x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
     params = norm_params(name)
     if name in STATISTICS:
         params |= (observed := NORMS[name].observe(x_BND))
-        for found, right in zip(observed.values(), STATISTICS[name](list(map(translate.columns, x_BND))), strict=True):
-            assert found.dtype == np.float32
-            cases.close(found, right, 1e-5)
+        assert all(leaf.dtype == np.float32 for leaf in observed.values())
+        cases.agree([*observed.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))], 1e-5)
     y_BND = jax.jit(functools.partial(NORMS[name].apply, eps=1e-6))(params, x_BND)
     assert y_BND.dtype == jnp.bfloat16
     exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
@@ -97,8 +89,8 @@ def eight_devices(function, *in_specs: P):
     return jax.jit(mesh.sharded(function, mesh.make(data=8), in_specs=in_specs))
 
 
-def gathered(x_BND: jax.Array) -> jax.Array:
-    """The whole batch on every device: each puts its share among zeros, and the devices are added."""
+def gather(x_BND: jax.Array) -> jax.Array:
+    """Return the batch of all devices on every device: each puts its share among zeros, and all are added."""
     share = jnp.arange(8) == jax.lax.axis_index(mesh.DATA)
     return jax.lax.psum(share[:, None, None, None] * x_BND, mesh.DATA).reshape(-1, *x_BND.shape[1:])
 
@@ -106,18 +98,10 @@ def gathered(x_BND: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("name", STATISTICS)
 @cases.float64()
 def test_the_statistics_of_a_batch_equal_the_reference(name):
-    """And with them a batch has mean shift and variance gain^2, feature by feature, or position by position."""
-    params, x_BND, axes = norm_params(name), cases.normal(1, B, N, D) * 3 + 2, AXES[name]
+    x_BND, letter = cases.normal(1, B, N, D) * 3 + 2, "N" if 2 in AXES[name] else "D"
     observed = NORMS[name].observe(x_BND)
-    right = STATISTICS[name](list(map(translate.columns, x_BND)))
-    assert {leaf[:-2]: leaf[-1] for leaf in observed} == dict.fromkeys(["mean", "var"], "N" if 2 in axes else "D")
-    for found, expected in zip(observed.values(), right, strict=True):
-        cases.close(found, expected)
-    own = params if name == "batch" else {"gain_D": jnp.full(D, 3.0), "shift_D": jnp.full(D, 2.0)}
-    y_BND = np.asarray(NORMS[name].apply(own | observed, x_BND, eps=0.0))
-    rows = D if name == "batch" else N
-    cases.close(y_BND.mean(axes), np.broadcast_to(own["shift_D"], D)[:rows])
-    cases.close(y_BND.var(axes), np.square(own["gain_D"])[:rows])
+    assert [*observed] == [f"mean_{letter}", f"var_{letter}"]
+    cases.agree([*observed.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))])
 
 
 def test_a_large_mean_leaves_the_variance_its_digits():
@@ -130,8 +114,8 @@ def test_a_large_mean_leaves_the_variance_its_digits():
         cases.close(spread(x_BND)["var_D"], exact, 1e-3)
 
 
-def whole_loss(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE):
-    """A loss over all devices in which every token meets every other: (loss, (statistics, output))."""
+def loss_of_all(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE):
+    """Return a loss over all devices in which every token meets every other, and (statistics, output)."""
     observed = norm.batch.observe(x_BND, layout=over)
     y_BND = norm.batch.apply(params | observed, x_BND, eps=1e-5)
     total = jnp.sum(jnp.sin(y_BND) * jnp.cos(x_BND) + y_BND**3)
@@ -140,16 +124,18 @@ def whole_loss(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE)
 
 
 def test_eight_devices_equal_one_in_statistics_output_and_gradients():
-    """The devices' shares differ in their means, so a device could not do with its own. Of the running averages
-    nothing is asked in training: their gradient is exactly zero, so no optimiser moves them."""
+    """The devices' shares differ in their means, so a device needs those of the others.
+
+    Training does not use the running averages: their gradient is exactly zero, so no optimiser moves them.
+    """
     params, x_BND = norm_params("batch"), cases.normal(1, 16, N, D) + 10 * cases.normal(2, 16, 1, D)
-    differentiated = jax.value_and_grad(whole_loss, argnums=(0, 1), has_aux=True)
+    differentiate = jax.value_and_grad(loss_of_all, argnums=(0, 1), has_aux=True)
 
     def local(params, x_BND):
-        (loss, (observed, y_BND)), (of_params, of_x) = differentiated(params, x_BND, DATA)
-        return (loss, (observed, gathered(y_BND))), (of_params, gathered(of_x))
+        (loss, (observed, y_BND)), (of_params, of_x) = differentiate(params, x_BND, DATA)
+        return (loss, (observed, gather(y_BND))), (of_params, gather(of_x))
 
-    one = jax.jit(lambda params, x_BND: differentiated(params, x_BND))(params, x_BND)
+    one = jax.jit(differentiate)(params, x_BND)
     cases.agree(eight_devices(local, P(), P("data"))(params, x_BND), one, 1e-5)
     of_params, of_x = one[1]
     assert min(np.abs(leaf).max() for leaf in (of_params["gain_D"], of_params["shift_D"], of_x)) > 1
@@ -159,7 +145,7 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
 @cases.float64()
 @pytest.mark.parametrize("name", ["batch", "token", "layer_sequence"])
 def test_gradients_pass_through_the_statistics(name):
-    """As through the formula written out, in which mean and variance are functions of the tokens."""
+    """They are those of the formula, in which mean and variance are functions of the tokens."""
     params, x_BND, w_BND = norm_params(name), cases.normal(1, B, N, D), cases.normal(2, B, N, D)
 
     def by_hand(x_BND):
@@ -176,7 +162,7 @@ def test_gradients_pass_through_the_statistics(name):
 @pytest.mark.parametrize("name", ["instance", "layer_sequence"])
 @cases.float64()
 def test_a_norm_over_tokens_that_devices_share_is_that_of_all(name):
-    """Its gradient too."""
+    """So is its gradient."""
     params, x_BND = norm_params(name), cases.normal(1, B, 16, D) * 3 + 2
 
     def loss(x_BND, **over):

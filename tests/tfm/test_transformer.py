@@ -30,46 +30,44 @@ WHOLE = {
 @cases.float64()
 def test_transformers_equal_the_reference(name):
     chosen = dict(WHOLE[name])
-    answers = "class_token" if "class_token" in chosen else chosen.pop("head", "next_word")
+    output_head = "class_token" if "class_token" in chosen else chosen.pop("head", "next_word")
     causal = chosen.pop("causal", False)
-    rooms = dict(score=score, mlp=mlp, position=position, norm=norm)
-    functions = {key: getattr(rooms[key], pick) if key in rooms else pick for key, pick in chosen.items()}
-    if "order" in chosen:
-        functions["order"] = block.ORDERS[chosen["order"]]
-    if "scale" in chosen:
-        functions["scale"] = score.SCALES[chosen["scale"]]
-    outputs = {"W": W} if answers == "next_word" else {"C": C}
+    variants = {key: vars(module) for key, module in dict(score=score, mlp=mlp, position=position, norm=norm).items()}
+    variants |= dict(order=block.ORDERS, scale=score.SCALES)
+    functions = {key: variants[key][name] if key in variants else name for key, name in chosen.items()}
+    outputs = {"W": W} if output_head == "next_word" else {"C": C}
     sizes = dict(N=N + 1) if "class_token" in chosen else {}
-    model = cases.model(**functions, head=getattr(head, answers), outputs=outputs, sizes=sizes)
+    model = cases.model(**functions, head=getattr(head, output_head), outputs=outputs, sizes=sizes)
     params, w_BN = cases.drawn(model.init, std=0.4), cases.words()
     fast = translate.log_probabilities(model.apply(params, w_BN, mask=mask.causal if causal else None))
-    described = {key: chosen[key] for key in ("score", "order", "mlp", "scale", "eps", "position") if key in chosen}
+    names = {key: chosen[key] for key in ("score", "order", "mlp", "scale", "eps", "position") if key in chosen}
     slow = dict(next_word=reference.next_word, pooled=reference.pooled_class, class_token=reference.class_token_class)
     for b in range(B):
-        X = translate.representation(params, np.asarray(w_BN[b]), causal=causal, **described)
+        X = translate.representation(params, np.asarray(w_BN[b]), causal=causal, **names)
         p = {key: np.asarray(leaf) for key, leaf in (params["head"] or {"G_WD": params["embed"]["E_WD"]}).items()}
-        cases.close(fast[b], np.log(slow[answers](X, *(p[key] for key in ("G_WD", "G_CD", "b_C") if key in p))), 1e-9)
+        cases.close(
+            fast[b], np.log(slow[output_head](X, *(p[key] for key in ("G_WD", "G_CD", "b_C") if key in p))), 1e-9
+        )
 
 
 def test_the_precision_of_products_and_of_what_is_never_narrow():
-    """float32 is close to float64, and bfloat16 to float32; softmax, logits and gradients have 32 bits all the same."""
-    model = cases.model()
+    """float32 is close to float64, and bfloat16 to float32; softmax, logits and gradients always have 32 bits."""
+    model = cases.model(class_token=True, sizes={"N": N + 1})
     params, w_BN = cases.drawn(model.init, std=0.2), cases.words()
 
-    def seen(params, dtype=None):
-        return cases.apply_model(
-            params, w_BN, mask=mask.causal, unroll=1, maps=True, keep=True, dtype=dtype, spec=model.spec
-        )
+    def run(params, dtype=None):
+        call = dict(mask=mask.causal, maps=True, keep=True)
+        return cases.apply_model(params, w_BN, spec=model.spec._replace(dtype=dtype), **call)
 
-    narrow, narrower = (jax.jit(functools.partial(seen, dtype=dtype))(params) for dtype in (None, jnp.bfloat16))
+    narrow, narrower = (jax.jit(functools.partial(run, dtype=dtype))(params) for dtype in (None, jnp.bfloat16))
     with cases.float64():
-        wide, _ = jax.jit(seen)(cases.wide(params))
+        wide, _ = jax.jit(run)(cases.wide(params))
     assert wide.dtype == np.float64 and narrow[0].dtype == narrower[0].dtype == np.float32
     cases.close(narrow[0], wide, 2e-5)
     cases.close(narrower[0], narrow[0], 5e-2)
     assert (narrower[0] != narrow[0]).any()
     assert narrower[1]["A_MBHNS"].dtype == np.float32 and narrower[1]["cache"]["self"]["k_BHSK"].dtype == jnp.bfloat16
-    grads = jax.eval_shape(jax.grad(lambda params: seen(params, jnp.bfloat16)[0].sum()), params)
+    grads = jax.eval_shape(jax.grad(lambda params: run(params, jnp.bfloat16)[0].sum()), params)
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
@@ -83,9 +81,9 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
 
 
 def stack_of(params, x_BND, *, unroll=1, remat="none", maps=False, **parts):
-    parts = cases.spec(**parts)
-    y_BND, seen = cases.stack(params, x_BND, mask=mask.causal, spec=parts, unroll=unroll, remat=remat, maps=maps)
-    return y_BND, seen.get("A", {}).get("self")
+    spec = transformer.Spec(None, None, cases.spec(**parts), None, unroll=unroll, remat=remat)
+    y_BND, aux = transformer.stack(params, x_BND, spec, attentions.Call(mask=mask.causal, maps=maps))
+    return y_BND, aux.get("A", {}).get("self")
 
 
 def layers(depth: int = M, **changes) -> dict:
@@ -119,34 +117,34 @@ def test_scan_unrolled_and_remat_are_equal():
 
 @cases.float64()
 def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
-    """In logits, maps, the zeros of dropout, and word by word."""
+    """They agree in logits, maps, the zeros of dropout, and token by token."""
     share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.words()
     params = cases.drawn(model.init)
     copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, share, axis=0), params["blocks"])}
 
     @functools.partial(jax.jit, static_argnames="share")
-    def seen(params, *, share):
-        how = {"mask": mask.causal, "maps": True, "unroll": 1}
+    def run(params, *, share):
+        options = dict(mask=mask.causal, maps=True, spec=model.spec._replace(share=share))
         keys = None, jax.random.split(jax.random.key(0), B)
-        return [cases.apply_model(params, w_BN, spec=model.spec, share=share, key_B=key, **how) for key in keys]
+        return [cases.apply_model(params, w_BN, key_B=key_B, **options) for key_B in keys]
 
-    found = jax.device_get(seen(params, share=share))
-    cases.agree(found, seen(copies, share=1))
-    (full_BNW, _), (dropped_BNW, _) = found
-    assert (full_BNW != dropped_BNW).any()
+    (full_BNW, _), (dropout_BNW, _) = results = jax.device_get(run(params, share=share))
+    cases.agree(results, run(copies, share=1))
+    assert (full_BNW != dropout_BNW).any()
 
     @jax.jit
-    def word_by_word(params):
-        n_B, how = jnp.full(B, 2), {"call": attentions.Call(mask=mask.causal), "spec": model.spec._replace(share=share)}
-        first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, **how)
-        return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **how)[0]
+    def token_by_token(params):
+        options = dict(call=attentions.Call(mask=mask.causal), spec=model.spec._replace(share=share))
+        n_B = jnp.full(B, 2)
+        first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, **options)
+        return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **options)[0]
 
-    cases.agree(word_by_word(params), (full_BNW[:, 1], full_BNW[:, 2]))
+    cases.agree(token_by_token(params), (full_BNW[:, 1], full_BNW[:, 2]))
 
 
 @cases.float64()
-def test_words_of_fewer_features_are_those_of_an_embedding_that_is_a_product():
-    """W (e_w + p_n) + b, with e_w and p_n of E features."""
+def test_tokens_of_fewer_features_are_those_of_an_embedding_that_is_a_product():
+    """A token is W (e_w + p_n) + b, with e_w and p_n of E features."""
     model, w_BN = cases.model(E=3), cases.words()
     params = cases.drawn(model.init)
     E_WE, P_NE, up = params["embed"]["E_WE"], params["position"]["P_NE"], params["embed"]["up"]
@@ -158,7 +156,7 @@ def test_words_of_fewer_features_are_those_of_an_embedding_that_is_a_product():
 
 
 def primitives(jaxpr) -> list[str]:
-    """The names of all primitives, also inside of others."""
+    """Return the names of all primitives, including those inside others."""
     found = []
     for equation in jaxpr.eqns:
         found.append(equation.primitive.name)
@@ -169,8 +167,10 @@ def primitives(jaxpr) -> list[str]:
 
 
 def test_the_settings_really_make_different_programs():
-    """What a loop keeps for the backward pass: products are repeated with "full" alone, what an MLP makes of them with
-    "products" too, norms always; unrolled layers are no loop."""
+    """The setting decides what a loop saves for the backward pass: "full" repeats products and "products" does not.
+
+    Both repeat the activation of an MLP. Unrolled layers are not a loop.
+    """
     params, x_BND = layers(), cases.normal(1, 5, 7, D)  # of few tokens a product would be two, for CPU and others
 
     def names(**settings) -> list[str]:
@@ -192,7 +192,7 @@ def test_the_settings_really_make_different_programs():
     assert (loops(unroll=True), loops(unroll=1), loops(unroll=M)) == (0, 1, 0)
 
 
-def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads_apart():
+def test_alibi_has_a_slope_for_each_head_even_if_all_heads_are_otherwise_equal():
     own = cases.spec(score=score.constant, value=value.identity, relative_position=relative_position.alibi).attention
     params, x_BND = {"score": {}, "value": {}, "relative_position": {}}, cases.normal(1, 1, N, D)
     attend = jax.jit(functools.partial(cases.self_attention, spec=own, mask=None))
@@ -200,20 +200,21 @@ def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads
     assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H
 
 
-def test_the_zeros_of_dropout_are_every_layers_and_every_stages_own():
-    """They agree by chance only. All weights are 0 and stage s gives 2^s at every place, so the sum of all tells which
-    of them were replaced by zeros: the others are twice as large at the rate 1/2, and its binary digits are the stages.
+def test_every_layer_and_every_stage_draws_its_own_zeros_of_dropout():
+    """All weights are 0, and stage s adds 2^s everywhere, or twice that at the rate 1/2.
+
+    So the binary digits of the sum show which stages became zeros. Any two stages agree by chance only.
     """
-    made = cases.model(position=position.none, final_norm=False, cross=True, dropout=0.5)
-    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(made.init, jax.random.key(0)))
+    model = cases.model(position=position.none, final_norm=False, cross=True, dropout=0.5)
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(model.init, jax.random.key(0)))
     params["embed"]["E_WD"] += 1
     layers, stages = params["blocks"], 2.0 ** (1 + jnp.arange(3 * M).reshape(3, M, 1))
     for part, leaf, give in zip(("value", "value_cross", "mlp"), ("bo_D", "bo_D", "b2_D"), stages, strict=True):
         layers[part][leaf] += give
     call = dict(mask=None, memory=attentions.Memory(cases.normal(0, B, 3, D), None))
     key_B = jax.random.split(jax.random.key(1), B)
-    spec, call = made.spec._replace(unroll=1), attentions.Call(key_B=key_B, **call)
-    x_BND, _ = jax.jit(lambda params: transformer.hidden(params, cases.words(), spec, call))(params)
+    call = attentions.Call(key_B=key_B, **call)
+    x_BND, _ = jax.jit(lambda params: transformer.hidden(params, cases.words(), model.spec, call))(params)
     digits = np.int64(x_BND)[..., None] >> np.arange(1, 3 * M + 2) & 1
     assert (x_BND == digits @ 2 ** np.arange(1, 3 * M + 2)).all()
     kept = digits.reshape(B * N * D, 3 * M + 1)

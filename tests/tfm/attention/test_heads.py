@@ -1,5 +1,7 @@
-"""Heads: self-attention and cross-attention (E8-E11, E26) against the slow reference, with a KV cache, and for tokens
-that are kept from themselves. (On devices that share heads, features and tokens: test_groups.py.)"""
+"""Heads: self-attention and cross-attention (E8-E11, E26) against the slow reference, also without self-attention.
+
+test_groups.py has devices that share heads, features and tokens; test_kv_cache.py has one token after the other.
+"""
 
 import functools
 
@@ -13,8 +15,8 @@ import reference_positions
 import reference_scores
 import tiny
 import translate
-from cases import B, N, S
-from mask_cases import MASKS, paper_allowed
+from cases import MASKS, B, N, S, paper_allowed
+from errors import raises
 from score_cases import SCORES, D, H, K, drawn
 
 from experiments.build import model as models
@@ -23,10 +25,9 @@ from tfm import platform, shapes
 from tfm.attention import explicit, mask, relative_position, score, spec, value
 
 
-def parameters(name: str, bias: bool = True, **sizes: int) -> dict:
-    sizes = dict(H=H, K=K, D=D) | sizes
-    values = cases.drawn(lambda key: value.low_rank.init(key, **sizes, M=1, bias=bias), seed=1)
-    return {"score": drawn(name, bias, **sizes), "value": values, "relative_position": {}}
+def parameters(name: str, bias: bool = True) -> dict:
+    values = cases.drawn(lambda key: value.low_rank.init(key, H=H, K=K, D=D, M=1, bias=bias), seed=1)
+    return {"score": drawn(name, bias), "value": values, "relative_position": {}}
 
 
 def parts_of(name: str, *, attend_to_self: bool | None = None, **changes) -> spec.Spec:
@@ -47,11 +48,11 @@ def parts_of(name: str, *, attend_to_self: bool | None = None, **changes) -> spe
 )
 @cases.float64()
 def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bias, where, scale, features, cap):
-    """Queries of one sequence, keys of another (E26), whose keys and values may be kept from an earlier call."""
+    """Queries are of one sequence, keys of another (E26), whose keys and values may come from an earlier call."""
     params, x_BND, x_BSD = parameters(name, bias), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
     run = functools.partial(cases.cross_attention, spec=parts_of(name, scale=score.SCALES[scale], cap=cap))
     attend = jax.jit(functools.partial(run, memory=spec.Memory(x_BSD, MASKS[where])))
-    y_BND, A_BHNS, kept = jax.device_get(attend(params, x_BND))
+    y_BND, A_BHNS, cache = jax.device_get(attend(params, x_BND))
     p = {leaf: np.asarray(numbers) for leaf, numbers in params["value"].items()}
     for b in range(B):
         X, A = (translate.columns(x_BSD[b]), translate.columns(x_BND[b])), []
@@ -63,17 +64,15 @@ def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bi
         Y = reference.low_rank_multi_head(X[0], p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D"))
         cases.close(y_BND[b], Y.T)
     if where == "none":
-        again, *_ = jax.jit(functools.partial(run, memory=spec.Memory(None, None)))(params, x_BND[:, 3:4], cache=kept)
-        cases.close(again, y_BND[:, 3:4])
+        from_cache = jax.jit(functools.partial(run, memory=spec.Memory(None, None), cache=cache))
+        cases.close(from_cache(params, x_BND[:, 3:4])[0], y_BND[:, 3:4])
 
 
 @cases.float64()
-def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
+def test_multi_head_attention_equals_the_reference_in_rows():
+    """The textbook convention has tokens as rows: softmax(Q K^T) V, and the heads concatenated times O."""
     params, x_BND = parameters("asymmetric", False), cases.normal(1, 1, N, D)
-    Uq_HKD, Uk_HKD, Uv_HKD, Uo_HDK = (
-        np.asarray(params[part][leaf])
-        for part, leaf in (("score", "Uq_HKD"), ("score", "Uk_HKD"), ("value", "Uv_HKD"), ("value", "Uo_HDK"))
-    )
+    p = jax.device_get(params["score"] | params["value"])
 
     @jax.jit
     def both(params, x_BND):
@@ -82,21 +81,21 @@ def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
         return cases.self_attention(params, x_BND, spec=parts_of("asymmetric"), mask=None)[0], averages[0]
 
     y_BND, y_BHNK = jax.device_get(both(params, x_BND))
-    Q, K_, V = ([U.T for U in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD, Uv_HKD))
-    O = np.concatenate(list(Uo_HDK), axis=1)
+    Q, K_, V = ([U.T for U in p[leaf]] for leaf in ("Uq_HKD", "Uk_HKD", "Uv_HKD"))
+    O = np.concatenate(list(p["Uo_HDK"]), axis=1)
     cases.close(y_BND[0], reference.row_multi_head(np.asarray(x_BND[0]), Q, K_, V, O))
     for h in range(H):
         cases.close(y_BHNK[0, h], reference.row_attention(np.asarray(x_BND[0]), Q[h], K_[h], V[h]))
 
 
-WORD_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one word and paddings
-NEAR = {"none": None, "window of one": mask.window(1), "causal padding": mask.both(mask.causal, mask.padding(WORD_BS))}
+TOKEN_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one token and padding
+NEAR = {"none": None, "window of one": mask.window(1), "causal padding": mask.both(mask.causal, mask.padding(TOKEN_BS))}
 
 
 @pytest.mark.parametrize(("name", "variant"), [("tied", "none"), ("asymmetric", "alibi")])
 @cases.float64()
 def test_weights_are_those_of_the_other_tokens(name, variant):
-    """As with model.score = tied_noself and asymmetric_noself. Diagonals are 0 and 1 to the last bit."""
+    """Scores are those of model.score = tied_noself and asymmetric_noself. Diagonals are exactly 0 and 1."""
     params, x_BND = parameters(name), cases.normal(1, B, N, D)
     made = parts_of(name, attend_to_self=False, relative_position=getattr(relative_position, variant))
     every = jax.jit(lambda: [cases.self_attention(params, x_BND, spec=made, mask=m)[1] for m in NEAR.values()])
@@ -104,7 +103,7 @@ def test_weights_are_those_of_the_other_tokens(name, variant):
     for where, A_BHNN in zip(NEAR, jax.device_get(every()), strict=True):
         for b, h in [(0, 0), (1, 2)]:
             seen = {"none": other >= 0, "window of one": other == n}
-            seen |= {"causal padding": (other <= n) & WORD_BS[b][:, None]}
+            seen |= {"causal padding": (other <= n) & TOKEN_BS[b][:, None]}
             allowed = reference_scores.without_itself(np.broadcast_to(seen[where], (N, N)))
             X = np.asarray(x_BND[b]).T
             L = reference.scaled(reference_scores.logits(name, params["score"], X, X, h), "1/sqrt(K)", K=K, D=D)
@@ -115,32 +114,7 @@ def test_weights_are_those_of_the_other_tokens(name, variant):
             np.testing.assert_array_equal(A_BHNN[b, h].diagonal(), allowed.diagonal())
 
 
-def test_the_bias_says_where_query_and_key_are_one_token():
-    alone = relative_position.self_bias(None, jnp.array([2, 0]), jnp.arange(4))
-    np.testing.assert_array_equal(alone, relative_position.ALONE * np.array([[[0, 0, 1, 0], [1, 0, 0, 0]]]))
-    of_each = relative_position.self_bias(None, jnp.array([[3], [1]]), jnp.arange(4))
-    np.testing.assert_array_equal(of_each, relative_position.ALONE * np.array([[[[0, 0, 0, 1]]], [[[0, 1, 0, 0]]]]))
-
-
-@pytest.mark.parametrize(("name", "itself"), [("tied", False), ("l2_tied", True)])
-@cases.float64()
-def test_one_token_after_the_other_equals_the_whole_sequence(name, itself):
-    """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
-    made = parts_of(name, cap=0.7, attend_to_self=itself)
-    params, x_BND = parameters(name), np.array(cases.normal(1, B, N, D))
-    run = jax.jit(functools.partial(cases.self_attention, params, spec=made, mask=mask.causal))
-    y_BND, _, whole = jax.device_get(run(x_BND))
-    cache = jax.tree.map(lambda x: np.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
-    for n in range(2, N - 2):
-        n_B1 = np.array([[n], [n + 2]])
-        x_B1D = np.take_along_axis(x_BND, n_B1[..., None], 1)
-        y_B1D, A_BHNS, cache = run(x_B1D, n=n_B1, cache=cache)
-        cases.close(y_B1D, np.take_along_axis(y_BND, n_B1[..., None], 1))
-        for b in range(B):
-            assert (np.asarray(A_BHNS)[b, :, 0, n_B1[b, 0]] == 0).all() != itself
-
-
-def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
+def test_a_token_is_written_at_its_position_and_not_past_the_end():
     rng = np.random.default_rng(0)
     cache_BHSK, new_BHNK = np.float32(rng.standard_normal((3, 2, 5, 7))), np.float32(rng.standard_normal((3, 2, 1, 7)))
     expected = cache_BHSK.copy()
@@ -159,9 +133,9 @@ def test_the_config_and_the_score_say_who_attends_to_itself():
         plain, others = parts(model__score=name), parts(model__score=f"{name}_noself")
         assert plain.score.attend_to_self == of.attend_to_self and not others.score.attend_to_self
         assert others.score.factors == plain.score.factors
-    with pytest.raises(errors.UserError, match=r'unknown score "tide" \(did you mean "tied"\?\)'):
+    with raises(errors.UserError, "tide", "tied"):
         parts(model__score="tide_noself")
-    with pytest.raises(errors.UserError, match='unknown norm "rms_noself"'):
+    with raises(errors.UserError, "rms_noself"):
         parts(model__norm="rms_noself")
 
 
@@ -182,5 +156,5 @@ def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
             np.testing.assert_array_equal(found[path], factor * leaf if scaled else leaf)
             assert np.any(leaf) or not scaled
     for field in ("score_std", "output_std"):
-        with pytest.raises(errors.UserError, match=f"model.{field} = -1"):
+        with raises(errors.UserError, f"model.{field} = -1"):
             models.make_block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)

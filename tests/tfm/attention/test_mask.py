@@ -1,10 +1,10 @@
 """Masks as literal 0/1 matrices: prefix, window, sums and products, and queries at positions of their own."""
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from errors import raises
 
 from tfm.attention import mask
 
@@ -39,11 +39,11 @@ three = mask.both(mask.either(mask.causal, mask.prefix(2)), mask.padding(VALID_B
     ],
 )
 def test_masks_of_five_keys_are_these_matrices(the_mask, N, literal):
-    np.testing.assert_array_equal(cases.dense(the_mask, N=N, S=5), literal)
+    np.testing.assert_array_equal(the_mask(np.arange(5 - N, 5), np.arange(5)), literal)
 
 
-def test_a_window_without_a_token_is_refused():
-    with pytest.raises(ValueError, match="^a window must hold at least 1 token, the query itself, not 0$"):
+def test_a_window_of_no_token_is_refused():
+    with raises(ValueError, "window", 0):
         mask.window(0)
 
 
@@ -61,7 +61,7 @@ N_BN, S_S = jnp.array([[3, 1], [0, 2]]), jnp.array([0, 2, 3])
 
 @pytest.mark.parametrize("name", MASKS)
 def test_queries_at_positions_of_their_own(name):
-    """Sequence 0 asks from 3 and 1, sequence 1 from 0 and 2; keys at 0, 2 and 3. Alone, each sequence gets the same."""
+    """Sequence 0 has queries at 3 and 1, sequence 1 at 0 and 2; keys are at 0, 2 and 3. Alone, each gets the same."""
     the_mask, literal = MASKS[name]
     np.testing.assert_array_equal(jax.jit(the_mask)(N_BN, S_S), literal)
     assert the_mask(N_BN, S_S).dtype == bool

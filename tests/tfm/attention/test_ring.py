@@ -1,4 +1,4 @@
-"""Attention over tokens that are spread over devices equals attention on one, and no device ever holds all keys."""
+"""Attention over tokens that devices share equals attention on one device, and no device ever holds all keys."""
 
 import functools
 import re
@@ -9,22 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from errors import raises
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from tfm.attention import explicit, flash, mask
 
 B, H, K, V = 2, 3, 5, 7
 AXIS = "sequence"
-EXPLICIT = explicit.attention
-FLASH = flash.attention
-RING = functools.partial(FLASH, queries=5, keys=3, axis=AXIS)  # of 11 tokens: both have blocks that are filled up
-NAMES, TOKENS = ("q", "k", "v", "b_HR"), PartitionSpec(None, None, AXIS)
+RING = functools.partial(flash.attention, queries=5, keys=3, axis=AXIS)  # 11 tokens fill no whole number of blocks
+TOKENS = PartitionSpec(None, None, AXIS)
 
 
-def drawn(N: int, heads=(H, H, H)) -> dict[str, np.ndarray]:
-    """Queries, keys and values, and the parameters of a bias."""
-    shapes = (B, heads[0], N, K), (B, heads[1], N, K), (B, heads[2], N, V), (max(H, *heads), 2 * N - 1)
-    return {name: np.array(cases.normal(i, *shape)) for i, (name, shape) in enumerate(zip(NAMES, shapes, strict=True))}
+def draw(N: int, heads=(H, H, H)) -> dict[str, np.ndarray]:
+    """Draw queries, keys and values, and the parameters of a bias."""
+    shapes = {"q": (B, heads[0], N, K), "k": (B, heads[1], N, K), "v": (B, heads[2], N, V)}
+    shapes |= {"b_HR": (max(H, *heads), 2 * N - 1)}
+    return {name: np.array(cases.normal(i, *shape)) for i, (name, shape) in enumerate(shapes.items())}
 
 
 def mesh(**axes: int) -> Mesh:
@@ -32,69 +32,62 @@ def mesh(**axes: int) -> Mesh:
     return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def striped(N: int, P: int) -> np.ndarray:
-    """The positions of the tokens, device after device: dealt out like cards."""
+def stripe(N: int, P: int) -> np.ndarray:
+    """Return the positions of the tokens, device after device, if they are dealt out like cards."""
     return np.arange(N).reshape(-1, P).T.ravel()
 
 
-def mixed(N: int, P: int) -> np.ndarray:
+def shuffle(N: int, P: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(N)
 
 
-def dealt(tree: dict, n: np.ndarray) -> dict:
-    """The tree with its tokens in the order of their positions n."""
+def deal(tree: dict, n: np.ndarray) -> dict:
+    """Return the tree with its tokens in the order of their positions n."""
     return {name: x if name == "b_HR" else x[:, :, n] for name, x in tree.items()}
 
 
-def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowered:
-    """`gradients` where each of P devices has its share of the tokens, not yet compiled."""
+def lower(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowered:
+    """Lower `averages.gradients` for P devices, each of which has its share of the tokens."""
     specs = {name: PartitionSpec() if name == "b_HR" else TOKENS for name in arrays}
-    run = jax.shard_map(
-        functools.partial(averages.gradients, attend=RING, over=AXIS, **settings),
-        mesh=mesh(**{AXIS: P}),
-        in_specs=(specs, PartitionSpec(AXIS)),
-        out_specs=(specs, TOKENS),
-    )
-    return jax.jit(run).lower(dealt(arrays, n), jnp.asarray(n))
+    run = functools.partial(averages.gradients, attend=RING, over=AXIS, **settings)
+    of_specs = dict(mesh=mesh(**{AXIS: P}), in_specs=(specs, PartitionSpec(AXIS)), out_specs=(specs, TOKENS))
+    return jax.jit(jax.shard_map(run, **of_specs)).lower(deal(arrays, n), jnp.asarray(n))
 
 
 @pytest.mark.parametrize(
     ("name", "P", "order", "bias", "heads", "cap"),
-    [
-        ("padding", 2, mixed, True, (H, H, H), 1.3),
-        ("prefix", 4, striped, False, (6, 2, 2), 0.0),
-    ],
+    [("padding", 2, shuffle, True, (H, H, H), 1.3), ("prefix", 4, stripe, False, (6, 2, 2), 0.0)],
 )
 @cases.float64()
 def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, heads, cap):
-    N, arrays = 11 * P, drawn(11 * P, heads)
+    N, arrays = 11 * P, draw(11 * P, heads)
     n, settings = order(N, P), dict(name=name, bias=bias, N=N, cap=cap)
-    whole = jax.jit(functools.partial(averages.gradients, attend=EXPLICIT, **settings))
+    whole = jax.jit(functools.partial(averages.gradients, attend=explicit.attention, **settings))
     expected, y_BHNV = jax.device_get(whole(arrays, np.arange(N)))
-    found = spread(arrays, n, P, **settings).compile()(dealt(arrays, n), jnp.asarray(n))
-    cases.agree(found, (dealt(expected, n), dealt({"y": y_BHNV}, n)["y"]))
+    result = lower(arrays, n, P, **settings).compile()(deal(arrays, n), jnp.asarray(n))
+    cases.agree(result, (deal(expected, n), deal({"y": y_BHNV}, n)["y"]))
     assert y_BHNV.shape == (B, max(H, *heads), N, V)
     assert all(expected[x].any() for x in "qkv") and expected["b_HR"].any() == bias
     assert y_BHNV.any((1, 3)).all() == (name != "padding")  # there, some queries see nothing
     assert all(np.isfinite(gradient).all() for gradient in expected.values())
 
 
-def test_bfloat16_travels_as_it_is_and_is_summed_in_float32():
-    arrays = {name: x if name == "b_HR" else x.astype(jnp.bfloat16) for name, x in drawn(22).items()}
-    lowered = spread(arrays, striped(22, 2), 2, name="padding", bias=True, N=22)
+def test_bfloat16_is_sent_as_it_is_and_summed_in_float32():
+    arrays = {name: x if name == "b_HR" else x.astype(jnp.bfloat16) for name, x in draw(22).items()}
+    lowered = lower(arrays, stripe(22, 2), 2, name="padding", bias=True, N=22)
     sent = re.findall(r"collective_permute\".*-> tensor<.*x([a-z]+\d+)>", lowered.as_text())
-    # Keys, values, positions and what is real, twice; two averages.gradients, also after the last turn.
+    # Keys, values, positions and the valid tokens, twice; two gradients, also after the last hop.
     assert sorted(sent) == ["bf16"] * 4 + ["f32"] * 4 + ["i1"] * 2 + ["i32"] * 2
     of_arrays, y_BHNV = lowered.out_info
     assert all(of_arrays[name].dtype == x.dtype for name, x in arrays.items()) and y_BHNV.dtype == jnp.bfloat16
 
 
 @cases.float64()
-def test_inside_a_loop_over_rematerialised_layers_beside_an_axis_of_data():
-    """The mask's lengths are spread over the axis of data; the biases of the layers are on all devices."""
+def test_inside_a_loop_over_rematerialised_layers_next_to_an_axis_of_data():
+    """The mask's lengths are sharded over the axis of data; the biases of the layers are on all devices."""
     N, P, length_B = 20, 4, jnp.array([20, 3, 7, 11])
     x_BHNK, b_MHR = np.array(cases.normal(0, 4, H, N, K)), cases.normal(1, 3, H, 2 * N - 1)
-    n = striped(N, P)
+    n = stripe(N, P)
 
     def stack(x_BHNK, b_MHR, length_B, n, attend, over=()):
         @jax.checkpoint
@@ -113,17 +106,17 @@ def test_inside_a_loop_over_rematerialised_layers_beside_an_axis_of_data():
         out_specs=(everywhere, (tokens, everywhere)),
     )
     number, (dx_BHNK, db_MHR) = jax.device_get(jax.jit(run)(x_BHNK[:, :, n], b_MHR, length_B, jnp.asarray(n)))
-    whole = jax.jit(jax.value_and_grad(functools.partial(stack, attend=EXPLICIT), (0, 1)))
+    whole = jax.jit(jax.value_and_grad(functools.partial(stack, attend=explicit.attention), (0, 1)))
     expected = whole(x_BHNK, b_MHR, length_B, jnp.arange(N))
     cases.agree((number, (dx_BHNK[:, :, np.argsort(n)], db_MHR)), expected)
 
 
 def on_a_ring(P: int, *arguments: jax.Array, bias=None, gradient: bool = False, queries: int = 2) -> jax.stages.Lowered:
-    """Causal attention of tokens x_BHNK at the places n to each other, on P devices, or its gradient."""
+    """Lower causal attention of tokens x_BHNK at positions n to each other on P devices, or its gradient."""
 
     def attend(x_BHNK, n):
         call = dict(mask=mask.causal, scale=0.7, bias=bias, n=n, axis=AXIS, queries=queries, keys=queries)
-        return FLASH(x_BHNK, x_BHNK, x_BHNK, **call)[0]
+        return flash.attention(x_BHNK, x_BHNK, x_BHNK, **call)[0]
 
     def number(x_BHNK, n):
         return jax.lax.psum(jnp.sin(attend(x_BHNK, n)).sum(), AXIS)
@@ -133,38 +126,37 @@ def on_a_ring(P: int, *arguments: jax.Array, bias=None, gradient: bool = False, 
     return jax.jit(run).lower(*arguments)
 
 
-def test_cards_dealt_are_the_same_work_for_every_device():
-    """In each of 4 turns the 10 of 4 x 4 blocks that the causal mask does not forbid."""
+def test_striped_tokens_are_the_same_work_for_every_device():
+    """In each of 4 hops a device computes the 10 of 4 x 4 blocks that the causal mask does not forbid."""
     computed = []
 
     def bias(n, s_S):
         jax.debug.callback(lambda n, s: computed.append((int(n) % 4, int(s) % 4)), n[0], s_S[0])
         return jnp.zeros((1, n.size, s_S.size)) + 0 * n[:, None]
 
-    arguments = cases.normal(0, 1, 1, 32, K), jnp.asarray(striped(32, 4))
+    arguments = cases.normal(0, 1, 1, 32, K), jnp.asarray(stripe(32, 4))
     jax.block_until_ready(on_a_ring(4, *arguments, bias=bias).compile()(*arguments))
     jax.effects_barrier()
     assert sorted(computed) == [(device, other) for device in range(4) for other in range(4) for _ in range(10)]
 
 
 def test_keys_go_around_and_no_device_ever_holds_all_of_them():
-    """Beside the keys, the guard gathers whole numbers: the place of each token, and whether it is finite."""
+    """Next to the keys, a program may gather integers: the position of each token, and whether it is finite."""
     arguments = jnp.ones((1, 1, 4096, K)), jnp.arange(4096)
-    few, many = (on_a_ring(P, *arguments, gradient=True, queries=32).compile() for P in (2, 8))
+    programs = [on_a_ring(P, *arguments, gradient=True, queries=32).compile() for P in (2, 8)]
     collective = r"= (\w+\[[\d,]*\])\S* (all-[a-z]+|collective-[a-z]+|reduce-scatter)(?:-start)?\("
-    found = re.findall(collective, many.as_text())
-    assert {what for shape, what in found if shape != "s32[2,4096]"} == {"collective-permute"}
-    memory = [program.memory_analysis().temp_size_in_bytes for program in (few, many)]
+    collectives = re.findall(collective, programs[1].as_text())
+    assert {name for shape, name in collectives if shape != "s32[2,4096]"} == {"collective-permute"}
+    memory = [program.memory_analysis().temp_size_in_bytes for program in programs]
     assert memory[1] < memory[0] / 3.3, memory
 
 
 @pytest.mark.parametrize(("n", "S"), [(None, 4), (jnp.arange(4), 5), (jnp.ones((1, 4), int), 4)])
-def test_spread_tokens_need_their_positions_and_as_many_keys(n, S):
-    with pytest.raises(ValueError, match="N = 4 queries"):
-        spread = jax.shard_map(
-            lambda x: RING(x[:, :, :4], x[:, :, :S], x[:, :, :S], mask=None, scale=1.0, n=n)[0],
-            mesh=mesh(**{AXIS: 1}),
-            in_specs=PartitionSpec(),
-            out_specs=PartitionSpec(),
-        )
-        jax.eval_shape(spread, np.ones((1, 1, 5, K)))
+def test_sharded_tokens_need_their_positions_and_as_many_keys(n, S):
+    def attend(x):
+        return RING(x[:, :, :4], x[:, :, :S], x[:, :, :S], mask=None, scale=1.0, n=n)[0]
+
+    with raises(ValueError, "N = 4"):
+        spec = PartitionSpec()
+        run = jax.shard_map(attend, mesh=mesh(**{AXIS: 1}), in_specs=spec, out_specs=spec)
+        jax.eval_shape(run, np.ones((1, 1, 5, K)))

@@ -1,4 +1,4 @@
-"""The TPU's kernel, in Pallas' interpreter: the averages of explicit.py and their gradients, on several devices too."""
+"""The TPU's kernel in Pallas' interpreter equals explicit attention, and the choice of an implementation."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from errors import raises
 from jax.sharding import PartitionSpec as Spec
 
 from tfm.attention import explicit, flash, fused, implementations, mask, splash
@@ -24,53 +25,52 @@ CASES = {  # (queries, keys, heads of keys, heads of values, mask, cap)
 }
 
 
-def drawn(N, S, G, J):
+def draw(N, S, G, J):
     shapes = (B, H, N, K), (B, G, S, K), (B, J, S, V)
     return [np.asarray(cases.normal(i, *shape), np.float32) for i, shape in enumerate(shapes)]
 
 
-def gradients(qkv, *, attend, who, cap=0.0):
-    """(y, gradients of a sum over y) of one way."""
+def gradients(qkv, *, attend, allowed, cap=0.0):
+    """Return y and the gradients of a sum over y."""
 
     def total(*qkv):
-        y_BHNV, _ = attend(*qkv, mask=who, scale=0.3, cap=cap)
+        y_BHNV, _ = attend(*qkv, mask=allowed, scale=0.3, cap=cap)
         return jnp.sum(jnp.sin(y_BHNV)), y_BHNV
 
-    (_, y_BHNV), slopes = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
-    return y_BHNV, slopes
+    gradient, y_BHNV = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
+    return y_BHNV, gradient
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_averages_and_gradients_are_those_of_the_definition(name):
-    *sizes, who, cap = CASES[name]
-    qkv, run = drawn(*sizes), functools.partial(gradients, who=who, cap=cap)
-    found, expected = (jax.jit(functools.partial(run, attend=c))(qkv) for c in (SPLASH, explicit.attention))
-    jax.tree.map(lambda a, b: cases.close(a, b, 2e-5), found, expected)
-    blind = ~np.asarray(found[0]).any((1, 3))
+    *sizes, allowed, cap = CASES[name]
+    qkv, run = draw(*sizes), functools.partial(gradients, allowed=allowed, cap=cap)
+    result, expected = (jax.jit(functools.partial(run, attend=c))(qkv) for c in (SPLASH, explicit.attention))
+    cases.agree(result, expected, 2e-5)
+    blind = ~np.asarray(result[0]).any((1, 3))
     assert blind[1].all() == ("padding" in name) and blind[0].sum() == name.startswith("one")
 
 
 def test_inside_shard_map_a_kernel_computes_each_devices_sequences():
-    mesh, qkv = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)), drawn(128, 128, 2, 2)
+    mesh, qkv = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)), draw(128, 128, 2, 2)
 
     def total(q, k, v):
         y_BHNV, _ = SPLASH(q, k, v, mask=mask.causal, scale=0.3)
         return jax.lax.psum(jnp.sum(jnp.sin(y_BHNV)), "data")
 
     sharded = jax.shard_map(total, mesh=mesh, in_specs=Spec("data"), out_specs=Spec())
-    found = jax.jit(jax.grad(sharded, argnums=(0, 1, 2)))(*qkv)
-    expected = jax.jit(functools.partial(gradients, attend=explicit.attention, who=mask.causal))(qkv)[1]
-    jax.tree.map(lambda a, b: cases.close(a, b, 2e-5), found, expected)
+    expected = jax.jit(functools.partial(gradients, attend=explicit.attention, allowed=mask.causal))(qkv)[1]
+    cases.agree(jax.jit(jax.grad(sharded, argnums=(0, 1, 2)))(*qkv), expected, 2e-5)
 
 
-def kernels(jaxpr) -> int:
-    """How many kernels a program starts."""
+def count_kernels(jaxpr) -> int:
+    """Return how many kernels a program starts."""
     inner = [getattr(p, "jaxpr", p) for one in jaxpr.eqns for p in jax.tree.leaves(list(one.params.values()))]
     own = sum(one.primitive.name == "pallas_call" for one in jaxpr.eqns)
-    return own + sum(kernels(one) for one in inner if hasattr(one, "eqns") and one is not jaxpr)
+    return own + sum(count_kernels(one) for one in inner if hasattr(one, "eqns") and one is not jaxpr)
 
 
-def test_features_that_fill_the_lanes_are_handed_to_the_kernel_as_they_lie():
+def test_features_that_fill_the_lanes_reach_the_kernel_without_a_transpose():
     def moves(K: int) -> int:
         x_BHNK = jax.ShapeDtypeStruct((1, 1, 128, K), jnp.float32)
         call = functools.partial(SPLASH, mask=mask.causal, scale=1.0)
@@ -80,22 +80,21 @@ def test_features_that_fill_the_lanes_are_handed_to_the_kernel_as_they_lie():
 
 
 @pytest.mark.parametrize("policy", ["attention", "nothing"])
-def test_what_has_a_name_is_kept_and_the_kernel_not_started_again(policy):
-    kept = jax.checkpoint_policies.save_only_these_names(policy)
-    qkv = drawn(128, 128, H, H)
+def test_a_result_with_a_name_is_saved_and_the_kernel_not_started_again(policy):
+    saves = jax.checkpoint_policies.save_only_these_names(policy)
 
     def total(*qkv):
         return jnp.sum(jnp.sin(SPLASH(*qkv, mask=mask.causal, scale=1.0)[0]))
 
-    found = jax.make_jaxpr(jax.grad(jax.checkpoint(total, policy=kept)))(*qkv)
-    assert kernels(found.jaxpr) >= 3
-    assert (kernels(found.jaxpr) == 3) == (policy == "attention")  # forwards, and two backwards
+    program = jax.make_jaxpr(jax.grad(jax.checkpoint(total, policy=saves)))(*draw(128, 128, H, H))
+    count = count_kernels(program.jaxpr)
+    assert count >= 3 and (count == 3) == (policy == "attention")  # forwards, and two backwards
 
 
 @pytest.mark.parametrize("call", [{"bias": lambda n, s_S: jnp.ones((H, n.size, s_S.size))}, {"n": jnp.arange(128)}])
-def test_the_kernel_raises_for_what_it_cannot_know(call):
-    with pytest.raises(ValueError, match="splash"):
-        SPLASH(*drawn(128, 128, H, H), **{"mask": mask.causal, "scale": 0.3} | call)
+def test_the_kernel_refuses_a_bias_and_positions(call):
+    with raises(ValueError, "splash"):
+        SPLASH(*draw(128, 128, H, H), **{"mask": mask.causal, "scale": 0.3} | call)
 
 
 PREFIXES = mask.prefix(np.array([3, 5]))
@@ -124,19 +123,19 @@ def test_the_implementation_follows_from_platform_and_shapes(platform, call, att
     S, features, dtype = (call.get(name, usual) for name, usual in sizes.items())
     q_BHNK, k_BHSK = (jax.ShapeDtypeStruct((B, H, N, features), dtype) for N in (256, S))
     options = {"mask": mask.causal} | {name: x for name, x in call.items() if name not in sizes}
-    chosen = implementations.choose("flash", platform, q_BHNK, k_BHSK, k_BHSK, **options)
-    assert chosen.attend is attend and reason in chosen.reason and bool(chosen.reason) == bool(reason)
+    choice = implementations.choose("flash", platform, q_BHNK, k_BHSK, k_BHSK, **options)
+    assert choice.attend is attend and reason in choice.reason and bool(choice.reason) == bool(reason)
     options.pop("axis", None)
-    own = implementations.choose("explicit", platform, q_BHNK, k_BHSK, k_BHSK, **options)
-    assert own.attend is explicit.attention
+    choice = implementations.choose("explicit", platform, q_BHNK, k_BHSK, k_BHSK, **options)
+    assert choice.attend is explicit.attention
 
 
-def test_masks_of_unknown_arrays_are_not_known_but_padding_is():
-    def known(length):
+def test_masks_of_traced_arrays_are_unknown_except_padding():
+    def evaluate(length):
         assert mask.evaluate(mask.prefix(length), np.arange(3), np.arange(3)) == (None, None)
         return length
 
-    jax.jit(known)(jnp.int32(2))
+    jax.jit(evaluate)(jnp.int32(2))
     both = mask.both(mask.both(mask.causal, mask.padding(VALID_BS)), mask.padding(~VALID_BS))
     shown_NS, valid_BS = mask.evaluate(both, np.arange(130), np.arange(130))
     np.testing.assert_array_equal(shown_NS, np.tri(130, dtype=bool))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recurrent
+from errors import raises
 
 from tfm.decode import beam
 
@@ -15,76 +16,64 @@ PROMPTS_BN, LENGTH_B = recurrent.prompts(3, 1, 4, columns=4)
 PADDED_BN = np.where(np.arange(4) < LENGTH_B[:, None], PROMPTS_BN, 0)
 
 
-def log_p(words) -> np.ndarray:
-    """log softmax of what comes after the words."""
-    logits = np.float64(recurrent.logits(words))
+def log_p(text) -> np.ndarray:
+    """Return log p of each token after the text."""
+    logits = np.float64(recurrent.logits(text))
     return logits - np.log(np.exp(logits).sum())
 
 
-def searched(prompt, log_p, *, size: int, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
-    """Beam search by its definition, to the last step: (score, words), best first."""
+def search_by_definition(prompt, log_p, *, size: int, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
+    """Return (score, text) of a beam search by its definition, which goes on to the last step; the best is first."""
     ended, live = [], [(0.0, list(prompt))]
     for length in range(1, steps + 1):
-        longer = [(total + p, words + [w]) for total, words in live for w, p in enumerate(log_p(words)) if p > -np.inf]
+        longer = [(total + p, text + [w]) for total, text in live for w, p in enumerate(log_p(text)) if p > -np.inf]
         longer.sort(reverse=True)
         live = [hypothesis for hypothesis in longer if hypothesis[1][-1] not in stop][:size]
         ends = live if length == steps else []
         ends = ends + [hypothesis for hypothesis in longer[:size] if hypothesis[1][-1] in stop]
-        ended += [(total / ((5 + length) / 6) ** alpha, words) for total, words in ends]
+        ended += [(total / ((5 + length) / 6) ** alpha, text) for total, text in ends]
     return sorted(ended, reverse=True)[:size]
 
 
-def equal(words_QN, score_Q, expected: list[tuple[float, list[int]]]) -> None:
+def check_hypotheses(w_QN, score_Q, expected: list[tuple[float, list[int]]]) -> None:
     np.testing.assert_allclose(score_Q, [score for score, _ in expected], rtol=1e-5, atol=1e-5)
-    padded = [words + [0] * (words_QN.shape[1] - len(words)) for _, words in expected]
-    np.testing.assert_array_equal(words_QN, padded)
+    np.testing.assert_array_equal(w_QN, [text + [0] * (w_QN.shape[1] - len(text)) for _, text in expected])
 
 
-@functools.cache
-def compiled(size: int):
-    """One compiled search with stop words and penalty as data, and the names of what was traced for it."""
-    model = recurrent.incremental()
-    search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=size, steps=6))
-
-    def run(prompt_BN=PROMPTS_BN, length_B=LENGTH_B, *, stop, alpha: float):
-        data = dict(stop=np.array([*stop, -1, -1][:2]), length_penalty=np.float32(alpha))
-        return jax.device_get(search(prompt_BN, length_B, **data))
-
-    return run, model.traces
-
-
-CASES = [(stop, alpha) for stop in [(), (3,), (2, 6)] for alpha in (0.0, 0.6, 2.0, -0.5)]
+CASES = [(stop, alpha) for stop in [(-1, -1), (3, -1), (2, 6)] for alpha in (0.0, 0.6, 2.0, -0.5)]
 
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_it_is_the_search_of_the_definition(size):
-    """Unequal prompts at once; the definition goes on to the last step, so ending early changes nothing.
+    """Prompts have unequal lengths, and ending before the last step changes nothing.
 
-    One compilation serves all prompts, stops and penalties.
+    One compilation serves all prompts, stop tokens and penalties.
     """
-    run, traces = compiled(size)
-    first, shorter, before = True, 0, []
+    model, competing = recurrent.incremental(), 0
+    search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=size, steps=6))
+    search(*recurrent.prompts(4, 4, 4, columns=4, seed=1), stop=np.array([1, -1]), length_penalty=np.float32(0.5))
+    traces = list(model.traces)
     for stop, alpha in CASES:
-        words, score = run(stop=stop, alpha=alpha)
-        before, first = list(traces) if first else before, False
-        assert words.shape == (3, size, 4 + 6) and score.shape == (3, size)
+        options = dict(stop=np.array(stop), length_penalty=np.float32(alpha))
+        w_BQN, score_BQ = jax.device_get(search(PROMPTS_BN, LENGTH_B, **options))
+        assert w_BQN.shape == (3, size, 4 + 6) and score_BQ.shape == (3, size)
         for b, length in enumerate(LENGTH_B):
-            expected = searched(PROMPTS_BN[b, :length].tolist(), log_p, size=size, steps=6, stop=stop, alpha=alpha)
-            equal(words[b], score[b], expected)
-            shorter += len({len(text) for _, text in expected}) > 1
-    assert shorter > 5 or size == 1  # hypotheses of several lengths did compete
-    run(*recurrent.prompts(4, 4, 4, columns=4, seed=1), stop=(1,), alpha=0.5)
-    assert traces == before and set(traces) == {"start", "step"}
+            call = dict(size=size, steps=6, stop=stop, alpha=alpha)
+            expected = search_by_definition(PROMPTS_BN[b, :length].tolist(), log_p, **call)
+            check_hypotheses(w_BQN[b], score_BQ[b], expected)
+            competing += len({len(text) for _, text in expected}) > 1
+    assert competing > 5 or size == 1  # hypotheses of several lengths
+    assert model.traces == traces and set(traces) == {"start", "step"}
 
 
-def few(words) -> np.ndarray:
-    """Of 29 words three are possible: log p after a history of any length, by a made-up rule."""
-    p = np.exp(np.sin(1.0 + np.arange(3) * (1 + sum((i + 2) * w for i, w in enumerate(words)))))
+def log_p_of_three(text) -> np.ndarray:
+    """Return log p after a text of any length, by an arbitrary rule: three of 29 tokens are possible."""
+    p = np.exp(np.sin(1.0 + np.arange(3) * (1 + sum((i + 2) * w for i, w in enumerate(text)))))
     return np.concatenate([np.full(13, -np.inf), np.log(p / p.sum()), np.full(13, -np.inf)])
 
 
-def by_few():
-    """`few` as an incremental model; its cache is the sum over the history."""
+def model_of_three():
+    """Return `log_p_of_three` as an incremental model; its cache is the sum over the text."""
 
     def logits(total_B: jax.Array) -> jax.Array:
         three_B3 = jnp.sin(1.0 + jnp.arange(3) * (1.0 + total_B[:, None]))
@@ -103,21 +92,21 @@ def by_few():
 
 
 def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
-    """27 = 3^3 hypotheses hold everything that three words can make in three steps; the rest of the beam is empty."""
-    search = jax.jit(functools.partial(beam.search, *by_few(), beam=27, steps=3))
+    """27 = 3^3 hypotheses hold all texts of three of the tokens; the rest of the beam is empty."""
+    search = jax.jit(functools.partial(beam.search, *model_of_three(), beam=27, steps=3))
     for stop, alpha in itertools.product([(-1, -1), (14, -1), (13, 15)], (0.0, 2.0, -0.5)):
-        words, score = jax.device_get(search(PROMPTS_BN, LENGTH_B, stop=np.array(stop), length_penalty=alpha))
+        w_BQN, score_BQ = jax.device_get(search(PROMPTS_BN, LENGTH_B, stop=np.array(stop), length_penalty=alpha))
         for b, length in enumerate(LENGTH_B):
-            expected = searched(PROMPTS_BN[b, :length].tolist(), few, size=29**3, steps=3, stop=stop, alpha=alpha)
-            assert len(expected) == {(-1, -1): 27, (14, -1): 1 + 2 + 12, (13, 15): 2 + 2 + 3}[stop]
-            equal(words[b, : len(expected)], score[b, : len(expected)], expected)
-            assert (score[b, len(expected) :] == -jnp.inf).all()
-            np.testing.assert_array_equal(words[b, len(expected) :, :4], np.tile(PADDED_BN[b], (27 - len(expected), 1)))
-            assert (words[b, len(expected) :, 4:] == 0).all()
+            call = dict(size=29**3, steps=3, stop=stop, alpha=alpha)
+            expected = search_by_definition(PROMPTS_BN[b, :length].tolist(), log_p_of_three, **call)
+            count = {(-1, -1): 27, (14, -1): 1 + 2 + 12, (13, 15): 2 + 2 + 3}[stop]
+            assert len(expected) == count and (score_BQ[b, count:] == -jnp.inf).all()
+            check_hypotheses(w_BQN[b, :count], score_BQ[b, :count], expected)
+            np.testing.assert_array_equal(w_BQN[b, count:], np.tile([*PADDED_BN[b], 0, 0, 0], (27 - count, 1)))
 
 
 def test_the_search_is_over_when_nothing_can_win():
-    """A certain stop word ends it after the one step that reads the word before: any further one would give NaN."""
+    """A certain stop token ends it after the step that reads the token before: any further step would give NaN."""
 
     def step(cache, w_B, n_B):
         one_B3 = jnp.log(jnp.tile(jnp.array([0.0, 1.0, 0.0]), (len(w_B), 1)))
@@ -156,12 +145,8 @@ def test_no_steps_return_the_prompt():
     np.testing.assert_array_equal(score, [[0, -np.inf]] * 3)
 
 
-@pytest.mark.parametrize(
-    ("size", "length", "says"),
-    [(n, 1, f"between 1 and 7 hypotheses, the size of the vocabulary, not {n}$") for n in (0, recurrent.W + 1)]
-    + [(2, 0, "at least one token")],
-)
-def test_what_cannot_be_searched_is_refused(size, length, says):
+@pytest.mark.parametrize("size", [0, recurrent.W + 1])
+def test_a_beam_without_hypotheses_or_wider_than_the_vocabulary_is_refused(size):
     model = recurrent.incremental()
-    with pytest.raises(ValueError, match=says):
-        beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B * length, beam=size, steps=3)
+    with raises(ValueError, recurrent.W, size):
+        beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B, beam=size, steps=3)

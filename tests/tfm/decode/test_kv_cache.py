@@ -8,30 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import N
+from errors import raises
 
 from tfm import norm, position
 from tfm.attention import flash, mask, relative_position, rotary_scaling, score, spec, value
-from tfm.decode import generate, kv_cache
+from tfm.decode import kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
-LONGER = relative_position.rotary_of(  # which turns each token by how many stand before it
+LONGER = relative_position.rotary_of(  # the rotation of a token depends on how many come before it
     100.0, halves=True, scaling=lambda n, K, base: rotary_scaling.dynamic(n, K, base, 3.0, 2.0)
 )
 CASES = {  # each with parts that no other has
     "tied, full rank, sinusoids, relative, flash": dict(
-        score=score.tied,
-        value=value.full_rank,
-        position=position.sinusoidal,
+        **dict(score=score.tied, value=value.full_rank, position=position.sinusoidal, attend=flash.attention),
         relative_position=relative_position.relative,
-        attend=flash.attention,
     ),
     "none, identity, concatenated, alibi, batch norm": dict(
-        score=score.none,
-        value=value.identity,
-        position=position.learned_concatenated,
+        **dict(score=score.none, value=value.identity, position=position.learned_concatenated, norm=norm.batch),
         relative_position=relative_position.alibi,
-        norm=norm.batch,
     ),
+    "l2_tied, capped": dict(score=score.l2_tied, position=position.none, cap=0.7),
     "window": dict(position=position.none, relative_position=LONGER, score=score.tied._replace(attend_to_self=False)),
 }
 NEAR = mask.both(mask.causal, mask.window(3))
@@ -40,9 +36,10 @@ NEAR = mask.both(mask.causal, mask.window(3))
 @pytest.mark.parametrize("name", CASES)
 @cases.float64()
 def test_every_position_through_the_cache_equals_the_full_pass(name):
-    """Prompts of 2 and 4 words at once, each continued from its own end to the last word of the sequence.
+    """Prompts of 2 and 4 tokens in one batch go on from their own ends to the last token of the sequence.
 
-    One with several layers, parameters by layer and a cache that grows.
+    "window" has several layers, parameters by layer and a cache that grows. NumPy's parameters are as good as JAX's:
+    a compiled function holds them, although NumPy has no rows for traced tokens.
     """
     sizes = SMALL | dict(N=N + 4, M=2 if name == "window" else 1)
     model, the_mask = cases.model(sizes=sizes, **CASES[name]), NEAR if name == "window" else mask.causal
@@ -53,42 +50,28 @@ def test_every_position_through_the_cache_equals_the_full_pass(name):
         )
     w_BN, length_B, rows = np.array(cases.words()), np.array([2, 4]), np.arange(2)
     full_BNW = np.asarray(model.apply(params, w_BN, mask=the_mask))
-    if name == "window":  # two layers reach back over two words each
+    if name == "window":  # two layers reach back over two tokens each
         other_BN = np.where(np.arange(N) == 1, w_BN[:, ::-1], w_BN)
         unlike_BN = (model.apply(params, other_BN, mask=the_mask) != full_BNW).any(-1)
         np.testing.assert_array_equal(unlike_BN, (w_BN[:, 1:2] != w_BN[:, -2:-1]) & (np.abs(np.arange(N) - 3) < 3))
-    call = dict(call=spec.Call(mask=the_mask), spec=model.spec)
-    start = jax.jit(functools.partial(kv_cache.start, capacity=6 if name == "window" else N + 3, **call))
-    step = jax.jit(functools.partial(kv_cache.step, **call))
-    logits_BW, cache = start(params, w_BN[:, :4], length_B)
+    params, call = jax.device_get(params), dict(call=spec.Call(mask=the_mask), spec=model.spec)
+    start = functools.partial(kv_cache.start, params, capacity=6 if name == "window" else N + 3, **call)
+    step = functools.partial(kv_cache.step, kv_cache.by_layer(params) if name == "window" else params, **call)
+    start, step = jax.jit(start), jax.jit(step)
+    logits_BW, cache = start(w_BN[:, :4], length_B)
     cases.close(logits_BW, full_BNW[rows, length_B - 1], tolerance)
-    own = kv_cache.by_layer(params) if name == "window" else params
     for t in range(N - 4):
         n_B = length_B + t
         if n_B.max() == kv_cache.count_positions(cache):
             cache = kv_cache.grow(cache, N + 1)
-        logits_BW, cache = step(own, cache, w_BN[rows, n_B], n_B)
+        logits_BW, cache = step(cache, w_BN[rows, n_B], n_B)
         cases.close(logits_BW, full_BNW[rows, n_B], tolerance)
     assert kv_cache.count_positions(cache) == (N + 1 if name == "window" else N + 3)
+    assert kv_cache.by_layer(params, jnp.bfloat16)["embed"]["E_WD"].dtype == jnp.bfloat16
 
 
 def test_a_norm_that_looks_at_later_tokens_is_refused():
     model = cases.model(norm=norm.instance, sizes=SMALL)
-    params = cases.drawn(model.init)
-    with pytest.raises(ValueError):
-        call = spec.Call(mask=mask.causal)
+    params, call = cases.drawn(model.init), spec.Call(mask=mask.causal)
+    with raises(ValueError, "norm"):
         kv_cache.start(params, cases.words(), jnp.full(2, N), capacity=N, call=call, spec=model.spec)
-
-
-def test_parameters_of_numpy_are_decoded_with_as_those_of_jax():
-    """Inside the loop the words are traced, and numpy's arrays give no rows of such: so it is only traced here."""
-    model = cases.model(sizes=SMALL | dict(N=N + 4))
-    numpys, call = jax.device_get(cases.drawn(model.init)), dict(call=spec.Call(mask=mask.causal), spec=model.spec)
-    start = functools.partial(kv_cache.start, numpys, capacity=N + 3, **call)
-    step = functools.partial(kv_cache.step, kv_cache.by_layer(numpys), **call)
-    assert kv_cache.by_layer(numpys, jnp.bfloat16)["embed"]["E_WD"].dtype == jnp.bfloat16
-
-    def text(w_BN):
-        return generate.generate(start, step, w_BN, np.array([2, 4]), jax.random.key(0), steps=5, temperature=0)[0]
-
-    assert jax.eval_shape(text, cases.words(n=4)).shape == (2, 9)

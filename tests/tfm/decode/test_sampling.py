@@ -1,4 +1,4 @@
-"""From logits to a word (E24): the filters against their definitions, and the frequencies of what is drawn."""
+"""From logits to a token (E24): the filters against their definitions, and the frequencies of drawn tokens."""
 
 import functools
 import itertools
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from errors import raises
 
 from tfm.decode import sampling
 
@@ -20,37 +21,46 @@ def softmax(logits) -> np.ndarray:
     return p / p.sum()
 
 
-def kept(logits_BW) -> list[set[int]]:
-    """The words that are left, for each sequence."""
+def remaining(logits_BW) -> list[set[int]]:
+    """Return the tokens with finite logits, for each sequence."""
     return [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in np.asarray(logits_BW)]
 
 
-def unchanged_or_gone(fast_BW, logits_BW) -> None:
-    fast_BW = np.asarray(fast_BW)
-    np.testing.assert_array_equal(fast_BW, np.where(np.isfinite(fast_BW), np.float32(logits_BW), -np.inf))
-
-
-def smallest(probability, p: float) -> set[int]:
-    """Of all sets of words whose probability reaches p, the smallest, and of those the most likely."""
-    words = range(len(probability))
+def nucleus(probability, p: float) -> set[int]:
+    """Return the smallest set of tokens whose probability reaches p, and the most likely of several such sets."""
     for size in range(1, len(probability) + 1):
-        sets = [set(found) for found in itertools.combinations(words, size)]
-        best = max(sets, key=lambda found: sum(probability[w] for w in found))
+        sets = itertools.combinations(range(len(probability)), size)
+        best = max(sets, key=lambda tokens: sum(probability[w] for w in tokens))
         if sum(probability[w] for w in best) >= p:
-            return best
-    raise AssertionError("all words together have probability 1")
+            return set(best)
+    raise AssertionError("all tokens together have probability 1")
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 0.95])
-def test_the_nucleus_is_the_smallest_set_that_reaches_p(p):
-    logits_BW = 2 * np.random.default_rng(0).standard_normal((11, W))
-    found = sampling.keep_top_p(jnp.asarray(logits_BW), p)
-    unchanged_or_gone(found, logits_BW)
-    assert kept(found) == [smallest(softmax(row), p) for row in logits_BW]
+def most_likely(logits, k: int) -> set[int]:
+    """Return the k most likely tokens; lower ids win ties, and no k or a large k gives all."""
+    return set(sorted(range(W), key=lambda w: (-logits[w], w))[: k or W])
+
+
+def nearly_as_likely(logits, p: float) -> set[int]:
+    return {w for w in range(W) if softmax(logits)[w] >= p * softmax(logits).max()}
+
+
+TIES_BW = np.random.default_rng(0).integers(0, 4, (11, W)).astype(np.float32)
+LOGITS_BW = np.float32(2 * np.random.default_rng(0).standard_normal((11, W)))
+FILTERS = [(sampling.keep_top_p, p, LOGITS_BW, lambda logits, p: nucleus(softmax(logits), p)) for p in (0.0, 0.5, 0.95)]
+FILTERS += [(sampling.keep_top_k, k, TIES_BW, most_likely) for k in (1, W - 1, 0, W + 2)]
+FILTERS += [(sampling.keep_min_p, p, LOGITS_BW, nearly_as_likely) for p in (0.07, 1.0)]
+
+
+@pytest.mark.parametrize(("keep", "number", "logits_BW", "define"), FILTERS)
+def test_a_filter_keeps_the_logits_of_its_definition_and_no_others(keep, number, logits_BW, define):
+    result_BW = np.asarray(keep(jnp.asarray(logits_BW), number))
+    assert remaining(result_BW) == [define(logits_W, number) for logits_W in logits_BW]
+    np.testing.assert_array_equal(result_BW, np.where(np.isfinite(result_BW), logits_BW, -np.inf))
 
 
 @pytest.mark.parametrize(
-    ("p_BW", "p", "words"),
+    ("p_BW", "p", "tokens"),
     [
         ([[0.125, 0.25, 0.125, 0.25, 0.25], [0.2] * 5], 0.7, [{1, 3, 4}, {0, 1, 2, 3}]),
         ([[0.125, 0.25, 0.125, 0.25, 0.25], [0.2] * 5], 0.76, [{0, 1, 3, 4}, {0, 1, 2, 3}]),
@@ -61,32 +71,15 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_p(p):
         ([[1.0, 1e-18, 1e-36]], 1.0, [{0, 1, 2}]),
     ],
 )
-def test_the_nucleus_among_equals_has_the_lower_ids_and_is_exact(p_BW, p, words):
-    with np.errstate(divide="ignore"):  # filled up to the other tests' shape, whose programs serve here too
+def test_the_nucleus_among_equals_has_the_lower_ids_and_is_exact(p_BW, p, tokens):
+    with np.errstate(divide="ignore"):  # padded to the other tests' shape, whose programs serve here too
         logits_BW = np.log(np.float32([(row + [0.0] * W)[:W] for row in p_BW]))
-    found = sampling.keep_top_p(jnp.asarray(np.resize(logits_BW, (11, W))), p)
-    assert kept(found)[: len(words)] == words
-
-
-@pytest.mark.parametrize("k", [1, W - 1, 0, W + 2])
-def test_the_k_most_likely_stay_and_among_equals_the_lower_ids(k):
-    """No k and a k above the vocabulary keep all."""
-    logits_BW = np.random.default_rng(0).integers(0, 4, (11, W)).astype(np.float32)
-    found = sampling.keep_top_k(jnp.asarray(logits_BW), k)
-    unchanged_or_gone(found, logits_BW)
-    assert kept(found) == [set(sorted(range(W), key=lambda w: (-row[w], w))[: k or W]) for row in logits_BW]
-
-
-@pytest.mark.parametrize("p", [0.07, 1.0])
-def test_min_p_keeps_what_is_nearly_as_likely_as_the_likeliest(p):
-    logits_BW = 2 * np.random.default_rng(0).standard_normal((11, W))
-    found = sampling.keep_min_p(jnp.asarray(logits_BW), p)
-    unchanged_or_gone(found, logits_BW)
-    assert kept(found) == [{w for w in range(W) if softmax(row)[w] >= p * softmax(row).max()} for row in logits_BW]
+    result_BW = sampling.keep_top_p(jnp.asarray(np.resize(logits_BW, (11, W))), p)
+    assert remaining(result_BW)[: len(tokens)] == tokens
 
 
 @pytest.mark.parametrize("penalty", [1.7, 0.5])
-def test_words_that_the_text_has_are_less_likely_and_what_is_behind_it_is_no_word(penalty):
+def test_tokens_of_the_text_are_less_likely_and_its_padding_does_not_count(penalty):
     logits_BW, w_BN = cases.normal(0, 3, W), np.array([[1, 4, 1, 6], [5, 6, 2, 0], [0, 3, 3, 2]])
     expected = np.array(logits_BW)
     for b, length in enumerate((4, 2, 1)):
@@ -112,9 +105,9 @@ def test_frequencies_are_the_softmax_over_what_the_filters_keep_in_their_order(t
     """Chi-square with at most six degrees of freedom exceeds 28 with probability 1e-4; the key is fixed."""
     many = 7000
     p = softmax(LOGITS / temperature)
-    most_likely = np.argsort(-p)[: top_k or W]
-    p = np.where(np.isin(np.arange(W), most_likely), p, 0) / p[most_likely].sum()
-    p = np.where(np.isin(np.arange(W), list(smallest(p, top_p - 1e-12))) & (p >= min_p * p.max()), p, 0)
+    first = list(most_likely(LOGITS, top_k))
+    p = np.where(np.isin(np.arange(W), first), p, 0) / p[first].sum()
+    p = np.where(np.isin(np.arange(W), list(nucleus(p, top_p - 1e-12))) & (p >= min_p * p.max()), p, 0)
     expected, logits_BW = many * p / p.sum(), np.tile(np.float32(LOGITS), (many, 1))
     draw = functools.partial(sampling.draw, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     words = jax.jit(draw)(jax.random.key(0), logits_BW)
@@ -146,21 +139,16 @@ def test_every_sequence_has_its_own_key():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "values"),
     [
-        ({"temperature": -1}, "temperature must be 0 or a positive number, not -1"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"top_k": -1}, "top_k must be .* not -1"),
-        ({"top_k": 2.0}, "top_k"),
-        ({"top_p": 1.1}, "top_p must be a probability between 0 and 1, not 1.1"),
-        ({"top_p": -0.1}, "top_p"),
-        ({"top_p": float("nan")}, "top_p"),
-        ({"min_p": 1.1}, "min_p must be a probability between 0 and 1, not 1.1"),
-        ({"repetition_penalty": 0}, "repetition penalty must be a positive number, 1 for none, not 0"),
-        ({"repetition_penalty": 1.2}, "needs the text so far"),
+        ("temperature", (-1, float("nan"), float("inf"))),
+        ("top_k", (-1, 2.0)),
+        ("top_p", (1.1, -0.1, float("nan"))),
+        ("min_p", (1.1,)),
+        ("repetition_penalty", (0, 1.2)),  # the second needs the text
     ],
 )
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        sampling.draw(jax.random.key(0), jnp.zeros((2, W)), **settings)
+def test_settings_out_of_range_are_refused(setting, values):
+    for value in values:
+        with raises(ValueError, setting.replace("_penalty", " penalty"), value if value != 1.2 else "text"):
+            sampling.draw(jax.random.key(0), jnp.zeros((2, W)), **{setting: value})
