@@ -66,11 +66,11 @@ def symmetry(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
 
 
 def directionality_of(M_HDD: jax.Array) -> jax.Array:
-    """Return d = (R - C) / (R + C), from the norms of the rows and the columns of M; 0 if R = C = 0.
+    """Return d = (R - C) / (R + C) of each head, from the norms of the rows and the columns of M; 0 if R = C = 0.
 
-    R is the sum over rows of the excess of a norm above the mean plus two standard deviations (with D - 1) of all rows'
-    norms; C is that of columns. d < 0: the key's side dominates. M^T has -d. The sign is that of the published tables
-    (Saponati et al. 2025).
+    R is the sum of max(0, norm - limit) over rows. The limit is the mean of the rows' norms plus two of their standard
+    deviations (divisor D - 1). C is the same for columns. d < 0: the key's side dominates. M^T has -d. The sign is that
+    of the published tables (Saponati et al. 2025).
     """
     square_HDD = jnp.square(_unit(M_HDD))
     return _dominance(jnp.sum(square_HDD, axis=-1), jnp.sum(square_HDD, axis=-2))

@@ -26,10 +26,10 @@ from tfm.attention.spec import Call
 
 
 def _save(*names: str) -> Callable[..., bool]:
-    """Return a policy of jax.checkpoint that saves products, sums over devices and arrays with one of these names.
+    """Return a policy of jax.checkpoint that saves matrix products, psums, and arrays with one of these names.
 
-    It does not save weights gathered from several devices (FSDP), nor elementwise results, which a loop would have to
-    write in float32: both are computed again.
+    Weights gathered from several devices (FSDP) are computed again, and so are elementwise results, which a loop would
+    have to write in float32.
     """
 
     def policy(primitive: Any, *_: Any, name: str = "", **__: Any) -> bool:

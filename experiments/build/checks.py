@@ -24,7 +24,7 @@ def check_model(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> Non
             from_config and m.window >= N and not has_unlimited_context(m, N=N),
             f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window",
         ),
-        (m.share > 1 and batch_norm, f"model.share = {m.share} needs another model.norm than {m.norm}"),
+        (m.share > 1 and batch_norm, f"model.share = {m.share}: shared layers cannot have model.norm = {m.norm}"),
         (m.M % m.share, f"model.share = {m.share} must divide model.M = {m.M}"),
         (embed_norm and cross, f"model.outer_norm = {m.outer_norm} needs a single sequence: choose last or none"),
         (m.output_cap and pixels, f"model.output_cap = {m.output_cap} is for logits, not for pixels: set it to 0"),

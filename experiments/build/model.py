@@ -65,7 +65,10 @@ class Model:
     fallback: implementations.Implementation
 
     def init(self, key: jax.Array, **block_settings: Any) -> dict:
-        """Return the parameters. block_settings: fields of block.Spec (score_std) of a single run of a study."""
+        """Return the initial parameters.
+
+        block_settings: fields of block.Spec (score_std) in place of the model's, if runs of a study differ in them.
+        """
         spec = self.spec._replace(block=self.spec.block._replace(**block_settings))
         return self.scale(self.make(key, spec=spec), set(block_settings))
 

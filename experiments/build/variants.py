@@ -125,7 +125,8 @@ def choose_all(m: config.Settings, sizes: dict[str, int]) -> dict[str, Any]:
     if split("relative_position", m.relative_position)[0] in ROTARY and not chosen["score"].supports_rope:
         raise errors.UserError(
             f"model.relative_position = {m.relative_position} rotates queries and keys, which model.score = {m.score} "
-            "does not support. Choose another, or declare score.Score(init, apply, supports_rope=True)"
+            "does not support. Choose another relative_position or score; a score of yours that supports it declares "
+            "score.Score(init, apply, supports_rope=True)"
         )
     return chosen
 

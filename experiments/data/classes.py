@@ -28,7 +28,10 @@ def read_names(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
             kind = (split.open().features or {}).get(column)
             names.add(tuple(kind.names) if type(kind).__name__ == "ClassLabel" else ())
     if len(names) > 1:
-        raise errors.UserError(f"the splits of {splits[0].name} have different classes in their column {column!r}")
+        raise errors.UserError(
+            f"the splits of {splits[0].name} have different classes in their column {column!r}: choose another column, "
+            "or another data set"
+        )
     return names.pop() if names else ()
 
 

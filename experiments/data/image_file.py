@@ -66,7 +66,7 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
 
 
 def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Return the file of a run that describes its images, and the fields of `load_format`."""
+    """Return data.json of a run's folder, which describes its images, and the fields that `load_format` returns."""
     file = path / "data.json"
     data = disk.read_json(file, says="what the model's images are like")
     with disk.reading(file, TypeError):
@@ -274,9 +274,12 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
 
 
 def add_axes(array: np.ndarray, Y: int, X: int, Z: int) -> np.ndarray:
-    """Return the array with the axes BYXZ, as far as its shape defines them."""
+    """Return the array with the axes BYXZ: B is added to a single image, Z to grey images; else it is unchanged.
+
+    For a model of colours (Z > 1), three axes that do not end in channels stay: they could be BYX or ZYX.
+    """
     if array.ndim == 3 and array.shape[-1] in (Z, *MODES) and array.shape[1:] != (Y, X):
         return array[None]
-    if array.ndim == 2 or array.ndim == 3 and Z == 1:  # an array of colour could be ZYX as well
+    if array.ndim == 2 or array.ndim == 3 and Z == 1:
         return array.reshape(-1, *array.shape[-2:], 1)
     return array

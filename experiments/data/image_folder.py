@@ -57,7 +57,7 @@ def load(source: str, size: int) -> Splits:
     if unused := sum(map(len, parts.values())) - sum(map(len, used)):
         lines.append(f"images left out, in other folders or splits: {unused:,}")
     if lost := [file.name for part in used for file, name in part if not name]:
-        raise errors.UserError(f"{lost[0]} lies in no folder of a class: let {source} have one for each class")
+        raise errors.UserError(f"{lost[0]} is in no folder of a class: {source} must have a folder for each class")
     places = [os.path.join(source, os.path.commonpath([file.inside.parent for file, _ in part])) for part in used]
     if len(used) == 1:
         contents = (files.read(file, text=False) for file, _ in used[0])

@@ -18,9 +18,10 @@ class Size(NamedTuple):
 
 
 def size(text: Iterable[bytes], first: str = "") -> Size:
-    """Return the size of a text (as in Tokenizer.join), without NUL between documents and without `first`.
+    """Return the numbers of bytes and of words of a text, given in pieces as in Tokenizer.join.
 
-    first: the text of the first token, which is not predicted.
+    NUL, between documents, is not counted and separates words. first: the text of the first token, which is not
+    predicted: its bytes do not count, its words do.
     """
     n, words, inside = -len(first.encode()), 0, False
     for piece in filter(None, text):

@@ -22,7 +22,7 @@ LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
 class Piece(NamedTuple):
-    """A document, or a part of a document with more than LONGEST characters."""
+    """A whole document, or a part of one that is longer than LONGEST characters."""
 
     text: str
     begins: bool  # the document

@@ -86,7 +86,7 @@ def describe(name: str) -> Topology:
     except RuntimeError as error:
         foreign = compilation.foreign()
         reason = f"{foreign}: {INSTALL}" if foreign else str(error).strip().splitlines()[0]
-        raise errors.UserError(f"libtpu cannot describe --topology={name}: {reason}") from error
+        raise errors.UserError(f"the installed libtpu fails for --topology={name}: {reason}") from error
     finally:
         for variable in missing:
             del os.environ[variable]

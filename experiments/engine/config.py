@@ -31,7 +31,7 @@ def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
     try:
         return config.to_dict()
     except ZeroDivisionError as error:
-        raise errors.UserError("model.H = 0 must be at least 1, because other sizes are divided by it") from error
+        raise errors.UserError("model.H = 0 must be at least 1: model.K is model.D // model.H") from error
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,10 @@ NOTICE = b"\nstopping; what is done is saved first (Ctrl-C: at once, without sav
 
 
 class Requests:
-    """Records a signal during a block as a request to stop. The training loop reads it after each step."""
+    """Records the first SIGINT or SIGTERM in a block `with requests.collect():` as a request to stop.
+
+    The training loop reads it after each step (`agree`). A second Ctrl-C ends the command at once.
+    """
 
     def __init__(self) -> None:
         self.signal = 0  # number of the first signal, or 0

@@ -152,7 +152,10 @@ def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mappi
         values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
         allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
         reason = f"{folder} holds a run with another config"
-        raise errors.UserError(f"{reason}, and resuming may not change {values}; it may change {allowed}")
+        raise errors.UserError(
+            f"{reason}, and resuming may not change {values}: set the old values or choose another --workdir. It may "
+            f"change {allowed}"
+        )
 
 
 def _check_step(saves: pathlib.Path, step: int) -> None:

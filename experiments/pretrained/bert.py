@@ -12,7 +12,10 @@ NAMES = bert_heads.NAMES | {"layer": "encoder.layer.{m}.", "in_layer": LAYER}  #
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings with the name of their class, which decides between heads."""
+    """Return the settings with "architecture", the class in config.json.
+
+    The heads of texts and of tokens can have the same tensors: only the class tells them apart.
+    """
     return settings | {"architecture": str((config.get("architectures") or "?")[0])}
 
 

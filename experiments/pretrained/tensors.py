@@ -77,7 +77,10 @@ def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
 
 
 def _letters(line: Line) -> tuple[str, str]:
-    """Return the letters of their axes, and ours in the same alphabet."""
+    """Return the letters of the axes of their tensor, and the same letters in our order.
+
+    Axes "D 3HK" and a path that ends in HKD give ("D3HK", "3HKD"). Axes of size one have no letter.
+    """
     theirs = line.axes.replace(" ", "").replace("1", "")
     letters = shapes.letters(line.ours[0].split("/")[-1])
     ours = "".join(letter if letter in theirs else PARTS.get(letter, letter) for letter in letters)

@@ -24,7 +24,10 @@ SHARE = 0.1  # of the largest value: a smaller gap is no plateau, as between acc
 
 @dataclass(frozen=True)
 class Rate:
-    """k of n, and the 95 % interval of its probability (Clopper and Pearson 1934), not corrected for other rates."""
+    """k of n, and the 95 % interval of its probability (Clopper and Pearson 1934).
+
+    It is not corrected for multiple comparisons.
+    """
 
     k: int
     n: int

@@ -79,7 +79,10 @@ class Agreement:
         self._first: dict[Hashable, tuple[pathlib.Path, Any]] = {}
 
     def check(self, fact: str, value: Any, folder: pathlib.Path, key: Hashable = None) -> None:
-        """Raise UserError if the fact, or its key, has another value in another folder."""
+        """Raise UserError if the fact has another value in another folder.
+
+        fact: its name in the message. key: what identifies it, if calls name the same fact differently; None: its name.
+        """
         before, first_value = self._first.setdefault(key or fact, (folder, value))
         if first_value != value:
             raise errors.UserError(f"{before} and {folder} are not of one study, as they differ in {fact}")

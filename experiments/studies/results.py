@@ -151,7 +151,8 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
 
     "conditions" have the fields of statistics.Condition, their arms the fields of statistics.Arm, and so on, with
     "verdict" or "words" added. "overall" is null or has the fields of overall.Overall, each entry of "scaling" has
-    the fields of scaling.Family. "looks": the number of sets of seeds with verdicts. "what": the session that writes.
+    the fields of scaling.Family. "looks": the number of sets of seeds with verdicts. "what": the argument
+    `session`, which wrote the report: its config, versions, device and commit.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:

@@ -14,10 +14,11 @@ def enter_runs(
     waiting: list[programs.Checked],
     session: programs.Session,
 ) -> None:
-    """Make or reopen the folders of the runs, except those that another process is in.
+    """Make or reopen the folder of each run, under a lock that is released at once; skip folders that are locked.
 
-    waiting: the programs that are not trained yet. Raises UserError if a run had other settings before, or if its arm
-    was trained on other data than there are now, also if all runs are finished.
+    every: all programs. waiting: those of them that are not trained yet. Remove a summary.json of other steps, or a
+    damaged one. Raises UserError if a run had other settings before, or if its arm was trained on other data than there
+    are now; finished runs are checked too.
     """
     data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:

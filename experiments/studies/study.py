@@ -115,7 +115,7 @@ class Program(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of its checkpoints' folder, which is the same if and only if the runs may be resumed."""
+        """The name of its checkpoints' folder, with a checksum of all settings that must not change in a resume."""
         lasting: list = []
         for run in self.runs:
             values = config.flat(run.settings.to_dict())  # train.steps counts: the learning rate depends on it
@@ -131,7 +131,7 @@ def naming(owner: str) -> Iterator[None]:
     try:
         yield
     except errors.UserError as error:
-        raise errors.UserError(f"{owner}: {error}") from error
+        raise errors.UserError(f"in {owner}: {error}") from error
 
 
 def read(settings: config.Settings) -> Study:
@@ -161,7 +161,10 @@ def read(settings: config.Settings) -> Study:
 
 
 def _read_condition(settings: config.Settings, condition: Named) -> config.Settings:
-    """Return the section `study` of a condition: the study's, with the metric, threshold and margin that it changes."""
+    """Return the section `study` of the settings, with the metric, threshold and margin that this condition changes.
+
+    Raises UserError for a wrong metric or margin.
+    """
     changes = {key: value for key, value in condition.changes.items() if key in OWN}
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
         section = settings.replace(changes).study
@@ -197,7 +200,7 @@ def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Itera
         pair = isinstance(value, list | tuple) and len(value) == 2
         if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind) or value[1] in ([], ()):
             raise errors.UserError(
-                f"{key} is a list of pairs, as [{example}, ...], and {config.format_value(value)} is not one"
+                f"each entry of {key} must be a pair such as {example}, and {config.format_value(value)} is not"
             )
         yield value[0], value[1]
 
@@ -240,8 +243,14 @@ def runs(
         of_arm |= chosen.get((condition.name, arm.name), {})
         changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
-            shared = [f"{key} is the same for a whole study" for key in changes if key.split(".")[0] in SHARED]
-            twice = [f"the condition and the arm both set {key}" for key in of_condition if key in of_arm]
+            shared = [
+                f"{key} is the same for a whole study: set it in the config itself"
+                for key in changes
+                if key.split(".")[0] in SHARED
+            ]
+            twice = [
+                f"the condition and the arm both set {key}: remove one of them" for key in of_condition if key in of_arm
+            ]
             if faults := shared + twice:
                 raise errors.UserError(faults[0])
             alone = settings.replace(plain | changes | {"seed": seed}, without="study", explicit=changes)

@@ -50,7 +50,10 @@ def over_rows(runs: VmappedRuns, function: Callable) -> Callable:
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = meshes.WHOLE) -> Callable:
-    """Wrap `mesh.sharded`: if the mesh has the axis `seed`, jax.vmap of the result spreads runs over that axis."""
+    """Return the function as `sharded` of engine/mesh.py does, made for jax.vmap over runs.
+
+    If the mesh has the axis `seed`, jax.vmap spreads the runs over the devices along it.
+    """
     single = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
     if meshes.SEED not in mesh.axis_names:
         return single

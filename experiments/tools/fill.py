@@ -57,7 +57,10 @@ def encode(tokenizer: tokenizers.Tokenizer, text: str, N: int) -> np.ndarray:
     masks, n = len(parts) - 1, len(id_N)
     unmarked = masks == 0 or np.sum(id_N == tokenizer.mask) != masks
     errors.refuse(
-        (unmarked, f"mark each token to fill in by {MASK} and no other name: --prompt='The {MASK} sat'"),
+        (
+            unmarked,
+            f"write {MASK} for each token to fill in, whatever the model calls its mask: --prompt='The {MASK} sat'",
+        ),
         (n > N, f"the prompt has {n} tokens, and the model reads {N}. Shorten the prompt."),
     )
     return id_N

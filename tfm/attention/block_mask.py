@@ -56,7 +56,10 @@ class Rules:
     cap: float = dataclasses.field(metadata={"static": True})
 
     def allowed(self, query: dict, key: dict) -> jax.Array | None:
-        """Return which queries may attend to which keys, (N, S) or (B, N, S); None if all may."""
+        """Return which queries may attend to which keys, (N, S) or (B, N, S), True where they may; None if all may.
+
+        query["n"], key["s"]: the positions. key["real"]: False for padding of the last block; missing without padding.
+        """
         allowed = None if self.mask is None else self.mask(query["n"], key["s"])
         if "real" not in key:
             return allowed

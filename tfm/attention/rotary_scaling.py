@@ -50,9 +50,10 @@ def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angle
 
 
 def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: float, N: float) -> Angles:
-    """Return the angles n theta_i ((1 - r_i) / factor + r_i), r_i = clip((turns_i - low) / (high - low), 0, 1).
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), theta_i = base^(-2i/K) (code of Llama 3.1).
 
-    Pairs with many turns in N tokens do not change; pairs with few are interpolated (code of Llama 3.1).
+    r_i = clip((turns_i - low) / (high - low), 0, 1), turns_i = N theta_i / (2 pi) in N tokens, the length of training.
+    Pairs of features with `high` turns or more do not change; those with `low` or fewer turn `factor` times slower.
     """
     theta_I = _frequencies(K, base)
     ramp_I = np.clip((N * theta_I / (2 * math.pi) - low) / (high - low), 0, 1)
