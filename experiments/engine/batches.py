@@ -34,7 +34,7 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
     if 0 < n < max(sizes.sizes):
         key = "train.batch_size" if n < batch else GROWTH
         raise errors.UserError(
-            f"{key} has batches of {max(sizes.sizes)}, and the training data {n} examples: choose at most {n}"
+            f"{key} = {max(sizes.sizes)} exceeds the {n} examples of the training data: choose at most {n}"
         )
     _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
