@@ -65,6 +65,12 @@ def config() -> dict[str, dict]:
     }
 
 
+SEVERAL = (
+    "a study does not run as one of several processes: start it on each machine without --coordinator and "
+    "--distributed, with the same --workdir"
+)
+
+
 def run(
     settings: configs.Settings,
     folder: pathlib.Path | None,
@@ -82,15 +88,10 @@ def run(
     single.make_mesh. target, file: arguments of dry_run.compile_and_report. Raises UserError for a changed `seed` and
     for several processes.
     """
-    study = studies.read(settings)
-    if settings.seed != settings.defaults()["seed"]:
-        raise errors.UserError(f"seed = {settings.seed}: a study has study.seeds in its place")
+    study, seed = studies.read(settings), settings.seed
+    errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed}: a study has study.seeds in its place"))
     devices = single.make_mesh(settings, device, seeds=settings.mesh.seed, chips=chips)
-    if jax.process_count() > 1:
-        raise errors.UserError(
-            "a study does not run as one of several processes: start it on each machine without --coordinator and "
-            "--distributed, with the same --workdir"
-        )
+    errors.refuse((jax.process_count() > 1, SEVERAL))
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
     session = programs.Session(study, devices, signals.Requests(), measure, keep_weights, printed=set())
     if folder is None:

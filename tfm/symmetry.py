@@ -1,4 +1,4 @@
-"""How symmetric and how directional a score is, and statistics of attention weights.
+"""Symmetry and directionality of scores, and statistics of attention weights.
 
 l_{n,s} = x_n^T M_h x_s with M_h = U_q,h^T U_k,h (score.py): a row of M belongs to a feature of the query, a column to a
 feature of the key. Symmetry s and directionality d follow Saponati et al. 2025. Both are computed by definition, from

@@ -49,7 +49,8 @@ def check_sizes(m: config.Settings) -> dict[str, int]:
 
 def check_block(m: config.Settings) -> None:
     """Raise UserError for numbers outside their range, or sizes that the score cannot cut into heads."""
-    config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
+    config.at_least(0, {"model.dropout": m.dropout, "model.score_std": m.score_std, "model.output_std": m.output_std})
+    config.at_least(0, {"model.cap": m.cap, "model.output_cap": m.output_cap})
     sizes = f"model.D = {m.D} must be model.H x model.K = {m.H} x {m.K}"
     errors.refuse(
         (m.dropout >= 1, f"model.dropout = {m.dropout} must be less than 1"),

@@ -1,4 +1,4 @@
-"""How symmetric and directional the scores of each layer are, measured while a model trains (tfm/symmetry.py)."""
+"""Symmetry and directionality of the scores of each layer, measured while a model trains (tfm/symmetry.py)."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""How a model is shared over the devices of a mesh, or why it cannot be."""
+"""Choose how a model is shared over the devices of a mesh, or refuse it with the reason."""
 
 from typing import Any
 

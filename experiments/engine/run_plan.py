@@ -109,7 +109,8 @@ def check_training(settings: config.Settings, task: train_step.Task, growth: bat
     with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
     config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
-    config.at_least(0, {f"train.{name}": getattr(t, name) for name in ("log_every", "evaluate_every", "save_every")})
+    every = {"train.log_every": t.log_every, "train.evaluate_every": t.evaluate_every, "train.save_every": t.save_every}
+    config.at_least(0, every)
     by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
     checkpoint.check_best(t.keep_best)
     log.check(settings.log)

@@ -1,4 +1,4 @@
-"""What a run prints and writes: the parameter table before the training, the summary and the figures after it."""
+"""Output of a run: the parameter table before the training, the summary and the figures after it."""
 
 import pathlib
 import time
