@@ -34,7 +34,10 @@ def spell_name(name: str) -> str:
 
 
 def spell(classes: Sequence[str]) -> tuple[str, np.ndarray]:
-    """Return the letters, and the caption of each class as their ids, w_CL, padded with 0."""
+    """Return the letters, and the captions of the classes as ids of letters, w_CL.
+
+    Id 0 is the newline: at least one ends each caption, and more pad it.
+    """
     names = [spell_name(name) for name in classes]
     letters, L = "\n" + "".join(sorted({*"".join(names)} - {"\n"})), max(map(len, names)) + 1
     return letters, np.array([[letters.index(letter) for letter in name.ljust(L, "\n")] for name in names], np.int32)

@@ -51,7 +51,7 @@ def choose_token_loss(
 
         return measure
     if layout.vocab:
-        raise errors.UserError(f"train.loss = {settings.train.loss} needs mesh.tensor = 1: it takes the whole logits")
+        raise errors.UserError(f"train.loss = {settings.train.loss} takes whole logits: set mesh.tensor = 1")
     user_loss = choose_loss(settings)
 
     def measure_logits(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout) -> Ratios:

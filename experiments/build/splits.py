@@ -36,9 +36,9 @@ def make_splits(
 
 
 def evaluation_batch_size(t: config.Settings, tokens: int, n: int) -> int:
-    """Return how many of n examples to evaluate at once: about TOKENS tokens, or all examples.
+    """Return the size of an evaluation batch: about TOKENS tokens, `tokens` for each example, or all n examples.
 
-    It is a multiple of the microbatch of the section `t` (train), which devices share evenly and which fits into
+    It is rounded to whole microbatches of the section `t` (train), which devices share evenly and which fit into
     memory.
     """
     microbatch = max(1, t.batch_size // max(1, t.accumulation))

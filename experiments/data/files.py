@@ -187,9 +187,10 @@ def require_extra(feature: str, extra: str = "hub") -> Iterator[None]:
 
 
 def part_of_name(path: pathlib.PurePath) -> str:
-    """Return the part in the outermost name of a path that has one; OTHER if no name has one, or one has two.
+    """Return the part in the outermost name of a path that has exactly one; OTHER if there is no such name.
 
-    One of PARTS stands between . - _ and the ends of a name: wiki.valid.tokens, test2016.en, train-0-of-2.txt.
+    A name has a part if one of PARTS stands between . - _ and its ends, perhaps with digits after it:
+    wiki.valid.tokens, test2016.en, train-0-of-2.txt. A name with two different parts is skipped.
     """
     for name in path.parts:
         words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]
@@ -260,7 +261,10 @@ def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
-    """Return a line about the part of each file. decision: "by their names," or "by their contents,"."""
+    """Return a line that says what the files of each part are used for.
+
+    parts: the files of each part. decision: how they were assigned, "by their names," or "by their contents,".
+    """
     alone = "left alone" if evaluation_part(parts) == VALID else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
     phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)

@@ -207,7 +207,10 @@ def read(images: Sequence[files.File], size: int) -> np.ndarray:
 
 
 def choose_size(images: Sequence[files.File], size: int) -> dict[str, Any]:
-    """Return what image_file.pixels needs to give these files one size. Raises UserError if their sizes differ."""
+    """Return the arguments of image_file.pixels that give these files one size: size x size, or their own if size = 0.
+
+    Raises UserError if size = 0 and their sizes differ.
+    """
 
     def look(file: files.File) -> tuple[bool, tuple[int, int]]:
         with image_file.open_image(file) as image:

@@ -286,7 +286,10 @@ def examples(
 
 
 def make_examples(data: Images, changes: Sequence = ()) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
-    """Return `examples` of the training part with these changes, of the other without; and the pixels' statistics."""
+    """Return `examples` of the training part, with the changes, and of the evaluation part, without; then mean and std.
+
+    The mean and the standard deviation of the training pixels normalise both parts.
+    """
     mean_Z, std_Z = statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}
     train = examples(data.train_image_BYXZ, data.train_label_B, changes=changes, **normal)

@@ -100,7 +100,10 @@ def ending(file: files.File) -> str:
 
 
 def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
-    """Return the function that reads the rows of a file, by the end of its name; None if it is not a table."""
+    """Return the function that reads the rows of a file; None if it is not a table.
+
+    It follows from the end of the file's name; `read_hub` reads a data set of the hub.
+    """
     return read_hub if file.version else KINDS.get(ending(file))
 
 

@@ -111,7 +111,10 @@ def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
 
 
 def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[Source]:
-    """Read each file once. Return the files that have text. Raises UserError if no file has text."""
+    """Read each file once for its size and digest. Return a Source, which can read it again, for each file with text.
+
+    field: the column of a table that holds the text. Raises UserError if no file has text.
+    """
     texts = []
     for file in (file for file in candidates if file.size):
         kind, rows, digest = tables.kind(file), None, hashlib.sha256()
@@ -199,7 +202,7 @@ def cut(name: str, text: Source) -> Text:
     while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
         at -= 1
     if not 0 < at < text.size:
-        raise errors.UserError(f"{name} has too little text to hold out a part of it")
+        raise errors.UserError(f"{name} has too little text to hold out a part of it: give more text")
     ends = (0, at), (at, text.size)
     parts = (make_part([text._replace(read=functools.partial(slice_bytes, text.read, *end))], end) for end in ends)
     description = f"{name}: the first {100 * at / text.size:.4g} % are for training, the rest is held out"

@@ -84,7 +84,10 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
 
 
 def place(token_T: np.ndarray, *, N: int, extra: int, evaluation: bool) -> tuple[int, int]:
-    """Return the step between windows of N tokens plus `extra`, and their number. Raises UserError without one."""
+    """Return the stride between windows of N tokens (each needs `extra` more), and the number of windows.
+
+    The stride is N in an evaluation, else 1. Raises UserError if the text is shorter than one window.
+    """
     if len(token_T) < N + extra:
         data = "held-out" if evaluation else "training"
         problem = f"the {data} data has {len(token_T)} tokens; a window needs {N + extra}"

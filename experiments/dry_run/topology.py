@@ -108,7 +108,7 @@ def compile_programs(requests: Iterable[Request]) -> list[Program]:
 
 
 def refusal(message: str) -> str:
-    """Return the compiler's reason for refusing a program in one line: its memory, or the first line of the message."""
+    """Return why the compiler refuses a program, in one line: the memory it needs, or the first line of the message."""
     for pattern in TOO_LARGE:
         if match := re.search(pattern, message):
             numbers = zip(match.groups()[::2], match.groups()[1::2], strict=True)

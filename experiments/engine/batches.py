@@ -105,7 +105,7 @@ def parse_growth(batch: int, pairs: Any = ()) -> Growth:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(number) is int for number in pair)
         if not is_pair or pair[0] <= firsts[-1] or pair[1] < 1:
             raise errors.UserError(
-                f"{GROWTH}: {pair!r} must be [step, size], both positive and steps ascending: {EXAMPLE}"
+                f"{GROWTH}: {pair!r} must be [step, size], positive integers with ascending steps: {EXAMPLE}"
             )
         firsts.append(pair[0])
         sizes.append(pair[1])

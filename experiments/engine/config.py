@@ -155,7 +155,7 @@ def check_seed(seed: int) -> None:
 
 
 def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
-    """Raise UserError for the first of these settings, by key, that is not a number from `least` to `most`."""
+    """Raise UserError for the first of these settings, by key, that is not a finite number from `least` to `most`."""
     for key, value in values.items():
         errors.refuse(
             (value > most, f"{key} = {value:,} must be at most {most:,}"),

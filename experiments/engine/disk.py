@@ -72,7 +72,7 @@ def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
     with reading(file):
         content = json.loads(file.read_bytes())
     if not isinstance(content, dict):
-        raise errors.UserError(f"{file} must hold an object")
+        raise errors.UserError(f"{file} must hold an object of JSON, {{...}}")
     return content
 
 

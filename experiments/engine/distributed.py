@@ -80,7 +80,9 @@ def start(group: Group | None) -> None:
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
         if group is None:
-            raise errors.UserError(f"--distributed finds no cluster to join ({reason})") from error
+            raise errors.UserError(
+                f"--distributed finds no cluster ({reason}): set --coordinator, --processes, --process"
+            ) from error
         raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {reason}") from error
 
 

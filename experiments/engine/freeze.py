@@ -35,7 +35,7 @@ def stop_gradients(params: Any, paths: set[str]) -> Any:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Return True if the pattern matches the path of a parameter or of a node that contains it."""
+    """Return True if the pattern, without a leading "!", matches the path of a parameter or of a node around it."""
     pattern = pattern.removeprefix("!")
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
 

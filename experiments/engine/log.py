@@ -267,10 +267,10 @@ class Progress(Line):
         evaluation: float = 0.0,
         evaluations: Callable[[int], int] = lambda n: 0,
     ):
-        """work(n): the cost of the first n steps, in units of the first; more than n if batches have grown.
+        """work(n): the cost of the first n steps; more than n if batches have grown. The unit is the first step's cost.
 
-        evaluation: the cost of an evaluation. evaluations(n): their number from step n on. peak: FLOP/s of large matrix
-        products; 0: unknown.
+        evaluation: the cost of one evaluation, in the same unit. evaluations(n): their number from step n on. peak:
+        FLOP/s of large matrix products; 0: unknown.
         """
         super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.is_main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak

@@ -35,7 +35,9 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
     except ValueError:  # my_file:fall
         kind, fraction = name, FINAL
     if not 0 <= fraction < math.inf or (colon and kind == "constant"):
-        raise errors.UserError(f"optim.schedule = {name}: write the final fraction, at least 0, as linear:0.1")
+        raise errors.UserError(
+            f"optim.schedule = {name}: write a final fraction of at least 0, as linear:0.1, and none after constant"
+        )
     rest, final = steps - warmup_steps, peak * fraction
     fall = min(max(1, round(steps / 5)), rest)
     chosen = by_name.choose(

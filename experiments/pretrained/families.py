@@ -165,7 +165,10 @@ def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Lin
 
 
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
-    """Return the names of the classes, one for each row of the head. Print a warning if config.json names others."""
+    """Return a class name for each row of the head: from id2label in config.json, or LABEL_i if it has none for row i.
+
+    rows: None if the head's size is unknown. Print a warning if id2label does not number exactly these rows.
+    """
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)
     if names and names.keys() != {str(i) for i in range(rows)}:

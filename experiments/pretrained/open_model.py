@@ -72,7 +72,7 @@ class Trained:
         N, is_dynamic = self.facts.get("N"), ":dynamic:" in self.model["relative_position"]
         if self.table and is_dynamic and N < np.shape(inputs)[1]:  # transformers rotates longer texts differently
             raise errors.UserError(
-                f"the model in {self.path} takes {N} tokens at once. Continue a longer text by sample."
+                f"the model in {self.path} takes {N} tokens at once: shorten the text, or use experiments.tools.sample"
             )
         return self._apply(self.params, inputs, valid)
 
@@ -255,7 +255,9 @@ def load_tokenizer(model: Trained) -> tokenizer.Tokenizer:
     W, files = model.facts["W"], list_tokenizers(model)
     tokens = pretrained_tokenizer.read(files[0] if files and files[0].name == f"tok{W}.bin" else folder_of(model))
     if tokens.size > W:
-        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} tokens, and its model has {W}")
+        raise errors.UserError(
+            f"the tokenizer at {model.path} has {tokens.size} tokens, more than the {W} of its model"
+        )
     return tokens
 
 

@@ -37,7 +37,7 @@ class Progress(log.Line):
         self._step = step
 
     def advance(self, step: int, loss: float | None) -> None:
-        """Count a step as done. loss: the mean over the rows, if it was fetched."""
+        """Show that `step` steps of the current program are done. loss: the mean over the rows, if it was fetched."""
         job = self._current
         self._pace.step(job.step)
         if self._pace.left(1.0) is not None:

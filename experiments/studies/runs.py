@@ -42,7 +42,7 @@ class Run(NamedTuple):
     def value(self, metric: str) -> float | None:
         """Return the final value; None if the run diverged, or the number is not finite.
 
-        Raises UserError if the run is complete and has no such metric.
+        Raises UserError if the run did not diverge and did not measure this metric.
         """
         if self.summary.get("diverged_at") is not None:
             return None

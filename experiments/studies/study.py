@@ -106,7 +106,10 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The arms, which may be several if they differ in numbers only, and the number of seeds."""
+        """The condition (omitted if the study has only one), the arms and the number of seeds, as a label.
+
+        An arm that occurs with several numbers is followed by their count: "rope (3 values) x 5 seeds".
+        """
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
         condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "

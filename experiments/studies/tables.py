@@ -101,7 +101,10 @@ def _write_notes(condition: statistics.Condition) -> list[str]:
 
 
 def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | None:
-    """Return conditions by arms with the difference to the reference and its kind; None for few conditions."""
+    """Return a table with a row for each condition and a column for each arm; None for at most MANY conditions.
+
+    A cell has the mean difference to the reference, and what its interval says (open, same, ...).
+    """
     if len(conditions) <= MANY:
         return None
     reference, arms = conditions[0].reference, [arm.name for arm in conditions[0].compared]

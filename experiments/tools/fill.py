@@ -30,7 +30,7 @@ def run(
     device: str = "any",
     workdir: command.Path = "",
 ) -> str:
-    """Return the text with its masks filled in, and a line for each mask."""
+    """Print and return the text with its masks filled in, and a line for each mask. With a workdir, write filled.txt."""
     model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
     tokenizer, N = open_model.load_tokenizer(model), model.facts["N"]
     id_N = encode(tokenizer, prompt, N)
@@ -45,7 +45,7 @@ def encode(tokenizer: tokenizers.Tokenizer, text: str, N: int) -> np.ndarray:
     Raises UserError for a text without a [MASK], or of more than N tokens.
     """
     if tokenizer.mask is None:
-        raise errors.UserError("the tokenizer of this model has no mask token")
+        raise errors.UserError("the tokenizer of this model has no mask token ([MASK] or <mask>): choose another model")
     parts, name = text.split(MASK), tokenizer.name(tokenizer.mask)
     if tokenizer.mask in tokenizer.encode(name):
         id_N = tokenizer.encode(text.replace(MASK, name))
@@ -67,7 +67,10 @@ def encode(tokenizer: tokenizers.Tokenizer, text: str, N: int) -> np.ndarray:
 
 
 def table(tokenizer: tokenizers.Tokenizer, id_N: np.ndarray, p_NW: np.ndarray) -> str:
-    """Return the text with its masks filled in, and a line with the most likely tokens of each mask."""
+    """Return the text with its masks filled in, and a line with the most likely tokens of each mask.
+
+    p_NW: the probabilities of the tokens, one row for each mask in id_N.
+    """
     filled_N = id_N.copy()
     filled_N[id_N == tokenizer.mask] = p_NW.argmax(-1)
     lines = [tokenizer.decode(filled_N.tolist())]

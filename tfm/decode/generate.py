@@ -109,7 +109,10 @@ def read(
 
 
 def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None, **options: float) -> State:
-    """Append up to `steps` tokens to every unfinished text. Generation in pieces gives the same text as at once."""
+    """Append up to `steps` tokens to every unfinished text, within the limit_B of the state.
+
+    Generation in pieces gives the same text as at once.
+    """
 
     def unfinished(loop: tuple[jax.Array, State]) -> jax.Array:
         return (loop[0] < steps) & ~loop[1].done_B.all()
