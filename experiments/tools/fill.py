@@ -30,7 +30,7 @@ def run(
     device: str = "any",
     workdir: command.Path = "",
 ) -> str:
-    """Print and return the text with its masks filled in, and a line for each mask. With a workdir, write filled.txt."""
+    """Print and return the text with its masks filled in, and a line for each mask. With workdir, write filled.txt."""
     model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
     tokenizer, N = open_model.load_tokenizer(model), model.facts["N"]
     id_N = encode(tokenizer, prompt, N)

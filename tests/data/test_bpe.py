@@ -62,7 +62,7 @@ def test_a_wrong_number_of_tokens_is_refused(tmp_path, name, allowed):
 
 
 def test_text_that_is_not_utf8_is_refused_and_nothing_is_cached(tmp_path):
-    with raises(errors.UserError, "train.txt", "'bytes'"):
+    with raises(errors.UserError, "train.txt", "= bytes"):
         make(tmp_path, **{"train.txt": KING + b"\xff"})
     assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
 

@@ -83,7 +83,7 @@ def test_an_unknown_kind_lists_the_known_ones_and_characters_need_utf8():
         tokenizer.make("charcters", [])
     latin = "naïve".encode("latin-1")
     for documents, evaluation in (([b"a\0", latin], []), ([b"a"], [latin])):
-        with raises(errors.UserError, "na\\xefve", "'bytes'"):
+        with raises(errors.UserError, "na\\xefve", "= bytes"):
             tokenizer.make("characters", documents, evaluation=evaluation)
     with raises(errors.UserError, "na\\xefve"):
         tokenizer.make("characters", [b"a"]).join([latin])
