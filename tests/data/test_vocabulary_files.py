@@ -61,7 +61,9 @@ def test_older_files_are_read_and_kept_as_a_tokenizer_json(tmp_path, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_ids_are_those_of_transformers(tmp_path, case):
-    transformers = pytest.importorskip("transformers", reason="parity with its tokenizers needs the extra [parity]")
+    transformers = pytest.importorskip(
+        "transformers", minversion="5.24", reason="parity with its tokenizers: extra [parity]"
+    )
     folder = saved(tmp_path, case)
     theirs = getattr(transformers, case.split(",")[0]).from_pretrained(folder)
     ours = pretrained_tokenizer.read(folder)
