@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import io
 import json
 import os
@@ -116,6 +117,7 @@ def test_a_mistake_is_a_sentence(tmp_path):
 
 
 def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, commanded, capfd):
+    gc.collect()  # arrays of earlier tests
     arrays, where = len(jax.live_arrays()), tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
         dots.signal_with_batch(patch, 3, signal.SIGINT)
@@ -125,7 +127,7 @@ def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, 
     assert "stopping; what is done is saved first" in capfd.readouterr().err
     reason, call = sentence.split("; go on with: ")
     assert reason == f"stopped after step 3, which is saved in {where}"
-    assert len(jax.live_arrays()) == arrays
+    assert len(jax.live_arrays()) <= arrays
     result = eval(call, {"launch": launch})
     assert result.folder == where and result.summary["params_sha256"] == summary(commanded)["params_sha256"]
     assert log.read(where) == log.read(commanded)
