@@ -16,7 +16,6 @@ def select_trained(params: Any, frozen: Sequence[str]) -> Any:
     A pattern is the path of a parameter or of a node that contains it, with * for anything: "embed/E_WD", "blocks",
     "*/b?_*". The last matching pattern decides; with a leading "!" it means trained: ["*", "!head"].
     """
-
     paths = find_frozen(params, frozen)
     return jax.tree.unflatten(jax.tree.structure(params), [path not in paths for path in shapes.flat(params)])
 

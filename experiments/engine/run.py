@@ -111,14 +111,13 @@ def run(
                 state = loop.train(training, step, state, data, start=start)
             numbers = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
             params = distributed.fetch(state.params)
-            summary = numbers
+            summary, facts = numbers, {"experiment": settings.experiment, "data_sha256": work.data_sha256}
             if writes:
-                facts = {"experiment": settings.experiment, "data_sha256": work.data_sha256}
                 summary = summaries.write_result(plan, facts, work.figures, params, folder, numbers, began)
         summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
-        return Result(folder, summary if writes else {}, params, apply, work.task.evaluation[0], figures)
+        return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
 
 
 @contextlib.contextmanager

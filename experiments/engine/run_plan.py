@@ -125,7 +125,8 @@ def check_training(settings: config.Settings, task: train_step.Task, growth: bat
         (no_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
         (
             no_norm,
-            "optim.name = hyperball keeps the norms of matrices, but optim.lora or model.output_std = 0 sets some to 0",
+            "optim.name = hyperball keeps the norms of matrices, and optim.lora or model.output_std = 0 makes some 0: "
+            "choose another optimiser",
         ),
     )
 
