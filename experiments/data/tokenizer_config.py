@@ -19,6 +19,8 @@ from experiments.engine import disk, errors
 CONFIG, MAP, MODEL = "tokenizer_config.json", "special_tokens_map.json", "config.json"
 FROM_FILE = "PreTrainedTokenizerFast"  # the class that uses tokenizer.json unchanged
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # new tokens get their ids in this order
+SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "keep_accents")
+SWITCHES += ("legacy", "split_special_tokens")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ALBERT = vocabulary_files.WORDPIECE | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -36,12 +38,15 @@ def read(folder: pathlib.Path, default: str = FROM_FILE) -> dict[str, Any]:
     """Return the fields of a folder's tokenizer_config.json, with its `tokenizer_class`.
 
     Fields of special_tokens_map.json have priority, unless the config lists added tokens. default: the class, if no
-    file names one. Raises UserError if the class is unknown.
+    file names one. Raises UserError if the class is unknown or a switch is not a boolean.
     """
     config, specials = (
         disk.read_json(folder / name, says="how text becomes tokens") if (folder / name).is_file() else {}
         for name in (CONFIG, MAP)
     )
+    for name in SWITCHES:  # "no" would count as true
+        is_boolean = isinstance(config.get(name), bool | None)
+        errors.refuse((not is_boolean, f"{folder / CONFIG}: {name} = {config.get(name)!r} must be true or false"))
     specials = {} if "added_tokens_decoder" in config else specials
     return config | specials | {"tokenizer_class": choose_class(folder, config, default)}
 

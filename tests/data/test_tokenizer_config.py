@@ -154,6 +154,9 @@ REFUSED = {
     "a type without a class": (gpt2, {"config": {"model_type": "t5"}}, "model_type t5"),
     "another model": (xlmr, classed("BertTokenizer"), "Unigram"),
     "BERT of bytes": (gpt2, classed("BertTokenizer"), "BPE"),
+    "a switch of text": (bert, classed("BertTokenizer", do_lower_case="no"), "do_lower_case = 'no'"),
+    "a switch of Llama": (llama, classed("LlamaTokenizer", legacy="no"), "legacy = 'no'"),
+    "a switch of a number": (gpt2, classed("GPT2Tokenizer", add_prefix_space=2), "add_prefix_space = 2"),
     "a class of no text": (gpt2, {"tokenizer_config": {"tokenizer_class": 5}}, "5"),
 }
 
