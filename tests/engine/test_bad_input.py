@@ -116,6 +116,7 @@ optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
 optim.weight_decay=nan | optim.weight_decay = nan
 train.batch_size=8000 | train.batch_size = 8000 | examples
 mesh.data=9 | mesh.data = 9 | does not fit | 8 x
+train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
 model=3 | "model"
 text.N=9 | unknown config key "text.N"; the sections of vision are: | image
 model.scale=os:sep | scale "os:sep" | a function
