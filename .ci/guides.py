@@ -26,6 +26,7 @@ from sklearn import datasets
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
 FEW = ("--config.train.steps=80", "--config.train.evaluate_every=40")
+FEWER = ("--config.train.steps=20", "--config.train.evaluate_every=20")  # of a search, which trains tens of runs
 OPTIONAL = ("transformers",)  # libraries that are not installed everywhere
 
 
@@ -141,11 +142,12 @@ def run(command: str, folder: pathlib.Path) -> None:
     """Run the command with the project's files and this Python. A training run takes few steps."""
     print(f"  {command}", flush=True)
     trains = "launch.py" in command and "--config" in command
+    few = FEW if trains else FEWER if "my_search.py" in command else ()
     command = command.replace("launch.py", str(ROOT / "launch.py"))
     command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path}
-    line = " ".join([command, *(FEW if trains else ())])
+    line = " ".join([command, *few])
     process = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     if process.returncode:
         sys.exit(f"exit code {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}")

@@ -1,9 +1,10 @@
 """Compile every training config for one v5e chip, and sharded examples for eight. Print a table; fail if one fails.
 
-python .ci/topologies.py [v5e-1] [v5e-8] [--configs vit,llama] [--quick]
+python .ci/topologies.py [v5e-1] [v5e-8] [--configs vit,llama] [--runs] [--quick]
 
-With --quick the compiler optimises less, in a third of the time. The programs then need more memory than in a run, so
-a config that does not fit is compiled again with all optimisations.
+With --runs studies are left out, whose programs are vmapped runs. With --quick the compiler optimises less, in a third
+of the time. The programs then need more memory than in a run, so a config that does not fit is compiled again with all
+optimisations.
 
 Needs the extras `aot` and `text`. Nothing is downloaded: a small stand-in replaces each data set that is not in
 $TFM_DATA, and the table marks it. The compiled programs do not depend on the data.
@@ -48,10 +49,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topologies", nargs="*", default=["v5e-1", "v5e-8"])
     parser.add_argument("--configs", default="", help="only these names, separated by commas")
+    parser.add_argument("--runs", action="store_true", help="no studies")
     parser.add_argument("--quick", action="store_true", help="optimise less")
     flags, start = parser.parse_args(), time.monotonic()
     only = set(flags.configs.split(",")) - {""}
-    names = [path.stem for path in sorted((ROOT / "configs").glob("*.py")) if path.stem not in ("__init__", "base")]
+    files = [path for path in sorted((ROOT / "configs").glob("*.py")) if path.stem not in ("__init__", "base")]
+    names = [path.stem for path in files if not (flags.runs and 'get_config("ablation"' in path.read_text("utf-8"))]
     tasks = [
         (name, topology, SHARDED[name] if topology == "v5e-8" else {})
         for topology in flags.topologies
@@ -76,10 +79,10 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
     import launch
     from configs import base
-    from experiments.engine import config_file, errors
+    from experiments.engine import config_file as config_files, errors
 
     config = str(ROOT / "configs" / f"{name}.py")
-    data = stand_ins(config_file.load(config, base=base.get_config), pathlib.Path(folder))
+    data = stand_ins(config_files.load(config, base=base.get_config), pathlib.Path(folder))
     file, start = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic()
     jax.config.update("jax_optimization_level", "O0" if quick else "UNKNOWN")  # UNKNOWN is JAX's default
     try:

@@ -1,1 +1,1 @@
-"""Measurements: python -m benchmarks (ours and peers), python -m benchmarks.tpu_estimate."""
+"""Speed measurements: python -m benchmarks (this project and its peers), python -m benchmarks.tpu_estimate."""

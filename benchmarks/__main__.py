@@ -1,10 +1,10 @@
-"""Compare the speed of our training steps and generation with other libraries on this machine.
+"""Compare the speed of training steps and generation with other libraries on this machine.
 
 python -m benchmarks [--only NAME ...] [--json FILE] [--rounds N] [--try]
 
 Every participant (ours, transformers on PyTorch, Flax) is a separate process that builds the same model and warms up.
-Participants are timed in turns, A B C A B C ..., while the others sleep. A ratio divides a peer's time by ours in the
-same turn.
+Participants are timed in turns, A B C A B C ...; while one computes, the others sleep. The ratio of a peer is its time
+divided by ours in the same round.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import growth, participant, sizes
 
 OURS, GROWTH = "ours", "growth"
-PARTICIPANTS = {  # the module, and arguments of its `build`
+PARTICIPANTS = {  # label -> the module, and arguments of its `build`
     OURS: ("benchmarks.ours",),
     "transformers": ("benchmarks.torch_peer", "eager"),
     "transformers compiled": ("benchmarks.torch_peer", "compile"),
@@ -31,7 +31,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     names = [*sizes.WORKLOADS, GROWTH]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=names, default=[name for name in names[:-1] if name != "gpu"])
@@ -42,7 +42,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> None:
-    """Measure each workload, print its results, and write the file."""
+    """Measure each workload, print its results, and write the JSON file."""
     flags = arguments(argv)
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # for all participants: docs/performance.md
     results: dict[str, Any] = {"machine": machine()}
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def machine() -> str:
-    """Return processor, number of cores and versions in one line."""
+    """Return processor, number of cores and library versions in one line."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     model = re.findall(r"model(?: name)?\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
     installed = {str(package.name).lower() for package in importlib.metadata.distributions()}
@@ -71,8 +71,8 @@ def machine() -> str:
 def measure(name: str, size: sizes.Workload, start: Any = participant.Participant) -> dict[str, Any]:
     """Return {participant: {"seconds", "median_seconds", "ratio", "ratio_spread", ...} or {"missing"}} for a workload.
 
-    The ratio is the median over all turns; the spread is the smallest and the largest.
-    Raises RuntimeError if the models do not have the same number of parameters.
+    "ratio" is the median over rounds, "ratio_spread" the smallest and the largest. start: starts a participant. Raises
+    RuntimeError if the models do not have the same number of parameters.
     """
     participants, turns, results = {}, {}, {label: {} for label in PARTICIPANTS}
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,9 @@ def measure(name: str, size: sizes.Workload, start: Any = participant.Participan
                 turns.setdefault(label, []).append(peer.take(size.steps, lead=size.lead))
     baseline = [turn["seconds"] / size.steps for turn in turns[OURS]]
     for label, peer in participants.items():
-        seconds = [turn["seconds"] / size.steps for turn in turns[label]]  # of a step; for generation, of all tokens
+        seconds = [
+            turn["seconds"] / size.steps for turn in turns[label]
+        ]  # of a step; a step of generation is all tokens
         ratios = [a / b for a, b in zip(seconds, baseline, strict=True)]
         results[label] = (
             peer.facts | turns[label][-1] | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
@@ -100,7 +102,7 @@ def measure(name: str, size: sizes.Workload, start: Any = participant.Participan
 
 
 def table(name: str, size: sizes.Workload, results: dict[str, Any]) -> str:
-    """Return the results of one workload as text."""
+    """Return the results of one workload as a table of text."""
     lines = [f"{name}: {size.title}; {size.dtype}", f"{'':24}{'ms':>12}{'per second':>14}{'x ours':>9}   spread"]
     for label, result in results.items():
         if "missing" in result:

@@ -1,6 +1,6 @@
 """The Flax peer: GPT-2 built from linen's layers, trained with optax in one compiled program that donates the state.
 
-It covers only training on text. Linen is faster than nnx, which splits and merges modules around every call.
+It covers only training on text. It uses linen, because nnx is slower: it splits and merges modules in every call.
 """
 
 import functools
@@ -46,7 +46,10 @@ class GPT2(nn.Module):
 
 
 def build(size: sizes.Workload) -> participant.Built:
-    """Build training steps: mean cross-entropy, clipping and AdamW with decay on all but biases and gains."""
+    """Build training steps: mean cross-entropy, clipping, AdamW with decay on all but biases and gains.
+
+    Raises Unavailable if the workload is not training on text.
+    """
     if size.kind != "text":
         raise participant.Unavailable("the Flax peer covers only training on text")
     model, batches, o = GPT2(size), itertools.cycle(sizes.make_batches(size)), sizes.OPTIMISER

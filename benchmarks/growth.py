@@ -1,4 +1,4 @@
-"""Measure how compilation, memory and time of our training step grow with layers and tokens."""
+"""Measure how compilation, memory and time of a training step grow with layers and tokens."""
 
 import contextlib
 import statistics
@@ -7,12 +7,12 @@ from typing import Any
 from benchmarks import participant, sizes
 
 DEPTHS, LENGTHS = (1, 2, 4, 8, 16, 48), (256, 512, 1024, 2048, 4096, 8192, 16384)
-MAX_BYTES = 8 * 2**30  # of temporary arrays; a step with more is compiled and not run
+MAX_BYTES = 8 * 2**30  # of temporary arrays; a step that needs more is compiled but not run
 COLUMNS = ("M", "N", "attention", "trace_seconds", "compile_seconds", "temporary_bytes", "seconds", "peak_bytes")
 
 
 def workloads(toy: bool) -> list[sizes.Workload]:
-    """Return step_a with M layers, and step_d with N tokens, by flash and by explicit attention."""
+    """Return step_a with each of DEPTHS, and step_d with each of LENGTHS in flash and in explicit attention."""
     a, d = sizes.WORKLOADS["step_a"], sizes.WORKLOADS["step_d"]
     if toy:
         return [a.toy(), d.toy(), d.toy().changed(attention="explicit")]
@@ -21,7 +21,7 @@ def workloads(toy: bool) -> list[sizes.Workload]:
 
 
 def measure(*, toy: bool = False) -> list[dict[str, Any]]:
-    """Return a row of COLUMNS for each workload. The seconds of a step are the median of five."""
+    """Return a row of COLUMNS for each workload. Seconds of a step are the median of five; None: not run."""
     rows = []
     for size in workloads(toy):
         size = size.changed(warm_up=0)

@@ -1,4 +1,4 @@
-"""Our participant: the training step of a run, and the generation of experiments/tools/sample.py."""
+"""This project as a participant: the training step of a run, and the generation of experiments/tools/sample.py."""
 
 import importlib
 import itertools
@@ -13,9 +13,18 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments.build import model as models
-from experiments.engine import by_name, compilation, config, distributed, mesh, run, run_plan, train_step
-from experiments.tools import generation as generating
-from tfm import head, shapes
+from experiments.engine import (
+    by_name,
+    compilation,
+    config as configs,
+    distributed,
+    mesh as meshes,
+    run as runs,
+    run_plan,
+    train_step,
+)
+from experiments.tools import generation
+from tfm import head as heads, shapes
 from tfm.attention import mask as masks
 
 STEPS = 1_000_000  # of the learning-rate schedule, more than any measurement takes
@@ -24,15 +33,15 @@ FIRST = 0x10000  # code point of token 0, after the last surrogate
 IMAGES = 2048  # of each split
 
 
-def make_settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> config.Settings:
-    """Return the default settings with the model of the workload and these changes."""
+def make_settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> configs.Settings:
+    """Return the default settings of the experiment with the model of the workload and these changes."""
     defaults = importlib.import_module("configs.base").get_config(experiment)
     model = {"model.M": size.M, "model.H": size.H, "model.D": size.D, "model.attention": size.attention}
-    return config.Settings(defaults, defaults).replace(model | {"model.compute_dtype": size.dtype} | changes)
+    return configs.Settings(defaults, defaults).replace(model | {"model.compute_dtype": size.dtype} | changes)
 
 
 def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[str, Any]]:
-    """Write random images, or a text that contains every token of the vocabulary. Return experiment and settings."""
+    """Write random images, or a text that contains every token. Return the experiment and the settings for them."""
     rng = np.random.default_rng(0)
     if size.kind == "images":
         labels = (np.arange(IMAGES) % size.C).astype(np.int64)
@@ -55,19 +64,19 @@ def make_plan(size: sizes.Workload) -> run_plan.Plan:
         experiment, source = write_data(pathlib.Path(folder), size)
         settings = make_settings(experiment, size, changes | source)
         chips = compilation.split(settings.to_dict()["mesh"], size.platform)
-        devices = run.make_mesh(settings, size.platform, chips=chips)
+        devices = runs.make_mesh(settings, size.platform, chips=chips)
         work = by_name.load_experiment(experiment).prepare(settings, devices)
         return run_plan.make_plan(settings, work.task, devices)
 
 
-def training(size: sizes.Workload) -> participant.Built:
-    """Build the training steps of a run, on batches prepared in advance."""
+def build_training(size: sizes.Workload) -> participant.Built:
+    """Build the training steps of a run. Their batches are loaded in advance."""
     plan = make_plan(size)
     batches = itertools.cycle([plan.task.train[i] for i in range(sizes.BATCHES)])
-    alive = distributed.put(np.True_, mesh.replicated(plan.mesh))
+    alive = distributed.put(np.True_, meshes.replicated(plan.mesh))
     abstract = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
     start = time.perf_counter()
-    lowered = plan.step.lower(abstract, mesh.place_batch(plan.mesh, plan.task.train[0]), alive)
+    lowered = plan.step.lower(abstract, meshes.place_batch(plan.mesh, plan.task.train[0]), alive)
     traced = time.perf_counter()
     step = lowered.compile()
     facts = {"trace_seconds": traced - start, "compile_seconds": time.perf_counter() - traced}
@@ -77,7 +86,7 @@ def training(size: sizes.Workload) -> participant.Built:
     def steps(n: int) -> float:
         nonlocal state, alive
         for _ in range(n):
-            state, metrics = step(state, mesh.place_batch(plan.mesh, next(batches)), alive)
+            state, metrics = step(state, meshes.place_batch(plan.mesh, next(batches)), alive)
             alive = metrics["alive"]
         jax.block_until_ready((state, alive))
         return float(metrics["loss"])
@@ -85,17 +94,17 @@ def training(size: sizes.Workload) -> participant.Built:
     return participant.Built(steps, shapes.total(state.params), facts)
 
 
-def generation(size: sizes.Workload) -> participant.Built:
+def build_generation(size: sizes.Workload) -> participant.Built:
     """Build a model with random parameters that generates as the tool `sample` does."""
     m = make_settings("language", size, {}).model
-    model = models.build_language_model(m, head=head.next_word, W=size.W, N=size.N, output="tied")
+    model = models.build_language_model(m, head=heads.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
-    options = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": mesh.make(data=1)}
-    generator = generating.Generator(model, params, mask=lambda *_: masks.causal, **options)
+    options = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": meshes.make(data=1)}
+    generator = generation.Generator(model, params, mask=lambda *_: masks.causal, **options)
 
     def steps(n: int) -> float:
         for _ in range(n):
-            rounds = generating.rounds(generator, [[0]] * size.B, jax.random.key(0), steps=size.new)
+            rounds = generation.rounds(generator, [[0]] * size.B, jax.random.key(0), steps=size.new)
             if (count := sum(len(row) for texts in rounds for row in texts)) != size.items_per_step:
                 raise RuntimeError(f"{count} tokens instead of {size.items_per_step}")
         return 0.0
@@ -105,4 +114,4 @@ def generation(size: sizes.Workload) -> participant.Built:
 
 def build(size: sizes.Workload) -> participant.Built:
     """Build the model and its steps."""
-    return (generation if size.kind == "generation" else training)(size)
+    return (build_generation if size.kind == "generation" else build_training)(size)

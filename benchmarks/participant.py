@@ -15,7 +15,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its compiling processes would stay next to those that are timed
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more compile workers would stay alive during the timing
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # participants share the memory of a GPU
     "JAX_ENABLE_COMPILATION_CACHE": "0",
 }
@@ -23,11 +23,15 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu"}  # for jax_platforms; the first on
 
 
 class Unavailable(Exception):
-    """The reason why a participant cannot take part."""
+    """Raised with the reason why a participant cannot take part."""
 
 
 class Built(NamedTuple):
-    """A built model: `steps(n)` takes n steps, waits for the last, and returns its loss (0 for generation)."""
+    """A built model.
+
+    steps(n): takes n steps, waits for the last, and returns its loss (0 for generation). facts: other numbers about the
+    build, such as compile_seconds.
+    """
 
     steps: Callable[[int], float]
     parameters: int
@@ -35,7 +39,7 @@ class Built(NamedTuple):
 
 
 def serve(connection: Connection, size: sizes.Workload, module: str, *options: str) -> None:
-    """Run the participant's side: build the model, then take steps for each request (lead, steps), and report them."""
+    """Run in the participant's process: build the model, then take steps for each message (lead, steps) and reply."""
     os.environ.update(ENVIRONMENT | {"JAX_PLATFORMS": PLATFORMS[size.platform]})
     try:
         built = importlib.import_module(module).build(size, *options)
@@ -55,10 +59,10 @@ def serve(connection: Connection, size: sizes.Workload, module: str, *options: s
 
 
 class Participant:
-    """The harness's side of a process with a model that is built and warmed up. Close it after use.
+    """A handle on a process with a model that is built and warmed up. Close it after use.
 
     command: the module that builds the model, and arguments of its `build`. Raises Unavailable if the process cannot
-    take part (a library is missing), RuntimeError if it fails.
+    take part (a library is missing), RuntimeError if it ends.
     """
 
     def __init__(self, name: str, command: tuple[str, ...], size: sizes.Workload):

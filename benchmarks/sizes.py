@@ -1,6 +1,6 @@
-"""The workloads, and the random token ids and pixels that all participants compute with.
+"""The workloads, and the random token ids and pixels that all participants use.
 
-No step's time depends on their values. Batches of NumPy arrays are ready before the clock starts.
+The time of a step does not depend on their values. Batches are NumPy arrays, made before the clock starts.
 """
 
 import dataclasses
@@ -10,27 +10,27 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A computation, its sizes, and the length of a turn of its measurement."""
+    """A computation, its sizes, and how it is measured: in rounds, in which each participant has a turn."""
 
     title: str
     kind: str  # text or images (a training step), generation
     M: int = 1  # layers
     H: int = 1  # heads
     D: int = 1  # features of a token
-    B: int = 1  # examples of a step, or texts generated together
-    N: int = 0  # tokens, the context of a language model
+    B: int = 1  # examples in a step, or texts generated together
+    N: int = 0  # tokens of an example; the context of a language model
     W: int = 65  # size of the vocabulary
     Y: int = 28  # rows and columns of an image
     patch: int = 4  # rows and columns of a patch
     C: int = 10  # classes
     new: int = 0  # tokens generated after a prompt of one token
-    attention: str = "flash"  # our model.attention; a peer uses its fastest attention
-    dtype: str = "float32"  # of products
+    attention: str = "flash"  # model.attention of ours; a peer uses its fastest attention
+    dtype: str = "float32"  # of matrix products
     platform: str = "cpu"  # or gpu
-    devices: int = 1  # our mesh.data; at most the number of cores
-    steps: int = 1  # timed steps of a turn
+    devices: int = 1  # mesh.data of ours, at most the number of cores
+    steps: int = 1  # timed steps in a turn
     warm_up: int = 3  # steps before the first turn, which compile the programs
-    lead: int = 0  # untimed steps of a turn: the first steps after a sleep take up to three times as long
+    lead: int = 0  # untimed steps before them: the first steps after a sleep take up to three times as long
     rounds: int = 7  # turns of each participant
 
     @property
@@ -64,9 +64,9 @@ BATCHES = 32  # different batches, used in turn
 
 
 def make_batches(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches (w_BN, target_BN) of int64, as PyTorch needs them; the target is the next token.
+    """Return BATCHES batches (w_BN, target_BN) of int64, as PyTorch needs them; the target is the next token.
 
-    For images: (image_BYXZ, label_B), float32 with mean 0 and deviation 1, and int64.
+    For images: (image_BYXZ, label_B), float32 with mean 0 and standard deviation 1, and int64.
     """
     rng = np.random.default_rng(0)
     if size.kind == "images":

@@ -1,7 +1,7 @@
 """The PyTorch peers: GPT-2 and ViT of `transformers`, each with its fastest options.
 
-Attention (scaled_dot_product_attention) and AdamW are fused, and all cores compute. bfloat16 is autocast.
-Generation caches keys and values: a growing cache if eager, a static one if compiled.
+Attention (scaled_dot_product_attention) and AdamW are fused, and PyTorch uses all cores. bfloat16 is by autocast.
+Generation uses a key-value cache, which grows in eager mode and is static in compiled mode.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def vit(size: sizes.Workload) -> torch.nn.Module:
 
 
 def training(size: sizes.Workload, mode: str) -> participant.Built:
-    """Build training steps: mean cross-entropy, clipping and AdamW with decay on matrices only."""
+    """Build training steps: mean cross-entropy, clipping, AdamW with decay on matrices only."""
     device, o = torch.device("cuda" if size.platform == "gpu" else "cpu"), sizes.OPTIMISER
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else "highest")
     model = (vit if size.kind == "images" else gpt2)(size).to(device).train()
@@ -62,7 +62,7 @@ def training(size: sizes.Workload, mode: str) -> participant.Built:
 
 
 def generation(size: sizes.Workload, mode: str) -> participant.Built:
-    """Build steps that generate from prompts of one token."""
+    """Build steps that each generate size.new tokens after prompts of one token."""
     model, prompt = gpt2(size).eval(), torch.zeros((size.B, 1), dtype=torch.int64)
     options: dict[str, Any] = {"max_new_tokens": size.new, "do_sample": True, "temperature": sizes.TEMPERATURE}
     options |= {"top_k": 0, "top_p": 1.0, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
@@ -81,7 +81,7 @@ def generation(size: sizes.Workload, mode: str) -> participant.Built:
 
 
 def build(size: sizes.Workload, mode: str) -> participant.Built:
-    """Build the model and its steps. mode: eager or compile."""
+    """Build the model and its steps. mode: eager or compile. Raises Unavailable without a C++ compiler or a GPU."""
     if mode == "compile" and not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++")):
         raise participant.Unavailable("torch.compile needs a C++ compiler: install g++ or set CXX")
     if size.platform == "gpu" and not torch.cuda.is_available():

@@ -1,9 +1,10 @@
-"""Estimate the time of a training step on a TPU from the cycles that its compiler expects, for developers.
+"""Estimate the time of a training step on a TPU from the cycles that the TPU compiler expects.
 
 python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1 [model.remat=full ...]
+python -m benchmarks.tpu_estimate my_file:step v5e-1          # your own function (docs/tpu.md)
 
-This is no measurement, and the text format that it reads can change (libtpu 0.0.50). For a published step of a model of
-164 M parameters, the estimate was 1.5 (v5e) and 2.5 (v6e) times too long. Use the ratio between two programs.
+Use it to compare two programs, not as a measurement. For a published step of a model of 164 M parameters, the estimate
+was 1.5 (v5e) and 2.5 (v6e) times too long. It reads the text of libtpu 0.0.50, whose format can change.
 """
 
 import collections
@@ -12,14 +13,17 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from experiments.dry_run import dry_run, topology
-from experiments.engine import by_name, config_file, run as runs, run_plan
+import jax
+from jax.extend import core
+
+from experiments.dry_run import dry_run as dry_runs, topology as topologies, user_function as user_functions
+from experiments.engine import by_name, compilation, config_file as config_files, run as runs, run_plan
 from experiments.pretrained import adapters
 
-# FLOP/s of bfloat16 products, clock in Hz (cloud.google.com/tpu/docs, v4 to v6e).
+# FLOP/s of bfloat16 products, clock rate in Hz (cloud.google.com/tpu/docs, v4 to v6e).
 CHIPS = {"v4": (275e12, 1.05e9), "v5e": (197e12, 1.5e9), "v5p": (459e12, 1.75e9), "v6e": (918e12, 1.75e9)}
-# The text has no cycles for a Pallas kernel. Assumptions: half of the peak, half of the blocks (causal mask),
-# and 7 products in training for 2 in the forward pass.
+# The text has no cycles for Pallas kernels. We assume that they reach half of the peak, compute half of the blocks
+# (causal mask), and take 7 products in training for every 2 in the forward pass.
 KERNEL_PEAK, CAUSAL, TRAINING = 0.5, 0.5, 3.5
 NAME = r"%?([\w.\-]+)"
 INSTRUCTION = re.compile(rf"^\s*(ROOT )?{NAME} = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$")
@@ -28,7 +32,7 @@ CALLED = re.compile(rf"(condition|body|calls|to_apply)={NAME}")
 CYCLES = re.compile(r'"estimated_cycles":"(\d{1,18})"')  # 2**63 - 1 means unknown
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-# JAX writes transformations around a named scope, and function calls between scopes.
+# In op_name, JAX puts transformations around a named scope, and function calls between scopes.
 TRANSFORMATION = re.compile(r"((jvp|transpose|vmap|linearize)\()*")
 CALL = re.compile(
     r"jit\(|pjit|branch_|.*->|(shard_map|while|body|cond|checkpoint|rematted_computation|closed_call|core_call|"
@@ -37,7 +41,7 @@ CALL = re.compile(
 
 
 class Line(NamedTuple):
-    """An instruction, `name = shape opcode(rest`, with the computations that it calls."""
+    """An instruction, `name = shape opcode(rest`. called: {body, condition, calls or to_apply: computation}."""
 
     name: str
     opcode: str
@@ -46,12 +50,16 @@ class Line(NamedTuple):
 
     @property
     def cycles(self) -> int:
+        """The cycles that the compiler expects; 0 if the text has none."""
         match = CYCLES.search(self.rest)
         return int(match[1]) if match else 0
 
 
 class Program(NamedTuple):
-    """A compiled program: its computations by name, their last lines, and all lines by name."""
+    """A compiled program: computation -> lines (bodies) and its ROOT line (roots), and name -> line.
+
+    entry: the computation at which execution begins.
+    """
 
     entry: str
     bodies: dict[str, list[Line]]
@@ -60,10 +68,10 @@ class Program(NamedTuple):
 
 
 def estimate(text: str) -> tuple[dict[str, int], int]:
-    """Return the cycles of a compiled program (`as_text()`) by named scope, most expensive first, and unknown loops.
+    """Return {named scope: cycles} of a compiled program, largest first, and the number of unknown loops.
 
-    Pallas kernels and collectives have no cycles. Only the longest of several branches counts. Unknown loops count
-    once, because the text does not have their number of iterations.
+    text: its `as_text()`. Pallas kernels and collectives have no cycles. Only the longest of several branches counts.
+    An unknown loop, whose number of iterations is not in the text, counts as one iteration.
     """
     program, cycles, unknown_loops = parse(text), collections.Counter(), 0
     for line, times in walk(program, program.entry):
@@ -74,7 +82,7 @@ def estimate(text: str) -> tuple[dict[str, int], int]:
 
 
 def parse(text: str) -> Program:
-    """Read the text of a compiled program."""
+    """Parse the text of a compiled program."""
     program, body, texts = Program("", {}, {}, {}), [], {}
     for line in text.splitlines():
         if match := COMPUTATION.match(line):
@@ -95,7 +103,10 @@ def parse(text: str) -> Program:
 
 
 def walk(program: Program, computation: str, times: int = 1) -> Iterator[tuple[Line, int]]:
-    """Yield each line that a computation executes, and how many times. Fusions are not entered."""
+    """Yield each line that a computation executes, and how many times. A fusion is one line.
+
+    times: how many times the computation itself is executed.
+    """
     for line in program.bodies.get(computation, []):
         yield line, times
         if line.opcode == "while":
@@ -110,7 +121,7 @@ def walk(program: Program, computation: str, times: int = 1) -> Iterator[tuple[L
 
 
 def find_scope(line: Line, program: Program) -> str:
-    """Return the named scopes of a line, joined by "/". A fusion without a name has the scopes of its root."""
+    """Return the named scopes of a line, joined by "/". A fusion without op_name has the scopes of its ROOT line."""
     match = OP_NAME.search(line.rest)
     if not match:
         root = program.roots.get(line.called["calls"]) if line.opcode == "fusion" else None
@@ -120,7 +131,10 @@ def find_scope(line: Line, program: Program) -> str:
 
 
 def count_iterations(loop: Line, program: Program) -> int | None:
-    """Return a loop's number of iterations: from the text, or from its condition i < constant (JAX counts from 0)."""
+    """Return a loop's number of iterations, from the text or from its condition i < constant; None if unknown.
+
+    JAX counts i from 0.
+    """
     if match := TRIPS.search(loop.rest):
         return int(match[1])
     test = program.roots[loop.called["condition"]]
@@ -129,26 +143,51 @@ def count_iterations(loop: Line, program: Program) -> int | None:
     return int(end.rest.partition(")")[0]) if end and end.opcode == "constant" else None
 
 
-def main(config: str, name: str, *changes: str) -> None:
-    """Compile the training step of a config for a topology, and print the estimate."""
-    target, (peak, clock) = topology.describe(name), CHIPS[name.partition("-")[0]]
-    settings = config_file.load_settings(config, dict(change.split("=", 1) for change in changes))
-    mesh = runs.make_mesh(settings, chips=target.devices)
-    work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), mesh)
-    plan, state = run_plan.prepare(settings, work.task, mesh, described=True)
-    (program,) = topology.compile_programs([next(dry_run.programs(plan, state))])
+def main(code: str, name: str, *changes: str) -> None:
+    """Compile the step of a config, or a function of the user's, for a topology, and print the estimate."""
+    target, (peak, clock) = topologies.describe(name), CHIPS[name.partition("-")[0]]
+    load = load_user_function if by_name.CODE.fullmatch(code) else load_step
+    request, all_flops, kernel_flops = load(code, target, *changes)
+    (program,) = topologies.compile_programs([request])
     if program.compiled is None:
-        sys.exit(f"not compiled: it {program.reason}")
+        sys.exit(f"{program.request.name} is not compiled: it {program.reason}")
     cycles, unknown_loops = estimate(program.compiled.as_text())
-    all_flops, kernel_flops = (run_plan.forward_flops(plan, state, kernels=kernels) for kernels in (False, True))
-    kernels = TRAINING * CAUSAL * kernel_flops / (KERNEL_PEAK * mesh.size * peak)
-    seconds, ideal = sum(cycles.values()) / clock + kernels, 3 * all_flops / (mesh.size * peak)
+    kernels = kernel_flops / (KERNEL_PEAK * len(target.devices) * peak)
+    seconds, ideal = sum(cycles.values()) / clock + kernels, all_flops / (len(target.devices) * peak)
     print(f"estimate {1e3 * seconds:.4g} ms ({1e3 * kernels:.3g} ms for kernels); {ideal / seconds:.1%} of the peak")
-    record = dry_run.describe_program(program)
+    record = dry_runs.describe_program(program)
     print(f"memory of a chip {record['needed_bytes'] / 2**20:.1f} MiB; collectives {record['collectives']}")
-    print(f"loops counted once: {unknown_loops}")
+    print(f"loops of unknown length, counted as one iteration: {unknown_loops}")
     for scopes, n in list(cycles.items())[:20]:
         print(f"  {n / clock / seconds:6.1%}  {scopes}")
+
+
+def load_step(config: str, target: topologies.Topology, *changes: str) -> tuple[topologies.Request, float, float]:
+    """Return the request for the step of a config, its FLOPs, and those of its Pallas kernels in unmasked blocks.
+
+    The FLOPs are three times those of the forward pass: they leave out what the backward pass computes again.
+    """
+    settings = config_files.load_settings(config, dict(change.split("=", 1) for change in changes))
+    mesh = runs.make_mesh(settings, chips=target.devices)
+    work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), mesh)
+    plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
+    all_flops, kernel_flops = (run_plan.forward_flops(plan, state, kernels=kernels) for kernels in (False, True))
+    return next(dry_runs.programs(plan, state)), 3 * all_flops, TRAINING * CAUSAL * kernel_flops
+
+
+def load_user_function(name: str, target: topologies.Topology) -> tuple[topologies.Request, float, float]:
+    """Return the request for a function of the user's, its FLOPs, and those of its Pallas kernels in unmasked blocks.
+
+    The FLOPs are those of the traced function, with all that it computes again. Those inside a shard_map are of one
+    device.
+    """
+    request = user_functions.load(name, target.devices)
+    jaxpr = request.function.trace(*request.arguments).jaxpr  # without jit's options and static arguments
+    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jaxpr.in_avals]
+    all_flops, kernel_flops = (
+        compilation.flops(core.jaxpr_as_fun(jaxpr), *arrays, kernels=kernels) for kernels in (False, True)
+    )
+    return request, all_flops, CAUSAL * kernel_flops
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The fields that every experiment has: name, default and comment; those of one experiment stand in its config(), as
-in experiments/language.py. A config file starts from here, base.get_config("language"), and changes a few.
+"""The settings that all experiments share, each with its default and a comment.
 
-A field that an experiment does not use may not be changed from its default: that is an error, not a silence.
+An experiment adds settings of its own in its config(), as in experiments/language.py. A config file starts from
+base.get_config("language") and changes some values. A changed setting that the experiment does not use is an error.
 """
 
 import copy
@@ -10,157 +10,278 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import by_name, config as settings, errors
+from experiments.engine import by_name, config as configs, errors
 
-FIELDS: dict[str, Any] = {  # name -> (default, comment), or a section of such; a function gives a derived default
-    "experiment": ("", "the file of experiments/ that runs (language, vision, ...), or a file of your own"),
-    "seed": (0, "of initial parameters, data order, augmentation; never of the split into train and evaluation"),
-    "init_from": ("", "a trained model to start from: a run's folder, a published model's folder or file"),
-    "init_fresh": ("", "parts to initialise at random, or to leave out if the config has none: 'head,embed/h_D'"),
+# name -> (default, comment), or name -> a section: a dict of the same form. A default that is a function of the section
+# is derived from other settings.
+FIELDS: dict[str, Any] = {
+    "experiment": (
+        "",
+        "what to train: an experiment of experiments/ (language, vision, ...), or my_experiment for your "
+        "my_experiment.py",
+    ),
+    "seed": (
+        0,
+        "random seed of initial parameters, data order, augmentation and dropout; the split into training and held-out "
+        "data does not depend on it",
+    ),
+    "init_from": (
+        "",
+        "a trained model to start from: the folder of a run, or the folder or file of a published model; '': start "
+        "from random parameters",
+    ),
+    "init_fresh": (
+        "",
+        "with init_from: parts, separated by commas, that start from random parameters, or are left out if this config "
+        "lacks them: 'head,embed/h_D'",
+    ),
     "log": (
         ["tensorboard"],
-        "in addition to metrics.jsonl: tensorboard, wandb (Weights & Biases; WANDB_MODE=offline sends nothing), "
-        "symmetry (how symmetric and how directional every layer's scores are, with the loss; a study does)",
+        "outputs in addition to metrics.jsonl: tensorboard; wandb (Weights & Biases; the environment variable "
+        "WANDB_MODE=offline sends nothing); symmetry (symmetry and directionality of every layer's attention scores, "
+        "logged with the loss; on by default in a study)",
     ),
-    # How devices are arranged: their number is the product of all. One may be -1: all remaining devices.
-    # A CPU is one device, or as many as are requested here, up to one for each core.
+    # The mesh of devices. The product of these numbers is the number of devices; one number may be -1: all remaining
+    # devices. A CPU is one device, or is split into as many as the mesh needs, at most one for each core.
     "mesh": {
-        "data": (-1, "devices that share each batch and hold all weights"),
-        "fsdp": (1, "devices that share each batch and the weights, which are gathered one block at a time"),
-        "tensor": (1, "devices that share the heads, the hidden units and the vocabulary"),
-        "sequence": (1, "devices that share the tokens of each sequence (ring attention)"),
-        "seed": (1, "devices that share the seeds of a study (ablation only), also of fewer or other seeds: 8 for 5"),
+        "data": (-1, "devices that split each batch, each with a copy of the weights (data parallelism)"),
+        "fsdp": (1, "devices that split each batch and the weights; each block's weights are gathered for its use"),
+        "tensor": (1, "devices that split the heads, the hidden units and the vocabulary (tensor parallelism)"),
+        "sequence": (1, "devices that split the tokens of each sequence (ring attention)"),
+        "seed": (
+            1,
+            "for studies (ablation): devices that split the runs of a program; their number need not divide the number "
+            "of runs",
+        ),
     },
-    # The transformer: sizes by their letters, variants by their names (or 'my_module:my_variant').
+    # The transformer. Sizes are the letters of shapes (x_BND); a variant is chosen by name, your own by
+    # 'my_module:my_variant'.
     "model": {
+        "flax": (
+            "",
+            "your Flax module in place of this transformer: my_file:MyModule, of nnx or linen; it gets those of M, D, "
+            "H, K, F and dropout that it takes as arguments",
+        ),
         "M": (4, "layers"),
-        "share": (1, "so many layers, one after the other, have the same parameters; M: all of them, as in ALBERT"),
+        "share": (1, "this many successive layers have the same parameters; M: all layers, as in ALBERT"),
         "D": (128, "features of a token"),
-        "E": (0, "features of a word's row in the embedding, of which a matrix then makes D, as in ALBERT; 0: D"),
+        "E": (0, "features of a row of the embedding, which a matrix then maps to D, as in ALBERT; 0: rows have D"),
         "H": (4, "heads"),
-        "G": (lambda model: model.get_ref("H") * 1, "heads of keys and values, each for H/G heads (GQA; 1: MQA); or H"),
+        "G": (
+            lambda model: model.get_ref("H") * 1,
+            "heads of keys and values, each shared by H / G query heads (GQA; 1: MQA); default: H",
+        ),
         "K": (
             lambda model: model.get_ref("D") // model.get_ref("H"),
-            "query, key and value features of a head; or D // H",
+            "features of a query, key or value in each head; default: D // H",
         ),
-        "F": (lambda model: model.get_ref("D") * 4, "hidden units of the MLP; or 4 D"),
+        "F": (lambda model: model.get_ref("D") * 4, "hidden units of the MLP; default: 4 D"),
         "score": (
             "asymmetric",
-            "none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, pairwise_sym, identity_query, "
-            "nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, constant "
-            "(score.py; tied_noself, and so all: a token attends to itself only if nothing else is allowed)",
+            "how tokens become queries and keys: none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, "
+            "pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, "
+            "asymmetric_qknorm, constant (tfm/attention/score.py). With the suffix _noself, as in tied_noself, a token "
+            "attends to itself only if it may attend to no other",
         ),
-        "score_std": (1.0, "factor on the initial scale of the matrices that make queries and keys"),
-        "output_std": (1.0, "the same for the last matrix of attention and MLP; 0: a block begins as the identity"),
-        "scale": ("1/sqrt(K)", "of the logits: 1/sqrt(K), 1/sqrt(D), 1"),
-        "cap": (0.0, "scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l"),
-        "output_cap": (0.0, "the same for the logits of words and classes, the output of the head"),
-        "value": ("low_rank", "low_rank, keys, gated, exclusive, full_rank, identity (value.py)"),
+        "score_std": (1.0, "factor on the initial standard deviation of the matrices of queries and keys"),
+        "output_std": (
+            1.0,
+            "factor on the initial standard deviation of the last matrix of attention and of the MLP; 0: each pre_norm "
+            "block begins as the identity",
+        ),
+        "scale": ("1/sqrt(K)", "factor on the products of queries and keys: 1/sqrt(K), 1/sqrt(D), 1"),
+        "cap": (
+            0.0,
+            "soft cap of the attention logits: a scaled logit l becomes cap tanh(l / cap), as in Gemma 2; 0: no cap",
+        ),
+        "output_cap": (0.0, "soft cap of the output logits (of tokens or classes), in the same way; 0: no cap"),
+        "value": (
+            "low_rank",
+            "what attention averages: low_rank, keys, gated, exclusive, full_rank, identity (tfm/attention/value.py)",
+        ),
+        "mup": (
+            0,
+            "maximal update parametrisation: the base width. The learning rates that are best with D = this are then "
+            "best with other D, if H stays (tfm/mup.py); 0: none",
+        ),
+        "mup_depth": (
+            "",
+            "with model.mup, learning rates that are best at every depth too: depth_mup:M_0 (residual branches scaled "
+            "by 1/sqrt(M), Yang et al. 2024) or completep:M_0 (by 1/M, Dey et al. 2025), with M_0 layers in the base "
+            "model; '': the rates depend on the depth",
+        ),
+        "embed_std": (
+            1.0,
+            "factor on the initial standard deviation of the embedding, of learned positions and of class tokens; "
+            "norm = dyt needs about sqrt(D)",
+        ),
         "norm": (
             "token",
-            "token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py; rms:1e-6: eps, "
-            "what is added inside the root; else 1e-5)",
+            "token, token_plain, rms, batch, batch_features, instance, layer_sequence, dyt, none (tfm/norm.py). token "
+            "is layer norm, dyt dynamic tanh. rms:1e-6 sets eps, the number added inside the square root; default: "
+            "1e-5",
         ),
         "mlp": (
             "gelu",
             "relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu, swiglu, "
-            "geglu, geglu_tanh, reglu (mlp.py)",
+            "geglu, geglu_tanh, reglu (tfm/mlp.py)",
         ),
-        "position": ("learned", "learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)"),
+        "position": (
+            "learned",
+            "absolute positions: learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none "
+            "(tfm/position.py)",
+        ),
         "relative_position": (
             "none",
-            "none, rotary, rotary_halves, relative, buckets, alibi (rotary:10000, or rotary: the longest wavelength is "
-            "2 pi times this base; for longer texts rotary:10000:linear:2, of half the angles, or another scaling "
-            "there: dynamic:factor:N, llama3:factor:low:high:N, yarn:factor:N:fast:slow:length)",
+            "none, rotary, rotary_halves, relative, buckets, alibi (tfm/attention/relative_position.py). rotary:10000 "
+            "sets the base (default: 10000); the longest wavelength is 2 pi times the base. A scaling serves texts "
+            "longer than in training: rotary:10000:linear:2 halves the angles; others are dynamic:factor:N, "
+            "llama3:factor:low:high:N and yarn:factor:N:fast:slow:length (rotary_scaling.py)",
         ),
-        "window": (0, "attention only to tokens nearer than this; 0: to all"),
-        "block": ("pre_norm", "pre_norm, post_norm, plain (without residual connections; block.py)"),
-        "outer_norm": ("last", "last, first, both, none (before the head; after the positions; at both ends)"),
-        "segments": (0, "kinds of segments that words can belong to, with a learned row each; 0: no such rows"),
-        "bias": ("all", "all, none, attention, mlp, qkv (which products add one: block.py)"),
-        "dropout": (0.0, "share of each stage's output, and of the embedding's, set to 0 in training"),
-        "attention": ("flash", "explicit, flash (memory linear in N, by the kernels of a TPU or a GPU)"),
+        "window": (0, "sliding window: a token attends only to tokens less than this many positions away; 0: to all"),
+        "block": (
+            "pre_norm",
+            "order of the stages of a block: pre_norm, post_norm, plain (tfm/block.py). plain is pre_norm without "
+            "residual connections",
+        ),
+        "outer_norm": (
+            "last",
+            "norms outside the blocks: last, first, both, none (last: after the last block; first: after positions)",
+        ),
+        "segments": (
+            0,
+            "number of segment types (BERT: 2), each with a learned row that is added to its tokens; 0: no such rows",
+        ),
+        "bias": ("all", "which matrix products have a bias: all, none, attention, mlp, qkv (tfm/block.py)"),
+        "dropout": (
+            0.0,
+            "probability that a number in the output of the embedding, attention or MLP is set to 0 in training",
+        ),
+        "attention": (
+            "flash",
+            "explicit, flash (explicit has all weights in memory; flash has memory linear in N, and uses the kernels "
+            "of a TPU or a GPU)",
+        ),
         "compute_dtype": (
             "float32",
-            "float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)",
+            "dtype of matrix products and tokens: float32, bfloat16 (softmax, norms, logits, loss: always float32)",
         ),
-        "remat": ("none", "none, products, full (what the backward pass computes again: transformer.py)"),
+        "remat": (
+            "none",
+            "what the backward pass computes again to save memory: none, products (norms, and activations and gates of "
+            "the MLP), full (whole blocks; tfm/transformer.py)",
+        ),
     },
     # The optimiser and its learning rate.
     "optim": {
         "name": (
             "adamw",
-            "adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest; normuon: the same "
-            "with rows alike (by betas[1]); hyperball: the same, and matrices keep their norms; or a factory, as "
-            "optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for",
+            "adamw; muon (orthogonal steps for the matrices inside the blocks, AdamW for all other parameters); "
+            "normuon (Muon that divides each row of a step by its average size, of decay betas[1]); hyperball (Muon "
+            "that keeps the norm of each matrix); or a factory, such as optax:lion or my_file:my_rule, which receives "
+            "the learning rate and the settings of this section that are among its arguments",
         ),
         "muon_lr_multiplier": (
             20.0,
-            "learning rate of those matrices, as a multiple of the others' (muon and its kin)",
+            "learning rate of the matrices inside the blocks, in units of learning_rate (muon, normuon, hyperball)",
         ),
-        "momentum": (0.95, "of those matrices (muon and its kin)"),
-        "learning_rate": (1e-3, "the peak"),
+        "momentum": (0.95, "momentum of the matrices inside the blocks (muon, normuon, hyperball)"),
+        "learning_rate": (1e-3, "peak of the learning rate"),
         "schedule": (
             "cosine",
-            "after the warm-up: cosine, linear or wsd, which end at a tenth of the peak (linear:0 at 0, and so the "
-            "others); constant; or my_file:fall, (step, steps) -> the fraction of the peak",
+            "learning rate after the warm-up: constant; cosine, linear or wsd (constant, then linear in the last fifth "
+            "of the steps), which end at a tenth of the peak. A number sets another end: linear:0 falls to 0. Your own "
+            "my_file:fall is a function (step, steps) -> the fraction of the peak",
         ),
-        "warmup_steps": (100, "linear rise; of a run of no more steps a tenth of them, unless it is set to another"),
-        "betas": ([0.9, 0.99], "decay of the mean of gradients, and of the mean of their squares"),
-        "weight_decay": (0.1, "on matrices only"),
-        "frozen": ([], 'parameters that stay as they begin: ["embed/E_WD"], ["*", "!head"] (all but the head)'),
+        "warmup_steps": (
+            100,
+            "steps of the linear warm-up; if this default is not less than train.steps, a tenth of train.steps",
+        ),
+        "betas": ([0.9, 0.99], "decay of the averages of gradients and of squared gradients (AdamW)"),
+        "weight_decay": (0.1, "decoupled weight decay, on matrices only"),
+        "frozen": ([], 'paths of parameters that are not trained: ["embed/E_WD"]; all but the head: ["*", "!head"]'),
         "lora": (
             "",
-            "adapters alone are trained, '8:score,value:16': rank, where (''), alpha ('': the rank); '': none",
+            "train only LoRA adapters, and the parts in init_fresh: '8:score,value:16' is rank, parts and alpha; by "
+            "default parts are all blocks, and alpha is the rank; '': no adapters",
         ),
         "ema": (
             0.0,
-            "evaluation and checkpoints have the exponential moving average of the parameters, with this decay a step; "
-            "0: the parameters themselves",
+            "decay per step of an exponential moving average of the parameters, which evaluations and checkpoints use; "
+            "0: no average",
         ),
-        "clip": (1.0, "largest global norm of the gradient; 0: no clipping"),
+        "clip": (1.0, "largest global norm of the gradient, to which a larger one is scaled; 0: no clipping"),
     },
-    # The loop.
+    # The training loop.
     "train": {
         "steps": (1000, "updates of the parameters"),
-        "loss": ("cross_entropy", "of words and classes, or my_file:my_loss, (logits, target, weight) -> (sum, count)"),
-        "batch_size": (64, "examples of a step, over all devices and accumulated parts"),
-        "growth": ([], "larger batches later: [[500, 128], [800, 256]], 128 from 500 steps on, 256 from 800 on"),
+        "loss": (
+            "cross_entropy",
+            "loss of the logits of tokens or classes: cross_entropy, label_smoothing:0.1, class_weights:1,2.5,1 (one "
+            "for each class), or my_file:my_loss, (logits, target, weight) -> (sum, count)",
+        ),
+        "metrics": (
+            [],
+            "further metrics of the logits of tokens or classes: top5, cross_entropy, or my_file:my_metric, a pair "
+            '(measure, better): measure(logits, target, weight) -> (sum, count); better is "more" or "less"',
+        ),
+        "watch": (
+            [],
+            "further numbers of a step in the log: gradient_norms and update_ratios (by layer), or my_file:my_watch: "
+            "a pair (init, update) as in experiments/engine/watch.py",
+        ),
+        "batch_size": (64, "examples of a step, over all devices and microbatches"),
+        "growth": (
+            [],
+            "changes of the batch size: [[500, 128], [800, 256]] means 128 examples after 500 steps, 256 after 800",
+        ),
         "accumulation": (
             1,
-            "parts a batch is computed in, one after the other; the gradient is the one of the whole batch",
+            "microbatches of a batch, computed one after the other; the gradient equals the whole batch's",
         ),
         "nan": (
             "abort",
-            "if loss or gradient are not finite: abort, skip (the step), skip_spikes (also skip steps whose loss or "
-            "gradient norm lies more than six standard deviations above those of the last 128)",
+            "after a loss or gradient that is not finite: abort (the run), skip (the step), skip_spikes (the step, and "
+            "steps with a loss or gradient norm more than six standard deviations above the mean of the last 128)",
+        ),
+        "deterministic": (
+            False,
+            "on a GPU, train and evaluate with operations that give the same bits in every run, which can be slower",
         ),
         "log_every": (10, "steps between lines of metrics.jsonl"),
-        "evaluate_every": (0, "steps between evaluations on the whole held-out part; 0: at the end only"),
-        "save_every": (0, "steps between checkpoints; 0: at the end only"),
-        "keep_best": ("", "also keep the best checkpoint by this metric, as eval/loss or eval/accuracy; '': do not"),
+        "evaluate_every": (0, "steps between evaluations on all held-out data; 0: only at the end"),
+        "save_every": (0, "steps between checkpoints; 0: only at the end"),
+        "keep_best": (
+            "",
+            "metric by which the best checkpoint is also kept, such as eval/loss or eval/accuracy; '': only the newest",
+        ),
+        "patience": (
+            0,
+            "end after this number of evaluations without a better train.keep_best (early stopping); 0: never",
+        ),
     },
 }
 
 
 def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
-    """Return the fields that every experiment has, with their defaults, and the sections that this one adds: its
-    config(). It is locked: a new key or a value of another type is refused.
+    """Return the settings of an experiment with their defaults: FIELDS, and the sections of its config().
 
-    of: for a study ("ablation"), the experiment that its runs are of, or a config of one.
+    of: for a study ("ablation"), the experiment that its runs train, or a config of that experiment. The result is
+    locked: it refuses new keys and values of another type. Raises UserError if `of` does not fit the experiment, or if
+    config() has a section of FIELDS.
     """
     if of == "ablation":
-        raise errors.UserError("study.experiment is what the runs of a study are, as language or vision")
+        raise errors.UserError("study.experiment = ablation: runs of a study cannot be studies. Choose language, ...")
     if of and experiment != "ablation":
-        raise errors.UserError(f'study.experiment is for the experiment "ablation", and this is "{experiment}"')
+        raise errors.UserError(f"experiment = {experiment} has no study.experiment. Remove it, or choose ablation")
     if not of:
-        config = settings.section(FIELDS)
+        config = configs.section(FIELDS)
     else:
         config = get_config(of) if isinstance(of, str) else copy.deepcopy(of)
     with config.unlocked():
-        for name, section in settings.sections(experiment).items() if experiment else ():
+        for name, section in configs.sections(experiment).items() if experiment else ():
             if name in config:
-                raise errors.UserError(f'the experiment "{experiment}" has a section "{name}", which is there already')
+                raise errors.UserError(f'config() of "{experiment}": the section "{name}" exists already. Rename it')
             config[name] = section
         if of:
             config.study.experiment = config.experiment
@@ -170,10 +291,10 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
 
 
 def list_settings() -> Iterator[str]:
-    """Yield all settings with their defaults and comments: those of all runs, then those of each experiment."""
+    """Yield a line for each setting with its default and comment: the settings of all runs, then of each experiment."""
     for title, fields in {
         "all runs": FIELDS,
         **{name: by_name.load_experiment(name).config() for name in by_name.list_experiments()},
     }.items():
-        yield f"\nof {title}"
-        yield from settings.describe_fields(fields)
+        yield f"\nSettings of {title}:"
+        yield from configs.describe_fields(fields)

@@ -1,4 +1,4 @@
-"""Mixed precision: products and tokens in bfloat16; parameters, softmax, norms, logits and loss in float32.
+"""Mixed precision: matrix products and tokens in bfloat16; parameters, softmax, norms, logits and loss in float32.
 
 python launch.py --config configs/bfloat16.py
 16 s on two cores: 97.9 % accuracy on 334 held-out digits.

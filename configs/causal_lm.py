@@ -1,4 +1,4 @@
-"""A causal language model of the bytes of Python's standard library, which needs no download.
+"""A causal language model of bytes, trained on the source code of Python's standard library, without a download.
 
 python launch.py --config configs/causal_lm.py
 156 s on two cores: 1.720 nats per held-out byte, 54.4 % accuracy (the most frequent byte: 28.4 %).

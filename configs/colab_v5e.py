@@ -1,13 +1,13 @@
-"""160 M parameters for one v5e chip of Colab: four query heads of 256 features, and one head of keys and values.
+"""A language model of 160 M parameters for one v5e chip of Colab: four query heads, one key head, of 256 features.
 
 hf download openai-community/gpt2 tokenizer.json --local-dir gpt2
 python launch.py --config configs/colab_v5e.py --config.text.source=TEXT
 TEXT is a file or a folder. The default is Python's own sources.
 
-Not measured on a chip. The compiler's estimate is 1.40 s for a step of 131,072 tokens, 57 % of the peak.
-It needs 8.0 of 15.75 GiB. Heads of 128 features process 2 % fewer tokens per second.
+Not measured on a chip. The compiler's estimate is 1.40 s for a step of 131,072 tokens, 57 % of the peak FLOP/s.
+The step needs 8.0 of 15.75 GiB. With heads of 128 features it is 2 % slower, in tokens per second.
 Source: `python -m benchmarks.tpu_estimate configs/colab_v5e.py v5e-1` with jax 0.12.0.1 and libtpu 0.0.50.1.
-The estimate assumes 50 % of the peak for the attention kernels.
+The estimate assumes that attention kernels reach 50 % of the peak.
 """
 
 from configs import base

@@ -1,8 +1,8 @@
-"""A study of fourteen disputed techniques against a plain model: two depths, ten seeds.
+"""A study of fourteen techniques whose benefit is disputed, against a plain model: two depths, ten seeds.
 
 python launch.py --config configs/contradictions.py --workdir runs/contradictions
-For one Colab chip (v5e), not run yet. The compiler's estimate (libtpu 0.0.50.1) is about six hours.
-A step of ten seeds of eight layers takes 0.48 s in it. Each arm has the best of three learning rates.
+For one v5e chip of Colab; not run yet. The compiler (libtpu 0.0.50.1) estimates about six hours in all.
+Its estimate of a step of ten seeds with eight layers is 0.48 s. Each arm has the best of three learning rates.
 Claims and results: docs/contradictions.md.
 """
 
@@ -10,7 +10,7 @@ from configs import base
 
 
 def arms(F):
-    """F: hidden units of the MLP; with a gate, 2/3 of them have as many weights."""
+    """Return the arms. F: hidden units of the MLP; a gated MLP has 2/3 of them, and so the same number of weights."""
     return [
         ("qk_norm", {"model.score": "asymmetric_qknorm"}),
         ("capped_logits", {"model.cap": 15.0}),

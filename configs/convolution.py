@@ -1,4 +1,4 @@
-"""Attention contains convolution (E28): one head for each offset learns a convolution of the pixel rows of digits.
+"""Attention can compute convolutions (E28): heads, one for each offset, learn to convolve the pixel rows of digits.
 
 python launch.py --config configs/convolution.py
 10 s on two cores: the learned layer explains 99.9 % of the variance, and the largest error of its kernel is 0.008.

@@ -6,9 +6,9 @@ python launch.py --config configs/gpt2.py --config.text.source=TEXT --config.ini
 TEXT is a file or a folder. The default is Python's own sources. Without init_from, only tokenizer.json is needed.
 
 Not measured on a chip. The compiler's estimate for one v5e chip is 575 ms for a step of 65,536 tokens.
-This is 50 % of the peak, with 11.2 of 15.75 GiB.
+This is 50 % of the peak FLOP/s. The step needs 11.2 of 15.75 GiB.
 Source: `python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1` with jax 0.12.0.1 and libtpu 0.0.50.1.
-The estimate assumes 50 % of the peak for the attention kernels.
+The estimate assumes that attention kernels reach 50 % of the peak.
 """
 
 from configs import base

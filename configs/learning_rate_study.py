@@ -1,8 +1,8 @@
-"""A study of learning rate and weight decay: five pairs x 5 seeds, all in one compiled program.
+"""A study of learning rate and weight decay: five arms x 5 seeds on handwritten digits, in one compiled program.
 
 python launch.py --config configs/learning_rate_study.py --workdir runs/rate
-436 s on two busy cores: no significant difference from 0.001.
-The widest joint 95 % interval belongs to 0.0003: from 0.029 better to 0.089 worse.
+436 s on two busy cores: no arm differs significantly from the learning rate 0.001.
+The widest joint 95 % interval is that of 0.0003: from 0.029 nats better to 0.089 worse.
 """
 
 from configs import base

@@ -1,4 +1,4 @@
-"""Windows of 2,048 bytes: flash attention to the last 256 bytes only, with ALiBi.
+"""Long context: texts of 2,048 bytes, with ALiBi and a sliding window of the last 256 bytes.
 
 python launch.py --config configs/long_context.py
 52 s on two cores: 2.637 nats per held-out byte, 28.4 % accuracy (the most frequent byte: 16.3 %).

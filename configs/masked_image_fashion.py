@@ -1,7 +1,7 @@
 """Masked image modelling on Fashion-MNIST (60,000 + 10,000 images): predict three quarters of the 49 patches.
 
 python launch.py --config configs/masked_image_fashion.py
-234 s on two cores: squared error 0.184 per test pixel, 73.5 % less than the average image's.
+234 s on two cores: squared error 0.184 per masked pixel of test images, 73.5 % less than with the average image.
 Put the four IDX files into a folder `fashion-mnist` in $TFM_DATA or ~/.cache/tfm.
 """
 

@@ -1,4 +1,4 @@
-"""A masked language model of the English in Python's standard library (15 % of the bytes), without a download.
+"""A masked language model of bytes, 15 % of them masked, trained on the docstrings of Python, without a download.
 
 python launch.py --config configs/masked_lm.py
 248 s on two cores: 55.5 % accuracy on held-out masked bytes (the most frequent byte: 16.8 %).

@@ -1,8 +1,8 @@
 """A study of the kind and place of norms: three blocks x 5 seeds on handwritten digits.
 
 python launch.py --config configs/norm_study.py --workdir runs/norm
-154 s on two busy cores: no significant difference from pre_norm.
-95 % intervals: post_norm from 0.053 better to 0.058 worse, rms from 0.032 better to 0.034 worse.
+154 s on two busy cores: no arm differs significantly from pre_norm.
+95 % intervals in nats: post_norm from 0.053 better to 0.058 worse, rms from 0.032 better to 0.034 worse.
 """
 
 from configs import base

@@ -1,8 +1,8 @@
-"""A prefix language model: attention in both directions in the first 32 bytes, which predict the next 32.
+"""A prefix language model of bytes: the first 32 see each other in both directions, the next 32 are predicted.
 
 python launch.py --config configs/prefix_lm.py
 73 s on two cores: 2.244 nats per held-out byte, 37.1 % accuracy (the most frequent byte: 16.1 %).
-The model has T5's relative buckets, tied output and dropout.
+As in T5, the model has buckets of relative positions, a tied output matrix and dropout.
 """
 
 from configs import base

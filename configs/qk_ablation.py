@@ -1,16 +1,18 @@
-"""Does attention need two matrices? Seven arms x 10 seeds on causal and masked characters of Shakespeare.
+"""Does attention need separate query and key matrices? Seven arms x 10 seeds, causal and masked, on Shakespeare.
 
 python launch.py --config configs/qk_ablation.py --workdir runs/qk
 196 runs, two hours on two busy cores in two processes. Each arm has the best of four learning rates.
-Loss relative to asymmetric, with joint 95 % intervals for all twelve:
-causal (1.815 nats): tied +0.149 (+0.121 to +0.177), tied_wide +0.166, tied_more_mlp +0.142,
-symmetric_init +0.046 (+0.030 to +0.062), none +0.469;
-masked (1.908 nats): tied +0.507 (+0.087 to +0.927), tied_wide +0.883, tied_more_mlp +0.474,
-symmetric_init +0.086 (-0.057 to +0.228), none +0.941.
+Loss relative to asymmetric, in nats. The 95 % intervals hold jointly for all twelve comparisons.
+                 causal (1.815 nats)           masked (1.908 nats)
+tied             +0.149 (+0.121 to +0.177)     +0.507 (+0.087 to +0.927)
+tied_wide        +0.166                        +0.883
+tied_more_mlp    +0.142                        +0.474
+symmetric_init   +0.046 (+0.030 to +0.062)     +0.086 (-0.057 to +0.228)
+none             +0.469                        +0.941
 
 Two arms test whether `tied` is only worse because it has fewer parameters and FLOPs than `asymmetric`.
-tied_wide has as many parameters, in a matrix of 2 K rows, and 7 % more FLOPs.
-tied_more_mlp has the FLOPs of asymmetric, and its parameters plus 64 biases: the MLP has the second matrix's share.
+tied_wide has the same number of parameters as `asymmetric`, in one matrix of 2 K rows, and 7 % more FLOPs.
+tied_more_mlp has the same FLOPs, because its MLP is larger by the size of one matrix, and 64 more parameters (biases).
 Conclusions: docs/qk_results.md.
 """
 
@@ -23,7 +25,7 @@ SCORES = ["none", "tied", "tied_wide", "symmetric_init", "asymmetric_std", "asym
 def get_config():
     config = base.get_config("ablation", of="language")
     config.study.arms = [(score, {"model.score": score}) for score in SCORES]
-    # Of one matrix D^2 numbers are saved in each layer, and a hidden unit of the MLP takes 2 D.
+    # One matrix less saves D^2 parameters in each layer, and a hidden unit of the MLP has 2 D: D / 2 more units fit.
     config.study.arms.insert(3, ("tied_more_mlp", {"model.score": "tied", "model.F": F + D // 2}))
     config.study.seeds = [*range(10)]
     config.study.tune, config.study.tune_seeds = [["optim.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2]]], [1000]

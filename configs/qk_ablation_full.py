@@ -1,8 +1,8 @@
 """Thirteen scores x 5 seeds on causal and masked characters of Shakespeare: hours on a GPU or a TPU.
 
 python launch.py --config configs/qk_ablation_full.py --workdir runs/qk_full
-Not run yet. The command line changes the model of all arms: --config.model.value=full_rank,
---config.model.scale='1/sqrt(D)', or --config.model.relative_position=rotary (not for l2_tied).
+Not run yet. Flags change the model of all arms, such as --config.model.value=full_rank,
+--config.model.scale='1/sqrt(D)', or --config.model.relative_position=rotary (l2_tied does not support it).
 """
 
 from configs import base

@@ -1,8 +1,9 @@
-"""Does attention need two matrices? Six scores on seven synthetic tasks of twelve tokens: one head, five seeds.
+"""Does attention need separate query and key matrices? Six scores x seven synthetic tasks, with one head, five seeds.
 
 python launch.py --config configs/qk_synthetic.py --workdir runs/qk_synthetic
 210 runs, 250 s on two cores. The accuracies are in docs/qk_results.md.
-The tasks ring, previous, reachability and beats depend on a direction; membership and nearest only on similarity.
+The tasks ring, previous, reachability and beats need the direction between tokens. membership and nearest need only
+their similarity.
 """
 
 from configs import base

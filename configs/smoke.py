@@ -1,4 +1,4 @@
-"""A test of this machine: everything that a run does, on real digits, in a few seconds.
+"""A test of the installation: everything that a run does, on handwritten digits, in a few seconds.
 
 python launch.py --config configs/smoke.py
 8 s on two cores: 85.3 % accuracy on 334 held-out digits.

@@ -1,8 +1,8 @@
-"""A study of the choices in `shakespeare_speedrun`: each arm removes one choice; 3 seeds.
+"""A study of the choices in shakespeare_speedrun.py: each arm undoes one choice; 3 seeds.
 
 python launch.py --config configs/speedrun_study.py --workdir runs/speedrun_study
-The loss is on the whole validation split after 225 steps in all arms. All choices except this number were made on
-other text.
+All arms train for 225 steps and are evaluated on the whole validation split. All settings except this number of steps
+were chosen on other text.
 """
 
 from configs import base, shakespeare_speedrun
@@ -13,7 +13,7 @@ ADAMW = {
     "optim.warmup_steps": 30,
     "optim.clip": 1.0,
     "optim.betas": [0.9, 0.99],
-    "optim.muon_lr_multiplier": 20.0,  # these two are Muon's: as in base.py
+    "optim.muon_lr_multiplier": 20.0,  # AdamW does not use this and momentum: they have their defaults
     "optim.momentum": 0.95,
 }
 

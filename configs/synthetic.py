@@ -1,4 +1,4 @@
-"""Name the predecessor of a token on a ring of twelve tokens: one head in one layer, without a mask.
+"""The task ring: predict the token before each token, on a ring of twelve tokens, with one head in one layer.
 
 python launch.py --config configs/synthetic.py
 9-13 s on two cores, seeds 0-2: 100.0 % accuracy (the most frequent token: 4.6 %).

@@ -1,4 +1,4 @@
-"""Text classification without a download: predict the package of a docstring, one of eight of the standard library.
+"""Text classification without a download: predict to which of eight packages of Python a docstring belongs.
 
 python launch.py --config configs/text_classes.py
 48 % accuracy on held-out texts (the most frequent package: 18 %).

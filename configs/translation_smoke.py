@@ -1,4 +1,4 @@
-"""A test of translation on this machine: everything that it does, in few steps, with few subwords and a small model.
+"""A test of translation on this machine: everything that a run does, with few steps, few subwords and a small model.
 
 python launch.py --config configs/translation_smoke.py
 """

@@ -1,4 +1,4 @@
-"""Turner's equations in their general form: symmetric weights (E5) and full-rank values, V_h of D x D (E8).
+"""The equations of Turner 2023 in general form: scores with one matrix (E5), values with V_h of D x D (E8).
 
 python launch.py --config configs/turner.py
 56 s on two cores: 2.410 nats per held-out byte, 33.5 % accuracy (the most frequent byte: 16.3 %).

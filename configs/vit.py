@@ -1,9 +1,9 @@
-"""The smallest real vision run: handwritten digits (scikit-learn's, 8 x 8 pixels), classified from their 16 patches.
+"""A small vision transformer: classify handwritten digits (scikit-learn's, 8 x 8 pixels) from their 16 patches.
 
 python launch.py --config configs/vit.py
 About two minutes on two cores. Accuracy on 334 held-out digits, seeds 0-4: 98.8, 98.8, 98.5, 99.1, 99.1 %.
-Seed 0 reached 98.5 % on another processor, and 97.9 % with JAX 0.7.2.
-The settings were chosen on these held-out digits, so all accuracies are slightly optimistic.
+On other processors seed 0 reached 98.5 % in 41 s and 98.2 % in 137 s; with JAX 0.7.2 it reached 97.9 %.
+The settings were chosen on the same held-out digits, so all accuracies are slightly optimistic.
 """
 
 from configs import base

@@ -1,4 +1,4 @@
-"""Digits with batch norm and running statistics (E17), concatenated positions (E21), and MLPs of two hidden layers.
+"""Digits with batch norm (E17), positions concatenated to the patches (E21), and MLPs with two hidden layers.
 
 python launch.py --config configs/vit_batch_norm.py
 15 s on two cores: 97.3 % accuracy on 334 held-out digits.

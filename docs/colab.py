@@ -18,7 +18,7 @@
 
 # %% [markdown]
 # # A laboratory for the transformer, on Colab
-# Choose *Runtime > Change runtime type > v5e-1 TPU*, then run the cells from top to bottom: a few minutes.
+# Choose *Runtime > Change runtime type > v5e-1 TPU*, then run the cells from top to bottom. It takes a few minutes.
 # <!-- Made from docs/colab.py: edit that, then `python .ci/notebook.py`. -->
 
 # %%
@@ -28,8 +28,8 @@ REPOSITORY = os.environ.get("TFM_REPOSITORY", "https://github.com/OWNER/tfm")  #
 STEPS = int(os.environ.get("TFM_STEPS", 1000))  # of training; the test of this notebook takes fewer
 
 # %% [markdown]
-# ## Install
-# Colab's image brings JAX and its TPU. The constraints keep every version that is there; what is missing is added.
+# ## How do I install it?
+# Colab has JAX with TPU support. This adds only what is missing; the constraints keep every installed version.
 
 # %%
 if not os.path.exists("launch.py"):
@@ -49,7 +49,7 @@ if not os.path.exists("launch.py"):
 
 # %% [markdown]
 # ## Which chip?
-# A TPU belongs to one process, so everything here runs in this one: `launch.run` does what `python launch.py` does.
+# A TPU belongs to one process, so everything here runs in this one. `launch.run` does the same as `python launch.py`.
 
 # %%
 import jax
@@ -63,14 +63,14 @@ if jax.default_backend() == "cpu":
     print("No TPU: Runtime > Change runtime type > v5e-1 TPU. All that follows also runs without, only slower.")
 
 # %% [markdown]
-# ## Train a vision transformer
-# On handwritten digits, which scikit-learn brings. A config is a small file, here `configs/vit.py`.
+# ## Can a transformer read handwriting?
+# It learns from scikit-learn's handwritten digits. The config is a short file, `configs/vit.py`.
 
 # %%
 vit = launch.run("configs/vit.py", **{"train.steps": STEPS})
 
 # %% [markdown]
-# Its figures: the loss, digits with what the model takes them for, which it confuses, and where its heads look.
+# The figures show the loss, digits with the model's answers, the digits that it confuses, and where its heads look.
 
 # %%
 from IPython.display import HTML, Image, display
@@ -78,7 +78,7 @@ from IPython.display import HTML, Image, display
 display(*[Image(str(figure)) for figure in vit.figures])
 
 # %% [markdown]
-# What comes back is plain JAX: a tree of arrays, whose names carry their shapes, and a pure function of it.
+# The result is plain JAX: a tree of arrays, whose names state their shapes, and a pure function.
 
 # %%
 answers_BC = vit.apply(vit.params, vit.batch)
@@ -86,8 +86,8 @@ print("the first digits are", vit.batch["label_B"][:10], "and taken for", answer
 jax.tree.map(lambda array: array.shape, vit.params["blocks"]["score"])
 
 # %% [markdown]
-# ## Change a field
-# Attention compares a query $U_q x$ with a key $U_k x$. Does one matrix for both do? `configs/base.py` has every field.
+# ## Does attention need two matrices?
+# It compares a query $U_q x$ with a key $U_k x$. Is one matrix enough? Change one setting (all: `configs/base.py`):
 
 # %%
 tied = launch.run("configs/vit.py", **{"train.steps": STEPS, "model.score": "tied"})
@@ -97,11 +97,11 @@ for name, result in {"two matrices": vit, "one matrix": tied}.items():
     print(f"{name:13} {result.summary['eval/accuracy']:.1%} of the held-out digits")
 
 # %% [markdown]
-# One seed each: that is no comparison yet. A study with five seeds comes below.
+# One seed each proves nothing yet: a lucky start may decide. A study with five seeds comes below.
 
 # %% [markdown]
-# ## Your own text
-# Any text file will do: drop one on the *Files* panel at the left. This one is the reference manual that Python brings.
+# ## Can it learn to write?
+# Use any text file: drop it on the *Files* panel at the left. This one is Python's own reference manual.
 
 # %%
 import pathlib
@@ -112,14 +112,14 @@ pathlib.Path("my_text.txt").write_text(manual, encoding="utf-8")
 print(f"{len(manual):,} characters: {manual[:300]} ...")
 
 # %% [markdown]
-# A small model that learns fast reads it character by character; the last tenth or so is held out.
+# A small model that learns fast reads it character by character. About the last tenth is held out.
 
 # %%
 changes = {"text.source": "my_text.txt", "text.N": 128, "train.steps": STEPS}
 text = launch.run("configs/shakespeare_speedrun.py", **changes)
 
 # %% [markdown]
-# And goes on with whatever you begin:
+# Begin a sentence, and the model continues it:
 
 # %%
 from experiments.tools import sample
@@ -127,9 +127,9 @@ from experiments.tools import sample
 story = sample.run(text.folder, prompt="The function ", temperature=0.5)
 
 # %% [markdown]
-# ## Your own score
-# With one matrix for both, token $n$ is drawn to $s$ as much as $s$ to $n$: the logits are symmetric. Turn the queries
-# by 90 degrees, with the same matrix, and they are skew: $l_{ns} = -l_{sn}$. What can each of the two learn?
+# ## What can my own score learn?
+# With one matrix, the logits are symmetric: $l_{ns} = l_{sn}$. If you rotate the queries by 90 degrees, the same matrix
+# makes them antisymmetric: $l_{ns} = -l_{sn}$. What can each of the two learn? Guess before you run the study.
 
 # %%
 # %%writefile my_score.py
@@ -147,8 +147,8 @@ def apply(params, x_BND, x_BSD):
 rotated = score.Score(score.tied.init, apply)
 
 # %% [markdown]
-# Three scores (arms), two tasks (conditions), five seeds that are rows of one program. `ring` asks for the word before,
-# `nearest` for the nearest word that is alike.
+# The study has three scores (arms), two tasks (conditions) and five seeds, which one program trains together. `ring`
+# asks for the previous token, `nearest` for the nearest token of the same kind.
 
 # %%
 # %%writefile my_study.py
@@ -178,7 +178,7 @@ def get_config():
 study = launch.run("my_study.py", **{"train.steps": STEPS // 4})
 
 # %% [markdown]
-# The report compares the arms seed by seed, and says no more than its intervals do.
+# The report compares the arms seed by seed, and claims no more than its intervals support.
 
 # %%
 import html
@@ -188,8 +188,8 @@ HTML(f'<div><iframe srcdoc="{page}" width="100%" height="900"></iframe></div>')
 
 # %% [markdown]
 # ## How fast is this chip?
-# We have none and never measured it. This cell trains a model that suits the chip for a few steps, and writes the
-# speed, the memory and the memory that the compiler promised into `results.json`.
+# We have no TPU, so you can measure what we cannot. These cells train a model that suits the chip for a few steps. They
+# write its speed, its memory, and the memory that the compiler predicted into `results.json`.
 
 # %%
 import json
@@ -224,12 +224,12 @@ pathlib.Path("results.json").write_text(json.dumps(results, indent=1))
 print(json.dumps(results["measured"]), "is in results.json")
 
 # %% [markdown]
-# Please send us `results.json` (*Files* panel at the left, folder `tfm`), whatever it says: as an issue of `REPOSITORY`
-# above. It holds the numbers of this run, the versions and the commit, and nothing about you.
+# Please attach `results.json` (*Files* panel at the left, folder `tfm`) to an issue of `REPOSITORY` above, whatever the
+# numbers are. It has the numbers of this run, the versions and the commit, and nothing about you.
 
 # %% [markdown]
-# ## Keep it, and go on after the runtime was taken away
-# Colab takes a runtime back after a while, with all its files. A folder on your Drive stays.
+# ## Keep it: what if Colab ends the runtime?
+# Colab ends a runtime after a while, and deletes its files. A folder on your Drive stays.
 
 # %%
 import pathlib
@@ -247,13 +247,13 @@ print(folder)
 kept = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": STEPS, "train.save_every": 50})
 
 # %% [markdown]
-# On a new runtime, run the cells up to *Which chip?*, then the two above: the run goes on from its last checkpoint.
-# A run that is to be longer goes on in the same way, so that we can see it here:
+# On a new runtime, run the cells up to *Which chip?*, then the two above: the run resumes from its last checkpoint.
+# A run with more steps resumes in the same way, so you can see it here:
 
 # %%
 more = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": 2 * STEPS, "train.save_every": 50})
 
 # %% [markdown]
-# ## From here
-# `README.md` has questions that were asked like this, with their answers, `configs/` a file for each, and `tfm/` the
-# mathematics, equation by equation.
+# ## What next?
+# `README.md` has more questions like these, `configs/` a file for each, and `tfm/` the mathematics, equation by
+# equation.

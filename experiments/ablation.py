@@ -1,6 +1,6 @@
-"""Train and compare arms x seeds: one study, one report. The section `study` of the config lists the differences.
+"""Studies: train several arms, which differ in some settings, with several seeds each, and write one report.
 
-The modules of experiments/studies, in the order of their use, are listed in experiments/studies/study.py.
+experiments/studies/study.py lists the modules of experiments/studies in the order of their use.
 """
 
 import contextlib
@@ -13,8 +13,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.dry_run import dry_run, topology
-from experiments.engine import config as configs, disk, errors, log, mesh, run as single, signals, workdir
+from experiments.dry_run import dry_run as dry_runs, topology as topologies
+from experiments.engine import (
+    config as configs,
+    disk,
+    errors,
+    log,
+    mesh as meshes,
+    run as runs,
+    signals,
+    workdir as workdirs,
+)
 from experiments.studies import (
     plan,
     programs,
@@ -27,145 +36,147 @@ from experiments.studies import (
     tuning,
 )
 
-REPORTED = 60.0  # seconds of a program after which the report is written before the next one is trained
+REPORT_SECONDS = 60.0  # after a program that took longer, the report is written before the next program is trained
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of a study: arms x seeds, in each condition. All other settings are common to all runs."""
+    """Return the settings of a study of arms x seeds in each condition. All runs share the other settings."""
     return {
         "study": {
-            "experiment": ("", "of the runs: language, vision, synthetic, translation, masked_image"),
+            "experiment": ("", "the experiment that every run trains: language, vision, ..."),
             "arms": (
                 [],
-                'what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;'
-                " never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong "
-                "stops alone",
+                'the models to compare, each a name and the settings that differ: [["tied", {"model.score": "tied"}], '
+                "...]; the last is the reference. train.growth, train.nan and train.keep_best keep their defaults in a "
+                "study; if a run diverges, only this run stops",
             ),
-            "conditions": ([], "written like arms: separate comparisons, for example on other data; []: a single one"),
-            "seeds": ([0, 1, 2, 3, 4], "the same for all arms: differences are paired by seed"),
-            "metric": ("eval/loss", "what is compared: eval/loss, eval/accuracy, ...; a condition may have its own"),
-            "threshold": (0.0, "the step at which the metric first reaches this is reported; 0: none; may differ too"),
+            "conditions": ([], "separate comparisons, written like arms, such as on different data; []: only one"),
+            "seeds": ([0, 1, 2, 3, 4], "seeds of every arm; differences between arms are paired by seed"),
+            "metric": ("eval/loss", "metric to compare: eval/loss, eval/accuracy, ...; a condition can change it"),
+            "threshold": (0.0, "report the step at which the metric reaches this; 0: none; a condition can change it"),
             "margin": (
                 0.0,
-                'the verdict is "equal" if the interval lies within this, 0: never; a condition may have its own',
+                'the verdict is "equal" if the interval of a difference lies within plus or minus this; 0: never; a '
+                "condition can change it",
             ),
             "tune": (
                 [],
-                "settings that each arm chooses for itself, on a part of the training part: a grid of values, as "
-                '[["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by '
-                'its "study.tune"',
+                "grid of settings of which each arm first chooses the best, on a tuning split of the training data: "
+                '[["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm adds others by its '
+                '"study.tune"',
             ),
-            "tune_seeds": ([1000, 1001, 1002], "over which that is decided, others than study.seeds"),
-            "keep_weights": (False, "the last checkpoint of every run stays in its folder, which can be opened"),
+            "tune_seeds": ([1000, 1001, 1002], "seeds of the tuning runs; none may be in study.seeds"),
+            "keep_weights": (False, "keep the last checkpoint of every run in its folder, for the tools to open"),
             "looks": (
                 1,
-                "how often a verdict is read, with more seeds each time: more looks widen the intervals",
+                "planned number of verdicts, each over more seeds than the last; more verdicts widen the intervals",
             ),
         }
     }
 
 
-SEVERAL = (
-    "a study does not run as one of several processes: start it on each machine without --coordinator and "
-    "--distributed, with the same --workdir"
+SEVERAL_PROCESSES = (
+    "the processes of a study do not join. Start it on each machine with the same --workdir, without --coordinator and "
+    "--distributed"
 )
 
 
 def run(
     settings: configs.Settings,
     folder: pathlib.Path | None,
-    earlier: pathlib.Path | None,
+    earlier_study: pathlib.Path | None,
     device: str,
-    chips: Sequence[Any] | None = None,
-    target: topology.Topology | None = None,
-    file: str | None = None,
-) -> single.Result | None:
-    """Train the runs that are not finished, and write the report. Without a folder, show the plan alone.
+    devices: Sequence[Any] | None = None,
+    target: topologies.Topology | None = None,
+    json_file: str | None = None,
+) -> runs.Result | None:
+    """Train the runs that are not finished, and write the report. If the folder is None, only print the plan.
 
-    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds may be added later. Several processes, also on
-    several machines, may work in the same folder: each program is trained by one of them.
-    earlier: the folder of a study with a known spread, for the power of the seeds. device, chips: arguments of
-    single.make_mesh. target, file: arguments of dry_run.compile_and_report. Raises UserError for a changed `seed` and
-    for several processes.
+    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds can be added later. Several processes, also on
+    several machines, can work in the same folder: each program is trained by one of them.
+    earlier_study: a folder whose spread over seeds is used for the power of this study. device, devices: arguments of
+    runs.make_mesh. target, json_file: arguments of dry_runs.compile_and_report. Raises UserError if the setting `seed`
+    is changed, or if this process belongs to a group of several.
     """
     study, seed = studies.read(settings), settings.seed
-    errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed}: a study has study.seeds in its place"))
-    devices = single.make_mesh(settings, device, seeds=settings.mesh.seed, chips=chips)
-    errors.refuse((jax.process_count() > 1, SEVERAL))
+    errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed} is not for studies. Set study.seeds instead"))
+    mesh = runs.make_mesh(settings, device, seeds=settings.mesh.seed, chips=devices)
+    errors.refuse((jax.process_count() > 1, SEVERAL_PROCESSES))
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
-    session = programs.Session(study, devices, signals.Requests(), measure, keep_weights, printed=set())
+    session = programs.Session(study, mesh, signals.Requests(), measure, keep_weights, printed=set())
     if folder is None:
-        checked = show_plan(settings, session, earlier)
+        checked = show_plan(settings, session, earlier_study)
         if target:
-            largest = max(checked, key=lambda job: job.step)  # to compile it takes a minute on two cores
-            print(f"  of these {len(checked)} programs the one of most FLOPs is compiled", flush=True)
-            dry_run.compile_and_report(programs.requests(largest, devices), target, file)
+            largest = max(checked, key=lambda job: job.step_flops)  # compiling one takes a minute on two cores
+            print(f"  only the program with the most FLOPs is compiled, one of {len(checked)}", flush=True)
+            dry_runs.compile_and_report(programs.requests(largest, mesh), target, json_file)
         return None
-    with single.file_errors(folder), session.requests.collect():
+    with runs.file_errors(folder), session.requests.collect():
         try:
             train_study(settings, session, folder)
         except (errors.Interrupted, errors.RunError) as error:
-            error.args = (f"{error}; {report_what_is_finished(settings, session, folder)}",)
+            error.args = (f"{error}; {report_finished_runs(settings, session, folder)}",)
             raise
-        files = write_report(folder, devices)
+        files = write_report(folder, mesh)
         print("\n".join(["", results.format_text(folder, study), "", *(f"  {file}" for file in files)]))
         session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
-    return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
+    return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
 def show_plan(
-    settings: configs.Settings, session: programs.Session, earlier: pathlib.Path | None
+    settings: configs.Settings, session: programs.Session, earlier_study: pathlib.Path | None
 ) -> list[programs.Checked]:
-    """Print and return the programs, first the ones that choose settings, and print the power of the seeds."""
-    trials = group(studies.runs(settings, tuning.trials(session.study)), session, tuning=True)
-    checked = check_all(trials + group(studies.runs(settings, session.study), session), session)
+    """Print the programs, first those of tuning, and the power of the seeds. Return the programs."""
+    tuning_programs = group(studies.runs(settings, tuning.trials(session.study)), session, tuning=True)
+    checked = check_all(tuning_programs + group(studies.runs(settings, session.study), session), session)
     for job in checked:
         print(job, flush=True)
-    if trials:
-        print(f"  the first {len(trials)} are trained to choose settings; the others then have the chosen ones")
+    if tuning_programs:
+        print(f"  the first {len(tuning_programs)} choose settings, with which the others are then trained")
     study = session.study
-    conditions = results.analyse(earlier, study).conditions if earlier else statistics.analyse(study, [])
-    print(sentences.describe_power(study, conditions, earlier))
+    conditions = results.analyse(earlier_study, study).conditions if earlier_study else statistics.analyse(study, [])
+    print(sentences.describe_power(study, conditions, earlier_study))
     return checked
 
 
 def train_study(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> None:
-    """Train the runs that choose settings, then the runs that are compared. All are checked before the first begins."""
-    study, place = session.study, folder / tuning.FOLDER
-    tried = studies.runs(settings, tuning.trials(study))
-    trials = group(tried, session, tuning=True)
-    waiting = check_all(run_folders.unfinished(trials, place), session)
-    runs = studies.runs(settings, study, {} if waiting else tuning.chosen(folder, study))
-    later = check_all(run_folders.unfinished(group(runs, session), folder), session)
-    with workdir.lock(folder, wait=workdir.PATIENCE):
-        workdir.open_run(folder, settings.to_dict())
+    """Train the tuning runs, then the runs that are compared. All are checked before the first is trained."""
+    study, tuning_folder = session.study, folder / tuning.FOLDER
+    tuning_runs = studies.runs(settings, tuning.trials(study))
+    tuning_programs = group(tuning_runs, session, tuning=True)
+    waiting_tuning = check_all(run_folders.unfinished(tuning_programs, tuning_folder), session)
+    compared_runs = studies.runs(settings, study, {} if waiting_tuning else tuning.chosen(folder, study))
+    waiting = check_all(run_folders.unfinished(group(compared_runs, session), folder), session)
+    with workdirs.lock(folder, wait=workdirs.PATIENCE):
+        workdirs.open_run(folder, settings.to_dict())
         plan.record(folder, study)
-        sources = workdir.keep_sources(folder, settings.sources(), workdir.read_commit()[1])
-    if trials:
-        run_folders.enter_runs(disk.folder(folder, tuning.FOLDER), trials, waiting, session)
-    if waiting:
-        print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
-        train_all(place, waiting, session._replace(keep_weights=False), sources)
-        runs = studies.runs(settings, study, tuning.chosen(folder, study))
-        later = check_all(run_folders.unfinished(group(runs, session), folder), session)
+        sources = workdirs.keep_sources(folder, settings.sources(), workdirs.read_commit()[1])
+    if tuning_programs:
+        run_folders.open_runs(disk.folder(folder, tuning.FOLDER), tuning_programs, waiting_tuning, session)
+    if waiting_tuning:
+        print(f"first {len(tuning_runs)} tuning runs in {len(tuning_programs)} programs")
+        train_all(tuning_folder, waiting_tuning, session._replace(keep_weights=False), sources)
+        compared_runs = studies.runs(settings, study, tuning.chosen(folder, study))
+        waiting = check_all(run_folders.unfinished(group(compared_runs, session), folder), session)
     for choice in tuning.read(folder, study):
         print(choice, flush=True)
-    run_folders.enter_runs(folder, group(runs, session), later, session)
-    done = sum(run_folders.is_finished(folder, run) for run in runs)
-    print(f"{len(runs)} runs in {len(group(runs, session))} programs, {done} of them finished before")
-    train_all(folder, later, session, sources)
-    run_folders.remove_checkpoints(place / "checkpoints", tried)
-    run_folders.remove_checkpoints(folder / "checkpoints", runs)
+    every_program = group(compared_runs, session)
+    run_folders.open_runs(folder, every_program, waiting, session)
+    n_finished = sum(run_folders.is_finished(folder, run) for run in compared_runs)
+    print(f"{len(compared_runs)} runs in {len(every_program)} programs, {n_finished} of the runs finished before")
+    train_all(folder, waiting, session, sources)
+    run_folders.remove_checkpoints(tuning_folder / "checkpoints", tuning_runs)
+    run_folders.remove_checkpoints(folder / "checkpoints", compared_runs)
 
 
 def group(runs: list[studies.Run], session: programs.Session, *, tuning: bool = False) -> list[studies.Program]:
-    """Group the runs into programs with rows that the devices can share."""
-    return studies.programs(runs, tuning=tuning, spread=session.devices.shape.get(mesh.SEED, 1))
+    """Group the runs into programs, each with rows for the devices along the mesh axis `seed`."""
+    return studies.programs(runs, tuning=tuning, spread=session.devices.shape.get(meshes.SEED, 1))
 
 
 def check_all(waiting: list[studies.Program], session: programs.Session) -> list[programs.Checked]:
-    """Check that these programs can be trained, and print their experiments' lines about the data, each once."""
+    """Check that these programs can be trained, and print new lines of their experiments about the data."""
     checked = []
     for program in waiting:
         session.requests.raise_if_requested()
@@ -176,27 +187,30 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
     return checked
 
 
-def write_report(folder: pathlib.Path, devices: Mesh) -> list[pathlib.Path]:
-    """Write the report of the runs that are finished so far, and return its files."""
-    with workdir.lock(folder, wait=workdir.PATIENCE):
-        return results.write_report(folder, mesh.describe(devices))
+def write_report(folder: pathlib.Path, mesh: Mesh) -> list[pathlib.Path]:
+    """Write the report on the runs that are finished, and return its files."""
+    with workdirs.lock(folder, wait=workdirs.PATIENCE):
+        return results.write_report(folder, meshes.describe(mesh))
 
 
-def report_what_is_finished(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> str:
-    """Write the report of a study that stops early, if a run is finished. Return a sentence on what it holds."""
-    runs = studies.runs(settings, session.study)
-    done = sum(run_folders.is_finished(folder, run) for run in runs)
-    if not done:
+def report_finished_runs(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> str:
+    """Write the report of a study that stops early, if any run is finished. Return a sentence on its content."""
+    every_run = studies.runs(settings, session.study)
+    n_finished = sum(run_folders.is_finished(folder, run) for run in every_run)
+    if not n_finished:
         return "no run of the study is finished, and there is no report yet"
     write_report(folder, session.devices)
-    return f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
+    return f"{folder / 'report.md'} holds the {n_finished} of {len(every_run)} runs that are finished"
 
 
 def train_all(
     folder: pathlib.Path, waiting: list[programs.Checked], session: programs.Session, sources: dict[str, str]
 ) -> None:
-    """Train these programs, except those that other processes train; wait for these. sources: SHA-256 by name."""
-    every, done, busy = len(waiting), 0, 0
+    """Train these programs. If another process trains one, wait until that process has finished it.
+
+    sources: the SHA-256 of the user's files, by name.
+    """
+    n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
     with contextlib.closing(progress.Progress(waiting)) as line:
         while waiting:
             session.requests.raise_if_requested()
@@ -204,26 +218,26 @@ def train_all(
             with contextlib.ExitStack() as locks:
                 try:
                     for run in job.program.runs:
-                        locks.enter_context(workdir.lock(folder / run.name))
-                except workdir.InUse as error:
-                    waiting, busy = [*waiting, job], busy + 1
-                    if busy == len(waiting):  # all of them
+                        locks.enter_context(workdirs.lock(folder / run.name))
+                except workdirs.InUse as error:
+                    waiting, n_locked = [*waiting, job], n_locked + 1
+                    if n_locked == len(waiting):  # other processes train all that is left
                         line.say(f"waiting for {job.program.name}: {error}")
-                    if busy >= len(waiting):
-                        time.sleep(workdir.PAUSE)
+                    if n_locked >= len(waiting):
+                        time.sleep(workdirs.PAUSE)
                     continue
-                busy, unfinished = 0, run_folders.unfinished([job.program], folder)
-                if [program.folder for program in unfinished] != [job.program.folder]:  # another process trained a part
-                    rest = check_all(unfinished, session)
-                    line.replace(job, rest)
-                    waiting, every = rest + waiting, every + len(rest) - 1
+                n_locked, unfinished = 0, run_folders.unfinished([job.program], folder)
+                if [program.folder for program in unfinished] != [job.program.folder]:
+                    remaining = check_all(unfinished, session)  # another process has trained some runs of the program
+                    line.replace(job, remaining)
+                    waiting, n_programs = remaining + waiting, n_programs + len(remaining) - 1
                     continue
                 line.begin(job)
                 line.say(str(job))
                 began = time.perf_counter()
                 programs.train(job, folder, session, sources, line)
             session.requests.raise_if_requested()
-            done, took = done + 1, time.perf_counter() - began
-            line.say(f"  {done} of {every} done, in {took:.1f} s")
-            if took > REPORTED and waiting and not job.program.tuning:
+            n_trained, seconds = n_trained + 1, time.perf_counter() - began
+            line.say(f"  {n_trained} of {n_programs} done, in {seconds:.1f} s")
+            if seconds > REPORT_SECONDS and waiting and not job.program.tuning:
                 write_report(folder, session.devices)

@@ -1,4 +1,5 @@
-"""Images and text in one sequence: patches, which see each other, then the class name (E1, E2, E22, E24).
+"""Captions of images: one sequence of patches, which see each other, then the letters of the class name (E1, E2, E22,
+E24).
 
 The model writes the name letter by letter.
 """
@@ -15,16 +16,16 @@ from jax.sharding import Mesh
 
 from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from experiments.data import images
-from experiments.engine import batches, config as configs, disk, errors, run, train_step
-from tfm import embed, head, layout as layouts
+from experiments.engine import batches, config as configs, disk, errors, run as runs, train_step
+from tfm import embed as embeds, head as heads, layout as layouts
 from tfm.attention import mask as masks
 
 DIGITS = "zero one two three four five six seven eight nine".split()
-SHOWN = 20  # captions in captions.txt
+SHOWN = 20  # number of captions in captions.txt
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images. Their classes are the captions."""
+    """Return the settings of the images. The names of their classes are the captions."""
     return {"image": images.FIELDS}
 
 
@@ -34,17 +35,17 @@ def spell_name(name: str) -> str:
 
 
 def spell(classes: Sequence[str]) -> tuple[str, np.ndarray]:
-    """Return the letters, and the captions of the classes as ids of letters, w_CL.
+    """Return the letters, and the captions of all classes as ids of letters, w_CL.
 
-    Id 0 is the newline: at least one ends each caption, and more pad it.
+    Id 0 is the newline, which ends each caption and pads it to L letters.
     """
     names = [spell_name(name) for name in classes]
     letters, L = "\n" + "".join(sorted({*"".join(names)} - {"\n"})), max(map(len, names)) + 1
     return letters, np.array([[letters.index(letter) for letter in name.ljust(L, "\n")] for name in names], np.int32)
 
 
-def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the images with their captions, the model, its loss, and the figures."""
+def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
+    """Prepare the images with their captions, the model, its loss, and the figures."""
     i, m, data = settings.image, settings.model, images.load_described(settings.image.source, settings.image.size)
     letters, w_CL = spell(data.classes)
     W, L = len(letters), w_CL.shape[1]
@@ -59,16 +60,16 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
 
     checks.check_causal(m)
-    layout = sharding.choose_layout(m, devices, W=W)
+    layout = sharding.choose_layout(m, mesh, W=W)
     if layout.sequence:
-        raise errors.UserError("mesh.sequence must be 1: devices cannot share a sequence of patches and letters")
-    embedding, output = models.bind_sizes(embed.mixed, P=P, W=W), models.bind_sizes(head.next_word, W=W)
+        raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1 for images with captions")
+    embedding, output = models.bind_sizes(embeds.mixed, P=P, W=W), models.bind_sizes(heads.next_word, W=W)
     mask = models.add_window(m, masks.either(masks.causal, masks.prefix(patches)))
     model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
     def inputs(batch: dict) -> dict:
-        v_BNP = embed.cut(batch["image_BYXZ"], size=i.patch)
+        v_BNP = embeds.cut(batch["image_BYXZ"], size=i.patch)
         return {"inputs": {"v_BNP": v_BNP, "w_BN": batch["w_BL"]}, "mask": mask}
 
     def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
@@ -78,29 +79,32 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.apply(params, **inputs(batch))[0]
 
-    fields |= baselines.guess_token(fields["evaluation"], W=W, name="held-out examples'")
+    fields |= baselines.guess_token(fields["evaluation"], W=W, owner="held-out examples'")
     task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
-    return run.Work(
+    return runs.Work(
         task,
         figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),
         apply=logits,
         lines=[*data.lines, f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
+        kind="captions",
     )
 
 
 def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batches.Fetch:
-    """Return `fetch` of images, the letters that the model reads (w_BL), and targets: all letters, from the last patch.
+    """Return a `fetch` that adds captions: the letters that the model reads, w_BL, and its targets.
 
-    Raises UserError if the images of a batch are mixed.
+    target_BN has all letters, the first at the last patch; weight_BN is 1 for letters up to the first newline. Raises
+    UserError if image.augment mixes images.
     """
 
     def fetch_captions(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch = fetch(index_B, rng)
         if "other_label_B" in batch:
-            raise errors.UserError("image.augment mixes images, and a caption is of one: leave mixup and cutmix out")
+            raise errors.UserError("image.augment must not mix images with captions. Leave out mixup and cutmix")
         w_BL = w_CL[batch["label_B"]]
-        weight_BL = (np.cumsum(w_BL == 0, axis=1) - (w_BL == 0) == 0).astype(np.float32)  # up to the first 0, the end
+        # 1 up to the first newline (0), which ends the name.
+        weight_BL = (np.cumsum(w_BL == 0, axis=1) - (w_BL == 0) == 0).astype(np.float32)
         before = [(0, 0), (patches - 1, 0)]
         targets = {"target_BN": np.pad(w_BL, before), "weight_BN": np.pad(weight_BL, before)}
         return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_BL[:, :-1], **targets}
@@ -109,7 +113,7 @@ def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batche
 
 
 def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
-    """Return (params, image_BYXZ) -> w_BL: the most likely letter after the letters before it, one by one."""
+    """Return a function (params, image_BYXZ) -> w_BL, which writes captions letter by letter, the most likely."""
 
     @jax.jit
     def write(params: Any, image_BYXZ: jax.Array) -> jax.Array:
@@ -133,7 +137,7 @@ def figures(
     rows,
 ) -> Iterator[pathlib.Path | dict]:
     """Yield the share of names without a wrong letter, loss curves, and captions of held-out images."""
-    from experiments.figures import plots  # it imports matplotlib, which takes a second
+    from experiments.figures import plots  # imports matplotlib, which takes a second
 
     w_BL = np.concatenate([write(params, task.evaluation[i]["image_BYXZ"]) for i in range(len(task.evaluation))])
     names = ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL]

@@ -1,8 +1,8 @@
-"""Attention contains convolution (E28): a layer that knows positions only learns a convolution of real pixel rows.
+"""Attention can compute convolutions (E28): a layer whose weights depend only on positions learns one from images.
 
-An image is a sequence of its pixel columns, and the target is a depthwise convolution of its rows (data/depthwise.py).
-The layer is Y = sum_h V_h X A_h, with a head h for each offset o_h of the kernel. All scores are 0: A_h follows from
-the biases b_h(s - n) alone.
+An image is a sequence of pixel columns, and the target is a depthwise convolution of its rows (data/depthwise.py). The
+layer is Y = sum_h V_h X A_h, with a head h for each offset o_h of the kernel. All scores are 0, so A_h depends only on
+the biases b_h(s - n).
 """
 
 import functools
@@ -17,13 +17,13 @@ from jax.sharding import Mesh
 
 from experiments.build import baselines, losses, splits
 from experiments.data import depthwise, images
-from experiments.engine import config as configs, errors, run, train_step
+from experiments.engine import config as configs, errors, run as runs, train_step
 from tfm import initial, layout as layouts
-from tfm.attention import explicit, heads, relative_position, score, spec as attentions, value
+from tfm.attention import explicit, heads as attention_heads, relative_position, score, spec as attentions, value
 
 STAGES = {"score": score.constant, "relative_position": relative_position.relative, "value": value.full_rank}
 STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
-COMPARED = 64  # held-out images that the constructed layer and numpy convolve
+COMPARED = 64  # number of held-out images on which the constructed layer is compared with numpy
 
 
 def config() -> dict[str, dict]:
@@ -32,8 +32,8 @@ def config() -> dict[str, dict]:
     return {"image": {"source": source}}
 
 
-def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return images and their convolution with a random kernel, the layer that learns it, its loss, and the figures."""
+def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
+    """Prepare images convolved with a random kernel, the layer that learns this, its loss, and the figures."""
     data = images.load_described(settings.image.source)
     _, Y, X, Z = data.train_image_BYXZ.shape
     H, D = choose_heads(settings, X), Y * Z
@@ -62,27 +62,31 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         guess={"loss": "always the average training image, convolved"},
         **fields,
     )
-    return run.Work(
+    return runs.Work(
         task,
         figures=functools.partial(figures, settings, data, kernel_HD, task),
         apply=lambda params, batch: apply(params, batch["x_BND"])[0],
         lines=data.lines,
         data_sha256=data.sha256,
+        kind="convolution",
     )
 
 
 def choose_heads(settings: configs.Settings, X: int) -> int:
-    """Return H, the pixels of the kernel. Raises UserError for more than X, and for settings of queries and keys."""
+    """Return H, the number of heads, which is the number of pixels of the kernel.
+
+    X: width of the images. Raises UserError if H > X, or if model.G or model.K is set.
+    """
     H, G, K = settings.model.H, settings.model.G, settings.model.K
     configs.at_least(1, {"model.H": H}, most=X)
     if G != H or "model.K" in settings.list_chosen():
         setting = f"model.G = {G}" if G != H else f"model.K = {K}"
-        raise errors.UserError(f"{setting}: this layer has no queries and keys: leave out model.G and model.K")
+        raise errors.UserError(f"{setting} has no meaning: this layer has no queries and keys. Leave it out")
     return H
 
 
 def init(key: jax.Array, *, H: int, D: int, N: int) -> dict:
-    """Return b_h(s - n) = 0 for all offsets, and random V_h. No stage has query or key features, so K = 0."""
+    """Return the initial parameters: b_h(s - n) = 0, and random V_h. There are no queries and keys, so K = 0."""
     sizes = {"score": {"D": D, "bias": False}, "relative_position": {"N": N}, "value": {"D": D, "M": 1, "bias": False}}
     return {name: STAGES[name].init(initial.key(key, name), H=H, K=0, **sizes[name]) for name in STAGES}
 
@@ -91,14 +95,14 @@ def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return Y = sum_h V_h X A_h, and the weights A_BHNS, which are the same for every image."""
     H = params["value"]["V_HDD"].shape[0]
     spec = attentions.Spec(**STAGES, attend=explicit.attention, scale=score.SCALES["1"], H=H)
-    y_BND, aux = heads.self_attention(params, x_BND, spec, attentions.Call())
-    return y_BND, aux["A"]
+    y_BND, aux = attention_heads.self_attention(params, x_BND, spec, attentions.Call(look=("A",)))
+    return y_BND, aux["look"]["A"]
 
 
 def construct(kernel_HD: np.ndarray, *, N: int) -> dict:
-    """Return the parameters of the convolution: V_h = diag(kernel_h), and b_h that selects the key nearest to n + o_h.
+    """Return parameters with which the layer is the convolution: V_h = diag(kernel_h), and A_h selects key n + o_h.
 
-    The bias is so steep that no other key has weight.
+    If n + o_h is outside the image, A_h selects the nearest column. The bias b_h is so steep that others have weight 0.
     """
     distance_HR = np.abs(np.arange(1 - N, N) - depthwise.offsets(len(kernel_HD))[:, None])
     V_HDD = np.stack([np.diag(kernel_D) for kernel_D in kernel_HD])
@@ -107,10 +111,10 @@ def construct(kernel_HD: np.ndarray, *, N: int) -> dict:
 
 
 def extract_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
-    """Return kernel_HD, the layer's factor for each offset o: sum_h (V_h)_{d,d} A_{h,n,n+o}.
+    """Return the kernel_HD of a layer: for each offset o, the mean over n of sum_h (V_h)_{d,d} A_{h,n,n+o}.
 
-    It is the mean over those n that have all their offsets in the sequence. A head may mix offsets if the values of the
-    others separate them again.
+    The mean is over the queries n whose offsets all lie in the sequence. A head may attend to several offsets, because
+    only the sum over heads matters.
     """
     H, N = A_HNS.shape[:2]
     n = np.arange(H // 2, N - (H - 1) // 2)
@@ -121,19 +125,22 @@ def extract_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
 def figures(
     settings: configs.Settings, data: images.Images, kernel_HD: np.ndarray, task: train_step.Task, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Yield the errors of the constructed layer and of the learned kernel; loss curves; kernels and weights; images."""
-    from experiments.figures import convolution as draw, plots  # they import matplotlib, which takes a second
+    """Yield the errors of the constructed layer and the learned kernel, then figures: loss, kernels, images."""
+    from experiments.figures import (
+        convolution as convolution_figures,
+        plots,
+    )  # import matplotlib, which takes a second
 
     x_BND, folder = task.evaluation[0]["x_BND"][:COMPARED], folder / "figures"
     true_BND = depthwise.convolve_by_numpy(x_BND, kernel_HD)
-    with jax.default_matmul_precision("highest"):  # some accelerators round the factors of a product otherwise
+    with jax.default_matmul_precision("highest"):  # without this, some accelerators round the factors of a product
         constructed_BND, constructed_BHNS = jax.jit(apply)(construct(kernel_HD, N=x_BND.shape[1]), x_BND)
     learned_BND, learned_BHNS = jax.jit(apply)(params, x_BND)
     learned_HNS = np.asarray(learned_BHNS[0])
     learned_HD = extract_kernel(params, learned_HNS)
     difference, largest = float(np.abs(constructed_BND - true_BND).max()), float(np.abs(true_BND).max())
     error = float(np.abs(learned_HD - kernel_HD).max())
-    print(f"  constructed layer: differs from numpy.convolve by at most {difference:.1e} (values up to {largest:.1f})")
+    print(f"  constructed layer: differs from numpy.convolve by at most {difference:.1e} (largest value {largest:.1f})")
     print(f"  learned kernel: error at most {error:.1e} (largest entry {np.abs(kernel_HD).max():.1f})")
     yield {
         "constructed/largest_difference": difference,
@@ -142,7 +149,7 @@ def figures(
     }
     title = f"{settings.experiment}: {data.name}"
     yield plots.loss_curves(folder / "loss.png", rows, unit="squared error", title=title)
-    yield draw.kernels_and_weights(
+    yield convolution_figures.kernels_and_weights(
         folder / "convolution.png",
         kernel_HD=kernel_HD,
         learned_HD=learned_HD,
@@ -153,4 +160,6 @@ def figures(
     )
     tokens = {"input": x_BND, "numpy.convolve": true_BND, "learned": learned_BND, "constructed": constructed_BND}
     title = f"{data.name}: held-out images, each pixel row convolved"
-    yield draw.convolved_images(folder / "images.png", tokens, Z=data.train_image_BYXZ.shape[-1], title=title)
+    yield convolution_figures.convolved_images(
+        folder / "images.png", tokens, Z=data.train_image_BYXZ.shape[-1], title=title
+    )

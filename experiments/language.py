@@ -1,4 +1,4 @@
-"""Language models: predict the next token (causal, prefix; E24) or masked tokens from both sides (masked; E27)."""
+"""Language models: predict the next token (causal, prefix; E24), or masked tokens from both sides (masked; E27)."""
 
 import contextlib
 import functools
@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, checks, losses, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, checks, flax_model, losses, model as models, sharding, splits, task as tasks
 from experiments.data import corpus as corpora, perplexity, windows
-from experiments.engine import by_name, config as configs, disk, errors, run, train_step
-from tfm import head as heads, layout as layouts
+from experiments.engine import by_name, config as configs, disk, errors, mesh as meshes, run as runs, train_step
+from tfm import head as heads, layout as layouts, variant
 from tfm.attention import mask as masks
 from tfm.decode import generate
 
 MASK = "[MASK]"
-OBJECTIVES = {"causal": (), "prefix": (), "masked": (MASK,)}  # with the special tokens that each needs
+OBJECTIVES = {"causal": (), "prefix": (), "masked": (MASK,)}  # objective -> the special tokens that it needs
 SAMPLE = 400  # the most tokens of the sample at the end of a run
-FILLED = 4  # held-out windows that are filled in
-TEMPERATURE = 0.8  # of the sample; experiments.tools.sample has others
+FILLED = 4  # number of held-out windows in which the model fills in masked tokens
+TEMPERATURE = 0.8  # of the sample; experiments.tools.sample has a flag for others
 
 
 def config() -> dict[str, dict]:
@@ -31,101 +31,178 @@ def config() -> dict[str, dict]:
         "text": {
             "source": (
                 "stdlib",
-                "stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME",
+                "text: stdlib (Python's standard library), docstrings (of the standard library), tinyshakespeare, a "
+                "path, or hub:NAME (a data set of the Hugging Face hub)",
             ),
             "field": (
                 "",
-                "of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text",
+                "name of the field with the text, in JSON lines, CSV, Parquet or hub:NAME; '': files are plain text",
             ),
             "tokenizer": (
                 "bytes",
-                "bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder",
+                "bytes, characters, bpe:8192 (a byte-level BPE of 8,192 tokens, learned from the training data), or "
+                "the path of a trained tokenizer: a file or a folder",
             ),
-            "N": (64, "tokens of a window, the context"),
+            "N": (64, "tokens of a window (context length)"),
+            "documents": (
+                False,
+                "with several documents and the objective causal: tokens attend only to their own document, in which "
+                "positions begin at 0; False: to all earlier tokens of the window",
+            ),
             "objective": (
                 "causal",
-                "causal: the next token; prefix: the same after a half read in both directions; masked: masked tokens",
+                "what to predict: causal (the next token), prefix (the next token in the second half of a window; in "
+                "the first half tokens see both directions), masked (masked tokens)",
             ),
             "head": (
                 "linear",
-                "the output matrix: linear, or tied (the embedding); tied+gelu (BERT), linear+tanh, ...: with a layer"
-                " of this activation, norm and bias before it; linear+bias: with a bias",
+                "output matrix: linear, or tied (the embedding). With +gelu (tied+gelu: BERT), +tanh, ... a layer with "
+                "this activation, a bias and a norm comes before the matrix; with +bias, logits have a bias",
             ),
         }
     }
 
 
-def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the text, the model, its loss, and the figures."""
+def prepare(
+    settings: configs.Settings,
+    mesh: Mesh,
+    *,
+    head: variant.Variant | None = None,
+    loss: Callable[[models.Model], Callable[..., train_step.Ratios]] | None = None,
+) -> runs.Work:
+    """Prepare the text, the model, its loss, and the figures.
+
+    head, loss: for an experiment of the user's. `head` may have further parameters, such as a matrix for the token
+    after the next; its `apply` returns the next-token logits. `loss(model)` returns a function (params, x_BND, batch,
+    layout) -> {"loss": (sum, count), "accuracy": ...} of the tokens x_BND before the head, target_BN and weight_BN. Its
+    "loss" is that of the next token, from which bits per byte follow; Task.weights adds other losses.
+    """
     t, m = settings.text, settings.model
+    check_documents(settings, mesh)
     corpus = corpora.read_corpus(t, by_name.choose("objective", t.objective, OBJECTIVES))
     masked, W = t.objective == "masked", corpus.tokenizer.size
-    cut = choose_windows(t, corpus)
-    data = splits.make_splits(
-        settings, cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True), tokens=t.N, stride=t.N + 1
-    )
+    data = make_data(settings, corpus)
+    mask = models.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True) if masked else causal_mask(t))
+    model = make_model(settings, mesh, models.within_documents(mask, data["evaluation"][0])["mask"], head, W=W)
+    token_loss = loss(model) if loss else choose_loss(settings, model)
+    inputs = choose_inputs(m, mask)
 
-    if not masked:
-        checks.check_causal(m)
-    layout = sharding.choose_layout(m, devices, W=W)
-    mask = models.add_window(m, masks.padding(np.ones((1, t.N), bool)) if masked else causal_mask(t))
-    head = heads.masked_word if masked else heads.next_word
-    model = models.build_language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
-    token_loss = losses.choose_token_loss(settings, model, sparse=t.objective != "causal", layout=layout)
-
-    def inputs(batch: dict) -> dict:
-        batch_mask = models.add_window(m, masks.padding(batch["valid_BS"])) if masked else mask
-        return {"inputs": batch["w_BN"], "mask": batch_mask}
-
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+    def measure(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
         x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
         return token_loss(params, x_BND, batch, layout), aux
 
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.apply(params, **inputs(batch))[0]
 
-    most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
-    data |= baselines.guess_token(data["evaluation"], W=W, answer=most_frequent)
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **data)
+    task = tasks.make_task(settings, model, measure, inputs, layout=model.layout, **data)
     sample = fill_windows(corpus, task, logits) if masked else generate_sample(settings, corpus, model)
-    return run.Work(
+    return runs.Work(
         task,
         figures=functools.partial(figures, settings, corpus, task, sample),
         apply=logits,
         files=corpus.tokenizer.files,
         lines=corpus.lines,
         data_sha256=corpus.sha256,
+        kind="language",
     )
 
 
+def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dict]:
+    """Return the function batch -> arguments of the model. mask: for batches without padding."""
+
+    def inputs(batch: dict) -> dict:
+        if m.flax:
+            return {"inputs": batch["w_BN"], "valid": batch.get("valid_BS")}
+        is_padded = "valid_BS" in batch
+        batch_mask = models.add_window(m, masks.padding(batch["valid_BS"], at_end=True)) if is_padded else mask
+        return {"inputs": batch["w_BN"]} | models.within_documents(batch_mask, batch)
+
+    return inputs
+
+
+def check_documents(settings: configs.Settings, mesh: Mesh) -> None:
+    """Raise UserError if text.documents does not fit other settings."""
+    t, m, sequence = settings.text, settings.model, mesh.shape[meshes.SEQUENCE]
+    if t.documents:
+        errors.refuse(
+            (t.objective != "causal", f"text.documents = True needs text.objective = causal, not {t.objective}"),
+            (m.flax, f"text.documents = True is not for model.flax = {m.flax}: your module chooses its mask"),
+            (sequence > 1, f"text.documents = True needs mesh.sequence = 1, not {sequence}"),
+            (
+                ":dynamic:" in m.relative_position,
+                f"text.documents = True excludes model.relative_position = {m.relative_position}, whose rotations "
+                "depend on the position in the window. Choose another one",
+            ),
+        )
+
+
+def make_data(settings: configs.Settings, corpus: corpora.Corpus) -> dict[str, Any]:
+    """Return the fields of the Task with the windows of both splits, and the metrics of the most frequent token."""
+    cut, N, W = choose_windows(settings.text, corpus), settings.text.N, corpus.tokenizer.size
+    examples = cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True)
+    data = splits.make_splits(settings, *examples, tokens=N, stride=N + 1)
+    most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
+    return data | baselines.guess_token(data["evaluation"], W=W, token=most_frequent)
+
+
+def make_model(
+    settings: configs.Settings, mesh: Mesh, mask: masks.Mask, head: variant.Variant | None, *, W: int
+) -> models.Model | flax_model.FlaxModel:
+    """Return the model of the settings, or the user's Flax module. Raises UserError if it is not causal but must be."""
+    t, m, masked = settings.text, settings.model, settings.text.objective == "masked"
+    if m.flax:
+        inputs, outputs = jax.ShapeDtypeStruct((2, t.N), jnp.int32), (2, t.N, W)
+        model = flax_model.build(m, mesh, inputs, outputs, padded=masked, W=W, N=t.N)
+        if not masked:
+            flax_model.check_causal(m, model, N=t.N, W=W)
+        return model
+    if not masked:
+        checks.check_causal(m)
+    head, layout = head or (heads.masked_word if masked else heads.next_word), sharding.choose_layout(m, mesh, W=W)
+    return models.build_language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
+
+
+def choose_loss(settings: configs.Settings, model: models.Model) -> Callable[..., train_step.Ratios]:
+    """Return the loss of the settings (losses.choose_token_loss)."""
+    sparse = settings.text.objective != "causal"
+    return losses.choose_token_loss(settings, model, sparse=sparse, layout=model.layout)
+
+
 def choose_windows(t: configs.Settings, corpus: corpora.Corpus) -> Callable:
-    """Return (token_T, evaluation=False) -> windows of the objective, for `splits`. Raises UserError if none fits."""
+    """Return the function (token_T, evaluation=False) -> examples of this objective (splits.Examples).
+
+    Raises UserError for an invalid text.N, or a tokenizer without a mask token.
+    """
     configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
     if t.objective != "masked":
-        return functools.partial(windows.causal, N=t.N, prefix=prefix_length(t))
-    words = corpus.tokenizer
-    if words.mask is None:
-        raise errors.UserError(f"text.tokenizer = {t.tokenizer} has no special token {MASK!r}")
-    return functools.partial(windows.masked, N=t.N, W=words.size, special=words.special, mask_id=words.mask)
+        start = corpus.tokenizer.document_start if t.documents else None
+        return functools.partial(windows.causal, N=t.N, prefix=prefix_length(t), document_start=start)
+    tokenizer = corpus.tokenizer
+    if tokenizer.mask is None:
+        raise errors.UserError(f"text.tokenizer = {t.tokenizer} has no mask token. Choose another text.objective")
+    return functools.partial(windows.masked, N=t.N, W=tokenizer.size, special=tokenizer.special, mask_id=tokenizer.mask)
 
 
 def prefix_length(t: configs.Settings) -> int:
-    """Return how many tokens of a window are read in both directions."""
+    """Return the number of tokens at the beginning of a window that see both directions."""
     return t.N // 2 if t.objective == "prefix" else 0
 
 
 def causal_mask(t: configs.Settings) -> masks.Mask:
-    """Return the causal mask; a prefix is read in both directions."""
+    """Return the causal mask; the tokens of a prefix see each other in both directions."""
     prefix = prefix_length(t)
     return masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
 
 
 def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: models.Model) -> Callable[[Any], str]:
-    """Return params -> a text that the model generates, after a new line or, for `prefix`, half a held-out window."""
+    """Return a function params -> a generated text.
+
+    The prompt is a new line. For the objective `prefix` it is the beginning of the held-out text.
+    """
     t, length = settings.text, min(settings.text.N, SAMPLE)
     prefix = length // 2 if t.objective == "prefix" else 0
     prompt_N = corpus.evaluation_T[: prefix or 1]
-    with contextlib.suppress(errors.UserError):  # the vocabulary may lack the new line
+    with contextlib.suppress(errors.UserError):  # the vocabulary may not have the new line
         line_N = corpus.tokenizer.encode("\n")[:length]
         prompt_N = line_N if line_N.size and not prefix else prompt_N
     prompt_BN = jnp.asarray(prompt_N)[None]
@@ -150,7 +227,7 @@ def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: m
 
 
 def fill_windows(corpus: corpora.Corpus, task: train_step.Task, logits: Callable) -> Callable[[Any], str]:
-    """Return params -> held-out windows with masked tokens as _, as the model fills them in, and as they were."""
+    """Return a function params -> a text with held-out windows: masked (as _), filled in by the model, and true."""
 
     def decode_each(token_N: np.ndarray) -> list[str]:
         return [corpus.tokenizer.decode([token]).replace("\n", "⏎") for token in token_N]
@@ -174,12 +251,13 @@ def fill_windows(corpus: corpora.Corpus, task: train_step.Task, logits: Callable
 def figures(
     settings: configs.Settings, corpus: corpora.Corpus, task: train_step.Task, sample: Callable, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Yield bits per byte and word perplexity; the sample as text; loss curves; attention of a piece of text."""
-    from experiments.figures import plots  # it imports matplotlib, which takes a second
+    """Yield bits per byte and word perplexity; then files: a sample, loss curves, attention weights of a few tokens."""
+    from experiments.figures import plots  # imports matplotlib, which takes a second
 
-    losses, targets = [row["eval/loss"] for row in rows if "eval/loss" in row], len(corpus.evaluation_T) - 1
-    if losses and corpus.size is not None and settings.text.objective == "causal":
-        measures = perplexity.measure(losses[-1] * targets, tokens=targets, text=corpus.size)
+    name = "loss" if settings.train.loss == losses.CROSS_ENTROPY else losses.CROSS_ENTROPY  # of train.metrics
+    nats, targets = [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row], len(corpus.evaluation_T) - 1
+    if nats and corpus.size is not None and settings.text.objective == "causal":
+        measures = perplexity.measure(nats[-1] * targets, tokens=targets, text=corpus.size)
         yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity") if name in measures}
     text = sample(params)
     disk.write(folder / "sample.txt", f"{text}\n".encode())
@@ -187,6 +265,8 @@ def figures(
     yield folder / "sample.txt"
     title = f"{settings.text.objective} language: {corpus.name}"
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per token", title=title)
+    if task.maps is None:
+        return
     batch, A_MHNS = tasks.map_first_example(task, params, tokens=24)
     names = [corpus.tokenizer.decode([token]) for token in batch["w_BN"][0]]
     yield plots.attention_matrices(folder / "figures" / "attention.png", A_MHNS=A_MHNS, queries=names, keys=names)

@@ -1,65 +1,60 @@
-"""Texts to classes: answered by the first token, which belongs to no text, through one more layer as in BERT, or by the
-mean of all tokens (E25)."""
+"""Classify texts: by the first token [CLS], through one more layer as in BERT, or by the mean of all tokens (E25)."""
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
-from experiments.engine import batches, config as configs, disk, errors, run, train_step
-from tfm import head, layout as layouts
+from experiments.engine import batches, config as configs, disk, errors, run as runs, train_step
+from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks
 
-SHOWN, LETTERS = 12, 200  # texts in sample.txt, and characters of each
+SHOWN, LETTERS = 12, 200  # number of texts in sample.txt, and of characters of each
 
 
 def config() -> dict[str, dict]:
     """Return the settings of the texts and their classes."""
     return {
         "text": {
-            "source": ("docstrings", "docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),
-            "field": ("text,label", "of a table, the columns with the texts and with their classes"),
-            "tokenizer": ("bytes", "bytes, characters, or the path of a trained model's: a file, or its folder"),
+            "source": ("docstrings", "docstrings (by package of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),
+            "field": ("text,label", "columns of a table with the texts and with their classes"),
+            "tokenizer": ("bytes", "bytes, characters, or the path of a trained tokenizer: a file or a folder"),
             "N": (128, "tokens of a text; longer texts are truncated"),
             "head": (
                 "tanh",
-                "activation of the layer between the first token and the classes: tanh as in BERT, relu as in "
-                "DistilBERT, linear for no such layer; pooled: the mean of all tokens in place of the first",
+                "activation of the layer between the first token and the class logits: tanh (BERT), relu (DistilBERT), "
+                "...; linear: no such layer; pooled: no layer, and the mean of all tokens in place of the first",
             ),
         }
     }
 
 
-def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the texts, a model of their tokens, its loss, and the figures."""
+def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
+    """Prepare the texts, a model of their tokens, its loss, and the figures."""
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
     data = labelled.load(t.source, t.field)
-    parts = data.train, data.evaluation
-    texts = [[text.encode() for text, _ in part] for part in parts]
+    both_splits = data.train, data.evaluation
+    texts = [[text.encode() for text, _ in split] for split in both_splits]
     tokenizer = pretrained_tokenizer.make(t.tokenizer, texts[0], specials=(labelled.CLS,), evaluation=texts[1])
-    rows = [labelled.encode(tokenizer, [text for text, _ in part], N=t.N) for part in parts]
-    number = {name: c for c, name in enumerate(data.classes)}
-    labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
+    rows = [labelled.encode(tokenizer, [text for text, _ in split], N=t.N) for split in both_splits]
+    labels = [label_texts(split, data.classes) for split in both_splits]
     examples = [make_examples(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
 
-    layout, pooled = sharding.choose_layout(m, devices, W=tokenizer.size), t.head == "pooled"
-    if layout.sequence:
-        raise errors.UserError("mesh.sequence must be 1: one answer is for a whole text")
-    heads = {"head": head.each_word} if pooled else {"head": head.first_word, "output": t.head}
-    padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool)))
-    sizes = {"W": tokenizer.size, "N": t.N, "C": len(data.classes)}
-    model = models.build_language_model(m, **heads, **sizes, layout=layout, mask=padding)
+    pooled = not m.flax and t.head == "pooled"
+    model = make_model(settings, mesh, W=tokenizer.size, C=len(data.classes))
     class_loss = losses.choose_class_loss(settings)
 
     def inputs(batch: dict) -> dict:
-        return {"inputs": batch["w_BN"], "mask": models.add_window(m, masks.padding(batch["valid_BS"]))}
+        if m.flax:
+            return {"inputs": batch["w_BN"], "valid": batch["valid_BS"]}
+        return {"inputs": batch["w_BN"], "mask": models.add_window(m, masks.padding(batch["valid_BS"], at_end=True))}
 
     def average(output: jax.Array, batch: dict) -> jax.Array:
         return models.average_tokens(output, batch["valid_BS"]) if pooled else output
@@ -72,19 +67,40 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         return average(model.apply(params, **inputs(batch))[0], batch)
 
     fields = splits.make_splits(settings, *examples, tokens=t.N) | baselines.guess_class(*labels)
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
-    return run.Work(
+    task = tasks.make_task(settings, model, loss, inputs, layout=model.layout, **fields)
+    return runs.Work(
         task,
         figures=functools.partial(figures, settings, data, task, logits, labels[1]),
         apply=logits,
-        files=tokenizer.files | {run.DATA: disk.as_json({"classes": data.classes})},
+        files=tokenizer.files | {runs.DATA: disk.as_json({"classes": data.classes})},
         lines=describe(data, W=tokenizer.size, N=t.N, truncated=[cut for *_, cut in rows]),
         data_sha256=data.sha256,
+        kind="text_classification",
     )
 
 
+def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> models.Model | flax_model.FlaxModel:
+    """Return the model of the settings, or the user's Flax module. Raises UserError if devices would share a text."""
+    t, m = settings.text, settings.model
+    sizes = {"W": W, "N": t.N, "C": C}
+    if m.flax:
+        return flax_model.build(m, mesh, jax.ShapeDtypeStruct((2, t.N), np.int32), (2, C), padded=True, **sizes)
+    layout = sharding.choose_layout(m, mesh, W=W)
+    if layout.sequence:
+        raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1: devices cannot share a text")
+    head_options = {"head": heads.each_word} if t.head == "pooled" else {"head": heads.first_word, "output": t.head}
+    padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True))
+    return models.build_language_model(m, **head_options, **sizes, layout=layout, mask=padding)
+
+
+def label_texts(split: Sequence[labelled.Row], classes: Sequence[str]) -> np.ndarray:
+    """Return label_B, the number of each text's class."""
+    number = {name: c for c, name in enumerate(classes)}
+    return np.array([number[name] for _, name in split], np.int32)
+
+
 def make_examples(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> splits.Examples:
-    """Return `(fetch, n)` for `batches`: w_BN, valid_BS (False: padding), label_B and weight_B."""
+    """Return `(fetch, n)` for `splits`: a batch has w_BN, valid_BS (False: padding), label_B, and weight_B = 1."""
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch = {"w_BN": id_BN[index_B], "valid_BS": valid_BN[index_B], "label_B": label_B[index_B]}
@@ -94,7 +110,7 @@ def make_examples(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) 
 
 
 def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -> list[str]:
-    """Return lines about the data. truncated: how many texts of each part have more than N tokens."""
+    """Return lines about the data. truncated: the number of texts with more than N tokens in each split."""
     train, evaluation, C = len(data.train), len(data.evaluation), len(data.classes)
     lines = [f"{train:,} texts to train on, {evaluation:,} to evaluate, {C} classes, vocabulary {W}"]
     lines += class_names.describe(data.classes)
@@ -114,10 +130,14 @@ def figures(
     folder,
     rows,
 ) -> Iterator[pathlib.Path | dict]:
-    """Yield recall; loss curves, the confusion matrix, and held-out texts with their classes, wrong ones first."""
-    from experiments.figures import plots  # it imports matplotlib, which takes a second
+    """Yield the calibration error and recalls; then the files.
+
+    Files: loss curves, the confusion matrix, and held-out texts with their predictions, errors first.
+    """
+    from experiments.figures import plots  # imports matplotlib, which takes a second
 
     predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
+    yield tasks.measure_calibration(label_B, predicted_B, probability_B)
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     lines = []
     for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:

@@ -1,4 +1,4 @@
-"""Sequence to sequence: a sentence of one language into one of another, learned from pairs (E26)."""
+"""Translation: an encoder-decoder learns from pairs of sentences in two languages (E26)."""
 
 import functools
 import hashlib
@@ -13,20 +13,20 @@ from jax.sharding import Mesh
 
 from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs, disk, run
+from experiments.engine import config as configs, disk, run as runs
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import beam, generate
 
-BEAM = 4  # translations kept by beam search
+BEAM = 4  # number of translations that beam search keeps
 LENGTH_PENALTY = 0.6  # beam search divides log p by ((5 + length) / 6) to this power (Wu et al. 2016)
-SHOWN = 12  # translations in sample.txt
-SCORED = 500  # held-out source sentences, or all, that are translated for chrF and BLEU
+SHOWN = 12  # number of translations in sample.txt
+SCORED = 500  # the most held-out source sentences that are translated for chrF and BLEU
 SIDES = "source", "target"
 
 
 class Corpus(NamedTuple):
-    """Sentence pairs as ids, and the held-out sentences that are translated, each with all its translations."""
+    """Sentence pairs as token ids, and held-out sentences as text, each with all its reference translations."""
 
     name: str
     subwords: pairs.Subwords
@@ -34,9 +34,9 @@ class Corpus(NamedTuple):
     evaluation: pairs.Rows
     sources: list[str]
     references: list[list[str]]
-    lines: list[str]  # about the data
+    lines: list[str]  # facts about the data, which a run prints
     sha256: str  # of the pairs
-    common: dict[str, list[str]]  # the most common words of source and target
+    common: dict[str, list[str]]  # "source" and "target" -> their most common words
 
 
 def config() -> dict[str, dict]:
@@ -45,25 +45,26 @@ def config() -> dict[str, dict]:
         "pairs": {
             "source": (
                 "spa-eng",
-                "spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such",
+                "spa-eng (English to Spanish), or a path: tab-separated text, or a folder or zip of such files",
             ),
-            "reverse": (False, "the second column, or the language that comes second in the alphabet, is the source"),
-            "vocabulary": (4096, "subwords of both languages together, the 3 specials and the 256 bytes included"),
-            "N": (24, "tokens of a side, its [EOS] included; training leaves longer pairs out"),
+            "reverse": (False, "True: the source is the second column, or the language that is second in the alphabet"),
+            "vocabulary": (4096, "number of subwords that both languages share, with 3 special tokens and 256 bytes"),
+            "N": (24, "tokens of a sentence with its [EOS]; longer pairs are left out of training and loss"),
         }
     }
 
 
-def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the sentence pairs, the encoder-decoder, its loss, and the figures."""
-    translation_score.metrics()  # raises UserError for a missing library before the training, not after it
+def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
+    """Prepare the sentence pairs, the encoder-decoder, its loss, and the figures."""
+    translation_score.metrics()  # before the training: raises UserError if the library is missing
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
     train, evaluation = pairs.examples(corpus.train), pairs.examples(corpus.evaluation)
     fields = splits.make_splits(settings, train, evaluation, tokens=2 * N)
-    layout, padding = sharding.choose_layout(settings.model, devices, W=W), masks.padding(np.ones((1, N), bool))
+    layout = sharding.choose_layout(settings.model, mesh, W=W)
+    padding = masks.padding(np.ones((1, N), bool), at_end=True)
     model = models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
-    # sparse: most targets are padding
+    # Most targets are padding, so the loss is sparse.
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
     def inputs(batch: dict) -> dict:
@@ -75,44 +76,48 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
-    fields |= baselines.guess_token(fields["evaluation"], W=W, answer=count_W.argmax())
+    fields |= baselines.guess_token(fields["evaluation"], W=W, token=count_W.argmax())
     fields["guess"] |= dict.fromkeys(("chrf", "bleu"), "always the translation of another sentence")
     task = tasks.make_task(settings, model, loss, inputs, layout=layout, maps=None, **fields)
     batch = splits.evaluation_batch_size(settings.train, 2 * N, len(corpus.sources))
-    translate = translator(model, corpus.subwords, N=N, batch=batch)
+    translate = make_translator(model, corpus.subwords, N=N, batch=batch)
     tokenizer = corpus.subwords.library.to_str(pretty=True).encode()
-    return run.Work(
+    return runs.Work(
         task,
         figures=functools.partial(figures, settings, corpus, model, translate),
         apply=lambda params, batch: model.apply(params, **inputs(batch))[0],
-        files={"tokenizer.json": tokenizer, run.DATA: disk.as_json(corpus.common)},
+        files={"tokenizer.json": tokenizer, runs.DATA: disk.as_json(corpus.common)},
         lines=corpus.lines,
         data_sha256=corpus.sha256,
+        kind="translation",
     )
 
 
 def read(settings: configs.Settings) -> Corpus:
-    """Return the pairs of the config. The subwords come from the training part."""
+    """Return the pairs that the config names. The subwords are learned from the training pairs."""
     p = settings.pairs
-    configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
+    configs.at_least(2, {"pairs.N": p.N})  # a subword and [EOS]
     data = pairs.load(p.source, reverse=p.reverse)
     subwords = pairs.train((side for pair in data.train for side in pair), W=p.vocabulary)
-    rows = [pairs.rows(subwords, part, N=p.N) for part in (data.train, data.evaluation)]
-    counts = [f"{len(part.source_BS):,} (and {part.longer:,} longer than {p.N} tokens, left out)" for part in rows]
+    rows = [pairs.rows(subwords, split, N=p.N) for split in (data.train, data.evaluation)]
+    counts = [f"{len(split.source_BS):,} ({split.longer:,} longer than {p.N} tokens left out)" for split in rows]
     first = " -> ".join(repr(side[:60]) for side in data.train[0])
     lines = [
         *data.description.splitlines(),
-        f"{data.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {subwords.size:,}",
-        f"{data.name}: it learns to translate as {first}",
+        f"{data.name}: training pairs: {counts[0]}; held-out pairs: {counts[1]}; vocabulary {subwords.size:,}",
+        f"{data.name}: the first training pair is {first}",
     ]
     common = {
         side: pairs.most_common_words(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)
     }
-    return Corpus(data.name, subwords, *rows, *scored(data.evaluation, SCORED), lines, data.sha256, common)
+    return Corpus(data.name, subwords, *rows, *choose_scored(data.evaluation, SCORED), lines, data.sha256, common)
 
 
-def scored(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:
-    """Return n of the source sentences (or all), whatever their order in the file, and all translations of each."""
+def choose_scored(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:
+    """Return n source sentences (or all, if fewer), and all reference translations of each.
+
+    The choice depends on their hashes, not on their order in the file.
+    """
     references: dict[str, list[str]] = {}
     for source, target in held_out:
         references.setdefault(source, []).append(target)
@@ -120,8 +125,11 @@ def scored(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str
     return sources, [references[source] for source in sources]
 
 
-def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: int) -> Callable:
-    """Return (params, sentences) -> {"greedy": translations, "beam": translations}; '' for one empty or too long."""
+def make_translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: int) -> Callable:
+    """Return a function (params, sentences) -> {"greedy": translations, "beam": translations}.
+
+    The translation of an empty sentence, and of one with more than N tokens, is ''. batch: sentences decoded at a time.
+    """
 
     @jax.jit
     def decode(params: Any, source_BS: jax.Array) -> dict[str, jax.Array]:
@@ -137,7 +145,8 @@ def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: 
         source_BS, fits_B = pairs.pad(subwords, sentences, N=N)
         translations: dict[str, list[str]] = {"greedy": [], "beam": []}
         for first in range(0, len(sentences), batch):
-            index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)  # the last batch repeats the last one
+            # The last sentence pads the last batch.
+            index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)
             for name, w_BN in jax.device_get(decode(params, source_BS[index_B])).items():
                 translations[name] += map(subwords.decode, w_BN)
         translated = [fits and sentence != "" for fits, sentence in zip(fits_B, sentences, strict=True)]
@@ -150,7 +159,10 @@ def translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: 
 
 
 def score(translations: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
-    """Return chrF and BLEU of each way of decoding, and of a guess: the translation of another sentence."""
+    """Return chrF and BLEU of the greedy and beam translations, and of a baseline.
+
+    The baseline "translates" each sentence by a reference of the next one.
+    """
     texts = {f"eval/{{}}_{name}": texts for name, texts in translations.items()}
     texts["baseline/{}"] = [others[0] for others in references[1:] + references[:1]]
     scores = {name: translation_score.scores(outputs, references) for name, outputs in texts.items()}
@@ -160,8 +172,8 @@ def score(translations: dict[str, list[str]], references: list[list[str]]) -> di
 def figures(
     settings: configs.Settings, corpus: Corpus, model: models.Model, translate: Callable, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Yield the scores; loss curves, cross-attention of one sentence if one fits, and a table of translations."""
-    from experiments.figures import plots  # it imports matplotlib, which takes a second
+    """Yield the scores; then files: loss curves, cross-attention of one sentence if one fits, sample translations."""
+    from experiments.figures import plots  # imports matplotlib, which takes a second
 
     translations = translate(params, corpus.sources)
     bleu_words_by = translation_score.choose_tokenizer(corpus.references)
@@ -169,7 +181,7 @@ def figures(
     N, title, drawings = settings.pairs.N, f"{settings.experiment}: {corpus.name}", folder / "figures"
     yield plots.loss_curves(drawings / "loss.png", rows, unit="nats per subword", title=title)
     if (maps := cross_attention(corpus, model, params, translations["greedy"], N=N)) is not None:
-        title = "cross-attention: the token to be written (row)\nlooks at the source (column)"
+        title = "cross-attention: the decoder's tokens (rows)\nattend to the source (columns)"
         yield plots.attention_matrices(drawings / "cross_attention.png", **maps, title=title, mean=True)
     text = table(corpus, translations)
     disk.write(folder / "sample.txt", f"{text}\n".encode())
@@ -180,7 +192,7 @@ def figures(
 
 
 def table(corpus: Corpus, translations: dict[str, list[str]]) -> str:
-    """Return the first sources, their references, and their translations by each way of decoding."""
+    """Return the first source sentences with their references and their greedy and beam translations, as text."""
     blocks = []
     for i, (source, truth) in enumerate(zip(corpus.sources[:SHOWN], corpus.references, strict=False)):
         lines = [f"{name + ':':<7} {texts[i]}" for name, texts in translations.items()]
@@ -191,7 +203,11 @@ def table(corpus: Corpus, translations: dict[str, list[str]]) -> str:
 def cross_attention(
     corpus: Corpus, model: models.Model, params: Any, translations: list[str], *, N: int
 ) -> dict[str, Any] | None:
-    """Return the weights and tokens of the first translation that fits and is long enough, or None if none fits."""
+    """Return arguments of plots.attention_matrices for one translation: weights, and tokens of target and source.
+
+    It is the first with at least 8 source tokens (or the most there are) in which both sides fit into N tokens. Return
+    None if none fits.
+    """
     subwords = corpus.subwords
     source_BS, source_fits_B = pairs.pad(subwords, corpus.sources, N=N)
     target_BN, target_fits_B = pairs.pad(subwords, translations, N=N)
@@ -201,8 +217,8 @@ def cross_attention(
     b = int(np.argmax(length_B >= min(8, length_B.max())))
     batch = pairs.examples(pairs.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
-    _, aux = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
+    _, aux = jax.jit(functools.partial(model.apply, look=("A_cross",)))(params, *inputs)
     ids = (row[row != pairs.PAD].tolist() for row in (source_BS[b], target_BN[b]))
     keys, queries = ([subwords.decode([id]) or subwords.name(id) for id in row] for row in ids)
-    A_MHNS = np.asarray(aux["A_cross_MBHNS"])[:, 0, :, : len(queries), : len(keys)]
+    A_MHNS = np.asarray(aux["look"]["A_cross"])[:, 0, :, : len(queries), : len(keys)]
     return {"A_MHNS": A_MHNS, "queries": queries, "keys": keys}

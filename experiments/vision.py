@@ -1,4 +1,4 @@
-"""Images to classes: patches as tokens, a pooled or class-token head (E2, E25)."""
+"""Classify images: patches are the tokens, and the head uses their mean or a class token (E2, E25)."""
 
 import functools
 import pathlib
@@ -6,36 +6,44 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
+from experiments.build import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from experiments.data import images
-from experiments.engine import config as configs, disk, errors, run, train_step
-from tfm import embed, layout as layouts
+from experiments.engine import config as configs, disk, errors, run as runs, train_step
+from tfm import embed as embeds, layout as layouts
 
 
 def config() -> dict[str, dict]:
     """Return the settings of the images and their patches."""
-    return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token, distilled (head.py)")}}
+    return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token, distilled (tfm/head.py)")}}
 
 
-def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
-    """Return the images, a model of their patches, its loss, and the figures."""
+def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
+    """Prepare the images, a model of their patches, its loss, and the figures."""
     i, data = settings.image, images.load_described(settings.image.source, settings.image.size)
     if len(data.classes) < 2:
-        raise errors.UserError(f"{data.name} has one class, {data.classes[0]!r}: give a folder for each of two or more")
+        raise errors.UserError(f"image.source = {data.name} has only the class {data.classes[0]!r}. Give at least two")
     train, evaluation, _ = images.make_examples(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
-    N = models.count_patches(Y, X, Z, patch=i.patch)[0] + models.CLASS_TOKENS.get(i.head, 0)
-    layout = sharding.choose_layout(settings.model, devices, N=N, head=i.head)
-    mask = models.add_window(settings.model, None)
-    image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
-    model = models.build_vision_model(settings.model, output=i.head, **image, layout=layout, mask=mask)
+    image, C = {"Y": Y, "X": X, "Z": Z}, len(data.classes)
+    if settings.model.flax:
+        images_like, N = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32), 1
+        model = flax_model.build(settings.model, mesh, images_like, (2, C), **image, C=C)
+    else:
+        N = models.count_patches(Y, X, Z, patch=i.patch)[0] + models.CLASS_TOKENS.get(i.head, 0)
+        layout = sharding.choose_layout(settings.model, mesh, N=N, head=i.head)
+        mask = models.add_window(settings.model, None)
+        sizes = image | {"patch": i.patch, "C": C}
+        model = models.build_vision_model(settings.model, output=i.head, **sizes, layout=layout, mask=mask)
     class_loss = losses.choose_class_loss(settings)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
-        v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
+        if settings.model.flax:
+            return {"inputs": batch["image_BYXZ"]}
+        v_BNP = layouts.take_own_tokens(embeds.cut(batch["image_BYXZ"], size=i.patch), layout)
         return {"inputs": v_BNP, "mask": mask}
 
     def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
@@ -47,31 +55,36 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
     fields = splits.make_splits(settings, train, evaluation, tokens=N)
     fields |= baselines.guess_class(data.train_label_B, data.evaluation_label_B)
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
-    return run.Work(
+    task = tasks.make_task(settings, model, loss, inputs, layout=model.layout, **fields)
+    return runs.Work(
         task,
         figures=functools.partial(figures, settings, data, task, logits),
         apply=logits,
-        files={run.DATA: disk.as_json(images.describe(data))},
+        files={runs.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,
         data_sha256=data.sha256,
+        kind="vision",
     )
 
 
 def figures(
     settings: configs.Settings, data: images.Images, task: train_step.Task, logits: Callable, params: Any, folder, rows
 ) -> Iterator[pathlib.Path | dict]:
-    """Yield recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
-    from experiments.figures import images as draw, plots  # they import matplotlib, which takes a second
+    """Yield the calibration error and recalls; then the figures.
+
+    Figures: loss curves, predictions, the confusion matrix, and attention weights of one image.
+    """
+    from experiments.figures import images as image_figures, plots  # import matplotlib, which takes a second
 
     folder, title = folder / "figures", f"{settings.experiment}: {data.name}"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
     predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
+    yield tasks.measure_calibration(label_B, predicted_B, probability_B)
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
     mistakes = int(np.sum(predicted_B != label_B))
-    first = np.argsort(label_B == predicted_B, kind="stable")[: draw.MOST_PREDICTIONS]  # wrong ones come first
-    yield draw.predictions(
+    first = np.argsort(label_B == predicted_B, kind="stable")[: image_figures.MOST_PREDICTIONS]  # wrong ones come first
+    yield image_figures.predictions(
         folder / "predictions.png",
         image_BYXZ=image_BYXZ[first],
         label_B=label_B[first],
@@ -84,7 +97,9 @@ def figures(
     yield from plots.confusion_of_predictions(
         folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
     )
-    yield draw.attention_maps(
+    if task.maps is None:
+        return
+    yield image_figures.attention_maps(
         folder / "attention.png",
         image_YXZ=image_BYXZ[0],
         A_MHNS=tasks.map_first_example(task, params)[1],

@@ -1,4 +1,4 @@
-"""Record tests/golden.json, for the JAX, the CPU and the libtpu that are here: all entries, or those that are named.
+"""Record tests/golden.json for the installed JAX and libtpu and this CPU: all entries, or the ones that are listed.
 
 python -m tests.record_golden [smoke-1 vit-1 ...]
 """
@@ -14,8 +14,8 @@ from tests import conftest
 
 
 def main(names: list[str]) -> None:
-    """Compute the entries and write each into the table as soon as it is there."""
-    import golden  # now that conftest has set the flags with which JAX starts, and the path
+    """Compute the entries, and write each into the table as soon as it is computed."""
+    import golden  # after conftest, which sets XLA_FLAGS and sys.path
 
     for name in names or golden.entries(golden.load_table()):
         began = time.monotonic()

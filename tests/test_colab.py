@@ -1,4 +1,4 @@
-"""What Colab's image has installed: a published list made into constraints for pip, and our bounds, which admit it."""
+"""Packages of Colab's image: its published list becomes constraints for pip, and our version bounds admit them."""
 
 import pathlib
 import runpy
@@ -41,7 +41,7 @@ def test_constraints_have_every_version_of_a_list():
         ("# empty\n", "2003-02-01", "no line of the form name==version"),
     ],
 )
-def test_a_bad_list_or_date_is_one_sentence_and_no_file(text, date, sentence, tmp_path):
+def test_an_invalid_list_or_date_is_an_error_and_writes_no_file(text, date, sentence, tmp_path):
     script = tmp_path / "colab.py"
     script.write_bytes(SCRIPT.read_bytes())
     (tmp_path / "list.txt").write_text(text)
@@ -51,7 +51,7 @@ def test_a_bad_list_or_date_is_one_sentence_and_no_file(text, date, sentence, tm
 
 
 def test_the_image_meets_every_bound():
-    """No bound of ours makes pip replace a package of the image."""
+    """Hence pip does not replace a package of the image."""
     (image,) = ROOT.glob(".ci/colab-*.txt")
     lines = [line.split("==") for line in image.read_text().splitlines() if not line.startswith("#")]
     version = {utils.canonicalize_name(name): version for name, version in lines}
@@ -59,10 +59,10 @@ def test_the_image_meets_every_bound():
     bounds = [
         requirements.Requirement(b) for b in sum(project["optional-dependencies"].values(), project["dependencies"])
     ]
-    shared = [bound for bound in bounds if utils.canonicalize_name(bound.name) in version]
-    assert {"jax", "flax", "absl-py", "tokenizers", "pytest"} <= {bound.name for bound in shared}
+    common = [requirement for requirement in bounds if utils.canonicalize_name(requirement.name) in version]
+    assert {"jax", "flax", "absl-py", "tokenizers", "pytest"} <= {requirement.name for requirement in common}
     assert not [
         f"{b}: {version[utils.canonicalize_name(b.name)]}"
-        for b in shared
+        for b in common
         if version[utils.canonicalize_name(b.name)] not in b.specifier
     ]

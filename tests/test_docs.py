@@ -19,8 +19,9 @@ from absl import flags
 import launch
 from benchmarks import __main__ as benchmarks
 from configs import base
-from experiments.dry_run import topology
-from experiments.engine import by_name, config, config_file
+from experiments.dry_run import __main__ as dry_run_command, topology as topologies
+from experiments.engine import by_name, config as configs, config_file as config_files
+from experiments.tools import command as tools
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/**/*.md")}
@@ -63,9 +64,9 @@ def check_launch(arguments: list[str]) -> None:
         file = value if name == "config" and value else file
     if file in PAGE_FILES:
         return
-    settings = config_file.load(str(ROOT / file), base=base.get_config)
+    settings = config_files.load(str(ROOT / file), base=base.get_config)
     for key, value in changes:
-        config.assign(settings, key, value)
+        configs.assign(settings, key, value)
 
 
 def check(words: list[str]) -> None:
@@ -78,10 +79,16 @@ def check(words: list[str]) -> None:
     elif words[1:3] == ["-m", "benchmarks"]:
         benchmarks.arguments(words[3:])
     elif words[1:3] == ["-m", "benchmarks.tpu_estimate"]:
-        assert (ROOT / words[3]).is_file() and words[4] in topology.NAMES
+        assert by_name.CODE.fullmatch(words[3]) or (ROOT / words[3]).is_file()
+        assert words[4] in topologies.NAMES
+    elif words[1:3] == ["-m", "experiments.dry_run"]:
+        values = tools.arguments(dry_run_command.run, dry_run_command.HELP, words[2:], positional="functions")
+        assert all(map(by_name.CODE.fullmatch, values["functions"])) and values["topology"] in ["", *topologies.NAMES]
     elif words[1] == "-m":
         names = inspect.signature(importlib.import_module(words[2]).run).parameters
-        assert {word.partition("=")[0].removeprefix("--") for word in words[3:]} <= names.keys()
+        positional = {"runs": {"RUN"}, "table": {"results.csv", "OUT/records.csv", "DIR/runs.csv"}}
+        names = {"--" + name for name in names}.union(*(positional.get(name, ()) for name in names))
+        assert {word.partition("=")[0] for word in words[3:]} <= names
     elif words[1] == "launch.py":
         check_launch(words[2:])
     elif words[1] not in PAGE_FILES:
@@ -118,12 +125,12 @@ def test_an_invalid_command_fails(command: str) -> None:
 def test_settings_configs_tests_and_links_exist() -> None:
     settings = set()
     for experiment in "language vision text_classification translation masked_image synthetic convolution".split():
-        settings |= config.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
+        settings |= configs.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
     settings |= {key.rpartition(".")[0] for key in settings}
     for name, page in PAGES.items():
         fields = re.findall(r"--config\.([a-z_]+(?:\.\w+)?)", page)
         fields += re.findall(r"`((?:model|train|text|image|pairs|mesh|optim)\.(?!txt|py|safetensors)\w+)`", page)
-        sections = re.findall(r'"(\w+)": ConfigDict', page)  # of an experiment that the page shows
+        sections = re.findall(r'"(\w+)": ConfigDict', page)  # sections of an experiment that the page shows
         assert not {field for field in fields if field.partition(".")[0] not in sections} - settings, name
         assert all((ROOT / file).is_file() for file in re.findall(r"configs/\w+\.py", page)), name
         assert all(list(ROOT.glob(f"tests/**/{file}")) for file in re.findall(r"test_\w+\.py", page)), name
@@ -134,12 +141,12 @@ def test_settings_configs_tests_and_links_exist() -> None:
 
 
 def test_names_of_other_projects_lead_to_our_settings() -> None:
-    section = PAGES["docs/configs.md"].partition("## If you come from")[2].partition("\n## ")[0]
+    section = PAGES["docs/configs.md"].partition("## What is it called in ")[2].partition("\n## ")[0]
     rows = [re.findall(r"`([\w.]+)`", line) for line in section.splitlines() if line.startswith("| `")]
     assert len(rows) == 16
-    for ours, *foreign in rows:
+    for our_name, *foreign in rows:
         for name in foreign:
-            assert by_name.translate_foreign(name) == [ours] or name in (ours, ours.partition(".")[2]), name
+            assert by_name.translate_foreign(name) == [our_name] or name in (our_name, our_name.partition(".")[2]), name
 
 
 def test_the_library_and_the_score_in_readme() -> None:
@@ -164,7 +171,7 @@ def test_imports_and_configs_of_pages_exist(tmp_path: pathlib.Path) -> None:
     for page, experiment in (("docs/configs.md", "vision"), ("docs/studies.md", "ablation")):
         file = tmp_path / f"{experiment}.py"
         file.write_text(blocks(PAGES[page], "python")[0], encoding="utf-8")
-        assert config_file.load(str(file), base=base.get_config).experiment == experiment
+        assert config_files.load(str(file), base=base.get_config).experiment == experiment
 
 
 def test_the_page_of_the_mathematics_is_up_to_date() -> None:
@@ -186,8 +193,8 @@ def test_import_tfm_shows_its_modules() -> None:
 
 def test_references_has_every_cited_work() -> None:
     """A citation is an author or two and a year: Su et al. 2021; Zhang and Sennrich 2019; (Turner 2023; E18)."""
-    cited = re.compile(r"\b((?:[A-Z][a-z]+ Team|[A-Z][a-zé]+(?: and [A-Z][a-zé]+| et al\.)?) (?:19|20)\d\d)\b")
+    citation = re.compile(r"\b((?:[A-Z][a-z]+ Team|[A-Z][a-zé]+(?: and [A-Z][a-zé]+| et al\.)?) (?:19|20)\d\d)\b")
     sources = [file for folder in ("tfm", "experiments", "configs") for file in (ROOT / folder).rglob("*.py")]
-    missing = {work for file in sources for work in cited.findall(file.read_text(encoding="utf-8"))}
+    missing = {work for file in sources for work in citation.findall(file.read_text(encoding="utf-8"))}
     missing -= {work for work in missing if work in PAGES["docs/references.md"]}
     assert not missing

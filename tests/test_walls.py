@@ -1,4 +1,4 @@
-"""The walls between packages: which may import which, and what only one file may use. Reads the files as text."""
+"""Rules on imports between packages, and functions that only some files may use. The test parses the source files."""
 
 import ast
 import pathlib
@@ -8,30 +8,30 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 PURE = set("jax numpy math functools itertools operator typing collections dataclasses concurrent zlib re tfm".split())
 NEVER = ("pickle", "cloudpickle", "dill", "tensorflow")
-OUTSIDE = ("tests", "docs", ".ci")  # these use whatever a user may
-DEVICES = {"shard_map", "distributed", "devices", "local_devices", "__version__", "version"}  # of jax
-TOUCH = {  # which file of the project may use which of them: the mesh; several processes; what starts JAX
+OUTSIDE = ("tests", "docs", ".ci")  # these may use everything that a user may use
+DEVICES = {"shard_map", "distributed", "devices", "local_devices", "__version__", "version"}  # attributes of jax
+ALLOWED_USES = {  # {file: the attributes of DEVICES that it may use}
     "experiments/engine/mesh.py": DEVICES,
     "experiments/engine/distributed.py": {"distributed", "devices"},
     "experiments/engine/compilation.py": {"devices", "__version__"},
 }
-FLOORS = (  # the packages of experiments/, lowest first; a file next to them counts as a package
+FLOORS = (  # packages of experiments/, lowest first; a file in experiments/ counts as a package
     {"engine"},
     {"dry_run", "data", "figures"},
     {"build"},
     {"pretrained"},
     {"studies"},
-    set(),  # all others: experiments
+    set(),  # all others are experiments
     {"tools"},
 )
 
 
-def floor(package: str) -> int:
+def find_floor(package: str) -> int:
     return next((i for i, packages in enumerate(FLOORS) if package in packages), FLOORS.index(set()))
 
 
-def imports(tree: ast.AST) -> set[str]:
-    """Return the imported names: of `from a import b, c` a.b and a.c."""
+def list_imports(tree: ast.AST) -> set[str]:
+    """Return the imported names: a.b and a.c for `from a import b, c`."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -41,40 +41,41 @@ def imports(tree: ast.AST) -> set[str]:
     return names
 
 
-def faults(path: str, source: str) -> set[str]:
-    """Return the forbidden imports and uses of the file at `path` (from the root)."""
+def find_faults(path: str, source: str) -> set[str]:
+    """Return the forbidden imports and uses in a file. path: relative to the project's root."""
     tree, (package, *rest) = ast.parse(source), path.removesuffix(".py").split("/")
-    untouched = set() if package in OUTSIDE else DEVICES - TOUCH.get(path, set())
-    found = set()
-    for name in imports(tree):
+    forbidden = set() if package in OUTSIDE else DEVICES - ALLOWED_USES.get(path, set())
+    result = set()
+    own = "tools" if rest[-1:] == ["__main__"] else rest[0] if rest else ""  # a package's command is a tool
+    for name in list_imports(tree):
         top, *inner = name.split(".")
-        other = inner[0] if inner else ""
+        second = inner[0] if inner else ""
         if package == "tfm" and top not in PURE and (top, path) != ("flax", "tfm/as_flax.py"):
-            found.add(f"tfm imports {top}")
-        if path.startswith("experiments/engine/") and top == "tfm" and other not in ("shapes", "layout"):
-            found.add(f"the engine imports {name}")
-        if package == top == "experiments" and rest[0] != other and floor(other) >= floor(rest[0]):
-            found.add(f"imports {name}")
+            result.add(f"tfm imports {top}")
+        if path.startswith("experiments/engine/") and top == "tfm" and second not in ("shapes", "layout", "mup"):
+            result.add(f"the engine imports {name}")
+        if package == top == "experiments" and own != second and find_floor(second) >= find_floor(own):
+            result.add(f"imports {name}")
         if top in NEVER or (top == "configs" and package not in ("launch", "configs", *OUTSIDE)):
-            found.add(f"imports {top}")
-        if top == "jax" and inner[-1:] and inner[-1] in untouched:
-            found.add(f"touches {name}")
+            result.add(f"imports {top}")
+        if top == "jax" and inner[-1:] and inner[-1] in forbidden:
+            result.add(f"touches {name}")
         if name.startswith("jax._src") or name == "contextvars.ContextVar" or name == "contextvars":
-            found.add(f"imports {top}")
+            result.add(f"imports {top}")
         if package == "tests" and top.startswith("test_"):
-            found.add(f"imports the test file {top}")
+            result.add(f"imports the test file {top}")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "jax" and node.attr in untouched:
-            found.add(f"touches jax.{node.attr}")
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "jax" and node.attr in forbidden:
+            result.add(f"touches jax.{node.attr}")
         if package == "tfm" and getattr(node, "id", "") in ("print", "open"):
-            found.add(f"tfm uses {node.id}")
+            result.add(f"tfm uses {node.id}")
         if isinstance(node, ast.ExceptHandler) and node.type is None:
-            found.add("has a bare except")
+            result.add("has a bare except")
         if "pmap" in (getattr(node, "id", ""), getattr(node, "attr", "")):
-            found.add("uses pmap")
+            result.add("uses pmap")
         if isinstance(node, ast.keyword) and node.arg == "check_vma" and getattr(node.value, "value", None) is not True:
-            found.add("switches check_vma off")
-    return found
+            result.add("switches check_vma off")
+    return result
 
 
 PACKAGES = ("tfm", "experiments", "configs", "benchmarks", "docs", ".ci", "tests")
@@ -86,16 +87,16 @@ FILES = {
 
 def test_no_file_has_a_forbidden_import_or_use():
     assert "tfm/shapes.py" in FILES
-    assert {path: faults(path, text) for path, text in FILES.items() if faults(path, text)} == {}
+    assert {path: find_faults(path, text) for path, text in FILES.items() if find_faults(path, text)} == {}
 
 
 def test_tests_mirror_the_packages():
-    """Each folder of tests has the name of a package; the other test files are of the whole project."""
+    """Each folder of tests has the name of a package. The other test files are about the whole project."""
     packages = {path.parent.name for path in map(pathlib.Path, FILES) if path.parts[0] in ("tfm", "experiments")}
     folders = {path.parts[1] for path in map(pathlib.Path, FILES) if path.match("tests/*/test_*.py")}
     assert folders <= packages | {"benchmarks"} and {"tfm", "engine", "experiments"} <= folders
-    whole = {f"tests/test_{of}.py" for of in ("walls", "docs", "golden", "notebook", "colab")}
-    assert {path for path in FILES if path.startswith("tests/test_")} <= whole
+    project_tests = {f"tests/test_{name}.py" for name in ("walls", "docs", "golden", "notebook", "colab")}
+    assert {path for path in FILES if path.startswith("tests/test_")} <= project_tests
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_tests_mirror_the_packages():
         ("experiments/engine/log.py", "try:\n    f()\nexcept:\n    pass", "has a bare except"),
         ("experiments/engine/log.py", "from contextvars import ContextVar", "imports contextvars"),
         ("tfm/a.py", "from jax._src import core", "imports jax"),
-        # Allowed:
+        # allowed imports and uses
         ("experiments/engine/step.py", "from tfm import shapes\nimport tfm.shapes", None),
         (
             "experiments/vision.py",
@@ -130,4 +131,4 @@ def test_tests_mirror_the_packages():
     ],
 )
 def test_a_forbidden_import_or_use_is_reported_and_an_allowed_one_is_not(path, source, fault):
-    assert faults(path, source) == ({fault} if fault else set())
+    assert find_faults(path, source) == ({fault} if fault else set())

@@ -1,8 +1,8 @@
-"""A pair (init, apply) of pure functions as a Flax module, nnx or linen. The only file here that imports flax.
+"""Flax modules, nnx and linen, from a pair (init, apply) of pure functions. The only file of tfm that imports flax.
 
-`init(key) -> params` returns a tree of named arrays, and `apply(params, *inputs)` is the function: a variant, a block
-or a whole model, with its sizes bound by functools.partial. Both modules hold that tree unchanged, so parameters pass
-between them, a run's checkpoint and a published model.
+`init(key) -> params` returns a tree of named arrays, and `apply(params, *inputs)` computes a variant, a block or a
+whole model; functools.partial has bound the sizes of both. Both modules hold that tree unchanged, so it can be copied
+between an nnx module, a linen module, a run's checkpoint and a published model.
 
 Every leaf is a parameter for Flax. The running averages of norm.batch are leaves too: they receive no gradient, and
 weight decay must exclude them.
@@ -22,7 +22,10 @@ def _is_param(node: Any) -> bool:
 
 
 class NNX(nnx.Module):
-    """`NNX(init, apply, rngs=nnx.Rngs(0))`: every leaf of the tree is an nnx.Param, drawn with the stream `params`."""
+    """nnx module `NNX(init, apply, rngs=nnx.Rngs(0))`: every leaf of the tree is an nnx.Param.
+
+    `init` receives a key of the random stream `params`.
+    """
 
     def __init__(self, init: Callable[..., Mapping], apply: Callable, *, rngs: nnx.Rngs):
         self.apply = apply
@@ -36,19 +39,23 @@ class NNX(nnx.Module):
         return jax.tree.map(lambda param: param[...], self.tree, is_leaf=_is_param)
 
     def load(self, params: Mapping) -> None:
-        """Set these parameters. Raises ValueError, and changes nothing, if names or shapes are not the module's."""
+        """Replace all parameters. Raises ValueError, and replaces none, if names or shapes differ from the module's."""
         shapes, new_shapes = jax.tree.map(jnp.shape, self.params()), jax.tree.map(jnp.shape, params)
         if shapes != new_shapes:
-            raise ValueError(f"the module has parameters of shapes {shapes}, not {new_shapes}")
+            raise ValueError(
+                f"params have the shapes {new_shapes}, but the module has {shapes}. "
+                "Pass a tree with the names and shapes of the module"
+            )
         jax.tree.map(lambda param, leaf: param.__setitem__(..., leaf), self.tree, params, is_leaf=_is_param)
 
 
 class Linen(linen.Module):
-    """`Linen(init, apply)`: `module.init(key, *inputs)["params"]` is the tree; `module.apply({"params": tree},
-    *inputs)` accepts any tree.
+    """linen module `Linen(init, apply)`.
+
+    `module.init(key, *inputs)["params"]` is the tree, and `module.apply({"params": tree}, *inputs)` computes `apply`.
     """
 
-    make: Callable[..., Mapping]  # linen's own methods are called init and apply
+    make: Callable[..., Mapping]  # `init` under another name: linen.Module has methods called init and apply
     function: Callable
 
     @linen.compact

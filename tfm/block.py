@@ -1,7 +1,7 @@
 """The transformer block: attention across tokens and an MLP across features, each with a residual connection (E13).
 
-`Spec` holds the function for each stage. The parameter tree decides the rest: biases if there are bias leaves,
-cross-attention if there are `score_cross` and `value_cross` (E26).
+`Spec` holds the function for each stage. The parameter tree decides which optional parts a block has: biases if the
+tree has bias leaves, cross-attention if it has `score_cross` and `value_cross` (E26).
 """
 
 from collections.abc import Callable
@@ -11,16 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, layout as layouts, norm, variant
-from tfm.attention import heads, spec as attentions
+from tfm.attention import heads as attention_heads, spec as attentions
 from tfm.attention.spec import Call
 
 
 class Order(NamedTuple):
     """The order of a block's stages, as two functions (params, x_BND, spec, call) -> (x_BND, aux).
 
-    decoder: has cross-attention. residual: the stages are added to the tokens. aux: "A", the attention weights (B, H,
-    N, S), with call.maps; "cache" with call.keep or a cache; each a dict with the names "self" and "cross". "running":
-    in training, the batch statistics of norms with running averages.
+    encoder: without cross-attention. decoder: with cross-attention. residual: True if the output of each stage is added
+    to its input. aux is a dict. "cache": keys and values, if call.keep or call.cache, in a dict with the keys "self"
+    and, in a decoder, "cross". "running": the batch statistics of norms with running averages, in training. "measures":
+    the sums of the measures of all stages. "look": {name: activation} for the names in call.look:
+
+    * q, k, v: queries, keys and values of the heads (B, H, N, K); keys and values may have fewer heads
+    * A: attention weights (B, H, N, S); A_cross: those of cross-attention, in a decoder
+    * attention, mlp: what these stages return (B, N, D); hidden: the tokens after the block (B, N, D)
     """
 
     encoder: Callable
@@ -29,18 +34,19 @@ class Order(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """The function for each stage of a block, and its numbers."""
+    """The function for each stage of a block, and the block's hyperparameters."""
 
     attention: attentions.Spec
     norm: norm.Norm
     mlp: variant.Variant
     order: Order
     eps: float = 1e-5  # inside the root of the norms
-    dropout: float = 0.0  # probability that a number of a stage's output is set to 0 in training
-    score_std: float | jax.Array = 1.0  # factor on the initial scale of the score's matrices (leaves U...)
+    dropout: float = 0.0  # probability that an element of a stage's output is set to 0 in training
+    score_std: float | jax.Array = 1.0  # factor on the initial values of the score's matrices (Score.inner)
+    output_std: float = 1.0  # factor on those of the last matrices of value and MLP (Value.output, Variant.output)
 
 
-# The settings of `bias`, and the stages that have biases; "output" is the bias b_o of attention.
+# Values of `bias`, and the stages that then have biases. "output" is the bias bo_D of attention.
 BIASES = {
     "all": ("score", "value", "output", "mlp"),
     "none": (),
@@ -51,7 +57,7 @@ BIASES = {
 
 
 def has_bias(stage: str, bias: bool | str) -> bool:
-    """Return whether this stage has biases; `bias` is one of BIASES, or True for all and False for none."""
+    """Return whether this stage has biases. bias: a key of BIASES, or True for all stages and False for none."""
     return bias if isinstance(bias, bool) else stage in BIASES[bias]
 
 
@@ -60,11 +66,11 @@ def init(
 ) -> dict:
     """Return the parameters of one block.
 
-    M: the depth of the stack, which sets the initial scale of the output projections. bias: one of BIASES. cross: add
-    cross-attention.
+    M: number of layers of the model, which sets the initial scale of the output projections, 1/sqrt(2 M). N: largest
+    number of tokens. bias: see `has_bias`. cross: add cross-attention.
     """
     attention, params = spec.attention, {}
-    M = M if spec.order.residual else 0.5  # 1/sqrt(2 M) = 1: without residual connections nothing is summed up
+    M = M if spec.order.residual else 0.5  # without residual connections no sum grows with M, so 1/sqrt(2 M) = 1
 
     def add(name: str, stage: Any, **sizes: Any) -> None:
         params[name] = stage.init(initial.key(key, name), **sizes)
@@ -75,88 +81,109 @@ def init(
         add(f"value{suffix}", attention.value, H=H, K=K, D=D, M=M, bias=has_bias("value", bias))
         if not has_bias("output", bias):
             params[f"value{suffix}"].pop("bo_D", None)
-        params[f"score{suffix}"] = initial.scaled(params[f"score{suffix}"], spec.score_std, "U")
+        params[f"score{suffix}"] = initial.scaled(params[f"score{suffix}"], spec.score_std, attention.score.inner)
+        params[f"value{suffix}"] = initial.scaled(params[f"value{suffix}"], spec.output_std, attention.value.output)
     add("relative_position", attention.relative_position, H=H, K=K, N=N)
     add("norm2", spec.norm, D=D)
     add("mlp", spec.mlp, D=D, F=F, M=M, bias=has_bias("mlp", bias))
+    params["mlp"] = initial.scaled(params["mlp"], spec.output_std, spec.mlp.output)
     return params
 
 
+def weigh_measures(spec: Spec) -> dict[str, float]:
+    """Return {name: weight} of the measures of all stages (variant.py). Raises ValueError for two weights of a name."""
+    weights: dict[str, float] = {}
+    for stage in (spec.attention.score, spec.attention.value, spec.norm, spec.mlp):
+        for name, weight in dict(stage.measures).items():
+            if weights.setdefault(name, weight) != weight:
+                raise ValueError(f"two stages give the measure {name} the weights {weights[name]} and {weight}")
+    return weights
+
+
 def choose(params: dict, order: Order) -> Callable[..., tuple[jax.Array, dict]]:
-    """Return the function of the block with these parameters: the decoder's if they have cross-attention."""
+    """Return order.decoder if the parameters of the block include cross-attention, else order.encoder."""
     return order.decoder if "score_cross" in params else order.encoder
 
 
 def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (Turner 2023; E18)."""
+    """Return X' and aux: Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (Turner 2023; E18)."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
-    return x_BND, collect_aux(call, {"self": self_aux}, {"norm1": norm1, "norm2": norm2})
+    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
+    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
+    return x_BND, collect_aux(call, x_BND, self=self_aux, norm1=norm1, norm2=norm2, mlp=mlp)
 
 
 def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Y = LN(X + MHSA(X)); X' = LN(Y + MLP(Y)) (Vaswani et al. 2017; E19)."""
-    attended_BND, self_aux = heads.self_attention(params, x_BND, spec.attention, call)
+    """Return X' and aux: Y = LN(X + MHSA(X)); X' = LN(Y + MLP(Y)) (Vaswani et al. 2017; E19)."""
+    attended_BND, self_aux = attention_heads.self_attention(params, x_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     x_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", feed_forward(params, x_BND, spec, call), spec, call)
+    mlp_BND, mlp = feed_forward(params, x_BND, spec, call)
+    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
     x_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    return x_BND, collect_aux(call, {"self": self_aux}, {"norm1": norm1, "norm2": norm2})
+    return x_BND, collect_aux(call, x_BND, self=self_aux, norm1=norm1, norm2=norm2, mlp=mlp)
 
 
 def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Y = MHSA(LN(X)); X' = MLP(LN(Y)): without residual connections."""
+    """Return X' and aux without residual connections: Y = MHSA(LN(X)); X' = MLP(LN(Y))."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = dropout("attention", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    x_BND = dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
-    return x_BND, collect_aux(call, {"self": self_aux}, {"norm1": norm1, "norm2": norm2})
+    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
+    x_BND = dropout("mlp", mlp_BND, spec, call)
+    return x_BND, collect_aux(call, x_BND, self=self_aux, norm1=norm1, norm2=norm2, mlp=mlp)
 
 
 def decoder_pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Y = X + MHSA(LN(X)); Z = Y + MHCA(LN(Y), memory); X' = Z + MLP(LN(Z)) (E18, E26)."""
+    """Return X' and aux: Y = X + MHSA(LN(X)); Z = Y + MHCA(LN(Y), memory); X' = Z + MLP(LN(Z)) (E18, E26)."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     normed_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    attended_BND, cross_aux = heads.cross_attention(params, normed_BND, spec.attention, call)
+    attended_BND, cross_aux = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
     x_BND = x_BND + dropout("cross", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
-    statistics = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2}
-    return x_BND, collect_aux(call, {"self": self_aux, "cross": cross_aux}, statistics)
+    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
+    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
+    stages = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2, "mlp": mlp}
+    return x_BND, collect_aux(call, x_BND, self=self_aux, cross=cross_aux, **stages)
 
 
 def decoder_post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Y = LN(X + MHSA(X)); Z = LN(Y + MHCA(Y, memory)); X' = LN(Z + MLP(Z)) (Vaswani et al. 2017; E19, E26)."""
-    attended_BND, self_aux = heads.self_attention(params, x_BND, spec.attention, call)
+    """Return X' and aux: Y = LN(X + MHSA(X)); Z = LN(Y + MHCA(Y, memory)); X' = LN(Z + MLP(Z)).
+
+    (Vaswani et al. 2017; E19, E26.)
+    """
+    attended_BND, self_aux = attention_heads.self_attention(params, x_BND, spec.attention, call)
     x_BND = x_BND + dropout("attention", attended_BND, spec, call)
     x_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, cross_aux = heads.cross_attention(params, x_BND, spec.attention, call)
+    attended_BND, cross_aux = attention_heads.cross_attention(params, x_BND, spec.attention, call)
     x_BND = x_BND + dropout("cross", attended_BND, spec, call)
     x_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", feed_forward(params, x_BND, spec, call), spec, call)
+    mlp_BND, mlp = feed_forward(params, x_BND, spec, call)
+    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
     x_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    statistics = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2}
-    return x_BND, collect_aux(call, {"self": self_aux, "cross": cross_aux}, statistics)
+    stages = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2, "mlp": mlp}
+    return x_BND, collect_aux(call, x_BND, self=self_aux, cross=cross_aux, **stages)
 
 
 def decoder_plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Y = MHSA(LN(X)); Z = MHCA(LN(Y), memory); X' = MLP(LN(Z)): without residual connections."""
+    """Return X' and aux without residual connections: Y = MHSA(LN(X)); Z = MHCA(LN(Y), memory); X' = MLP(LN(Z))."""
     normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = heads.self_attention(params, normed_BND, spec.attention, call)
+    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
     x_BND = dropout("attention", attended_BND, spec, call)
     normed_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    attended_BND, cross_aux = heads.cross_attention(params, normed_BND, spec.attention, call)
+    attended_BND, cross_aux = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
     x_BND = dropout("cross", attended_BND, spec, call)
     normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    x_BND = dropout("mlp", feed_forward(params, normed_BND, spec, call), spec, call)
-    statistics = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2}
-    return x_BND, collect_aux(call, {"self": self_aux, "cross": cross_aux}, statistics)
+    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
+    x_BND = dropout("mlp", mlp_BND, spec, call)
+    stages = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2, "mlp": mlp}
+    return x_BND, collect_aux(call, x_BND, self=self_aux, cross=cross_aux, **stages)
 
 
 ORDERS = {
@@ -166,42 +193,55 @@ ORDERS = {
 }
 
 
-def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> jax.Array:
-    """Return MLP(X) (E12)."""
+def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
+    """Return MLP(X) (E12), and {"measures", "look"}."""
     with jax.named_scope("mlp"):
-        return spec.mlp.apply(params["mlp"], x_BND, layout=call.layout)
+        y_BND, measures = variant.split_measures(spec.mlp, spec.mlp.apply(params["mlp"], x_BND, layout=call.layout))
+    return y_BND, {"measures": measures, "look": {"mlp": y_BND}}
 
 
 def normalise(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return LN(X) (E14-E17), and the statistics of the batch, if this is training and the norm has running averages.
+    """Return LN(X) (E14-E17), and a dict: "running" and "measures" (variant.py).
 
-    Training uses these statistics; evaluation uses the running averages in `params`.
+    running: the statistics of the batch if the norm has running averages and this is training, else {}. Training
+    normalises with these statistics; evaluation with the running averages in `params`.
     """
-    if call.key_B is None or spec.norm.observe is None:
-        return spec.norm.apply(params, x_BND, eps=spec.eps, layout=call.layout), {}
-    statistics = spec.norm.observe(x_BND, layout=call.layout)
-    return spec.norm.apply(params | statistics, x_BND, eps=spec.eps, layout=call.layout), statistics
+    observes = call.key_B is not None and spec.norm.observe is not None
+    statistics = spec.norm.observe(x_BND, layout=call.layout) if observes else {}
+    result = spec.norm.apply(params | statistics, x_BND, eps=spec.eps, layout=call.layout)
+    normed_BND, measures = variant.split_measures(spec.norm, result)
+    return normed_BND, {"running": statistics, "measures": measures}
 
 
-def collect_aux(call: Call, attentions: dict[str, dict], statistics: dict[str, dict]) -> dict:
-    """Return aux of a block (see `Order`): what the caller requested, and the statistics of norms that have any."""
-    aux: dict = {"running": {name: values for name, values in statistics.items() if values}}
-    if call.maps:
-        aux["A"] = {name: aux_of["A"] for name, aux_of in attentions.items()}
+def collect_aux(call: Call, x_BND: jax.Array, **stages: dict) -> dict:
+    """Return aux of a block (see `Order`) from aux of its stages: attention ("self", "cross"), norms and MLP.
+
+    x_BND: the tokens after the block. Raises ValueError if call.look has an unknown name.
+    """
+    aux: dict = {"running": {name: stage["running"] for name, stage in stages.items() if stage.get("running")}}
+    if measures := variant.add_measures(*(stage["measures"] for stage in stages.values())):
+        aux["measures"] = measures
+    if call.look:
+        activations = {"hidden": x_BND}
+        for stage in stages.values():
+            activations |= stage.get("look", {})
+        if unknown := [name for name in call.look if name not in activations]:
+            raise ValueError(f"look = {unknown[0]!r} is not an activation. Choose from {', '.join(activations)}")
+        aux["look"] = {name: activations[name] for name in call.look}
     if call.keep or call.cache is not None:
-        aux["cache"] = {name: aux_of["cache"] for name, aux_of in attentions.items()}
+        aux["cache"] = {name: stage["cache"] for name, stage in stages.items() if "cache" in stage}
     return aux
 
 
 def dropout(name: str, x_BND: jax.Array, spec: Spec, call: Call) -> jax.Array:
-    """Return x with each number 0 with probability p = spec.dropout, else x / (1 - p) (Srivastava et al. 2014).
+    """Return x with each element 0 with probability p = spec.dropout, else divided by 1 - p (Srivastava et al. 2014).
 
-    The zeros of a sequence depend only on its random key and the name of the stage: not on the other sequences, the
-    number of devices or the microbatches. If devices share a sequence, each draws the full mask and slices its own
-    tokens. Without keys (evaluation) or at rate 0 the result is x. Raises ValueError unless 0 <= p < 1.
+    The zeros of a sequence depend only on its random key and the stage's name, not on other sequences, the number of
+    devices or microbatches. If devices share a sequence, each device draws the full mask and slices its own tokens.
+    Without keys (evaluation), or if p = 0, x is unchanged. Raises ValueError unless 0 <= p < 1.
     """
     if not 0 <= spec.dropout < 1:
-        raise ValueError(f"dropout = {spec.dropout} must be at least 0 and less than 1")
+        raise ValueError(f"dropout = {spec.dropout} is outside [0, 1). Choose a probability of at least 0 and below 1")
     if call.key_B is None or spec.dropout == 0:
         return x_BND
     (_, N, D), sequence = x_BND.shape, call.layout.sequence

@@ -1,4 +1,4 @@
-"""Embeddings: from token ids and images, whole or partly masked, to tokens (E1, E2, E26)."""
+"""Embeddings: map token ids, or the patches of images, to tokens x_BND (E1, E2). Patches may be masked (E26)."""
 
 import functools
 
@@ -12,8 +12,8 @@ from tfm.variant import Variant
 def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0, E: int = 0) -> dict:
     """Draw the embedding E_WD, and S_JD for J kinds of segments (first and second sentence); J = 0: no segments.
 
-    E: number of features of a row, which a matrix maps to D after the norm of the embedding (ALBERT; Lan et al. 2020,
-    section 3.1); 0: rows have D features.
+    E: if not 0, the rows are E_WE and S_JE, and `up` maps E features to D after the norm of the embedding (ALBERT; Lan
+    et al. 2020, section 3.1).
     """
     letter, std, sizes = "E" if E else "D", (E or D) ** -0.5, {"W": W, "J": J, "D": D, "E": E}
     params = initial.normal(key, f"E_W{letter}", std, **sizes)
@@ -26,50 +26,56 @@ def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0, E: int = 0) -> di
 def _words(
     params: dict, inputs: jax.Array | dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE
 ) -> jax.Array:
-    """Return row w_i of the embedding: X_i = x_i E with the one-hot vector x_i (E1).
+    """Return row w_i of the embedding for each token id: X_i = x_i E with the one-hot vector x_i (E1).
 
-    inputs: w_BN, or {"w_BN", "segment_BN"}: the row S of each token's segment is added (Devlin et al. 2019, figure 2);
-    without segment_BN all tokens have segment 0. With layout.vocab each device holds some rows of E.
+    inputs: w_BN or {"w_BN", "segment_BN"}. If the tree has S, row j of S is added to tokens of segment j (Devlin et al.
+    2019, figure 2); without segment_BN, j = 0. With layout.vocab each device holds some rows of E.
     """
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
     E_WD, w_BN = jnp.asarray(shapes.find(params, "E")), inputs["w_BN"]
     if layout.vocab is None:
         x_BND = E_WD[w_BN]
     else:  # one device holds the row, and the others add 0
-        here_BN = w_BN - jax.lax.axis_index(layout.vocab) * len(E_WD)
-        is_here_BN = (here_BN >= 0) & (here_BN < len(E_WD))
-        row_BND = E_WD[jnp.where(is_here_BN, here_BN, 0)]
-        x_BND = jax.lax.psum(jnp.where(is_here_BN[..., None], row_BND, 0), layout.vocab)
+        local_BN = w_BN - jax.lax.axis_index(layout.vocab) * len(E_WD)
+        is_local_BN = (local_BN >= 0) & (local_BN < len(E_WD))
+        row_BND = E_WD[jnp.where(is_local_BN, local_BN, 0)]
+        x_BND = jax.lax.psum(jnp.where(is_local_BN[..., None], row_BND, 0), layout.vocab)
     S_JD = shapes.find(params, "S")
     return x_BND if S_JD is None else x_BND + jnp.asarray(S_JD)[inputs.get("segment_BN", 0)]
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
-    """Return vec(patch_n): patches of size x size pixels in reading order, v_BNP with P = size * size * Z.
+    """Return v_BNP, v_n = vec(patch_n): patches of size x size pixels in reading order, P = size * size * Z.
 
-    Raises ValueError if the image is not a whole number of patches high and wide.
+    Raises ValueError if `size` does not divide Y and X.
     """
     B, Y, X, Z = image_BYXZ.shape
     if Y % size or X % size:
-        raise ValueError(f"images of {Y} x {X} pixels do not divide into patches of {size} x {size}")
+        raise ValueError(
+            f"images of {Y} x {X} pixels do not divide into patches of {size} x {size}. "
+            "Choose a patch size that divides both sides"
+        )
     rows = image_BYXZ.reshape(B, Y // size, size, X // size, size, Z)
     return rows.swapaxes(2, 3).reshape(B, (Y // size) * (X // size), size * size * Z)
 
 
 def join(v_BNP: jax.Array, *, Y: int, X: int, size: int) -> jax.Array:
-    """Return image_BYXZ of Y x X pixels from its patches in reading order: the inverse of `cut`.
+    """Return image_BYXZ from patches v_BNP of size x size pixels in reading order: the inverse of `cut`.
 
-    Raises ValueError if the patches do not make such an image.
+    Raises ValueError if N patches of P values do not make an image of Y x X pixels.
     """
     B, N, P = v_BNP.shape
     if Y % size or X % size or N != (Y // size) * (X // size) or P % size**2:
-        raise ValueError(f"{N} patches of {P} values, {size} x {size} pixels each, do not make {Y} x {X} pixels")
+        raise ValueError(
+            f"{N} patches of {P} values do not make an image of {Y} x {X} pixels from patches of {size} x {size}. "
+            "Pass the Y, X and size of the images that were cut"
+        )
     rows = v_BNP.reshape(B, Y // size, X // size, size, size, P // size**2)
     return rows.swapaxes(2, 3).reshape(B, Y, X, P // size**2)
 
 
 def _patches_init(key: jax.Array, *, P: int, D: int, hidden: bool = False) -> dict:
-    """Draw W_DP and b_D and, with hidden, the token h_D of masked patches."""
+    """Draw W_DP and b_D. hidden: also draw the token h_D of masked patches."""
     params = initial.normal(key, "W_DP", (P * D) ** -0.5, D=D, P=P) | initial.zeros("b_D", D=D)
     return params | (initial.normal(key, "h_D", D**-0.5, D=D) if hidden else {})
 
@@ -80,23 +86,21 @@ def _patches(params: dict, v_BNP: jax.Array, *, layout: layouts.Layout = layouts
 
 
 def _mixed_init(key: jax.Array, *, P: int, W: int, D: int) -> dict:
-    """Draw the parameters of both patches and tokens."""
+    """Draw the parameters of `patches` and those of `words`."""
     return _patches_init(key, P=P, D=D) | _words_init(key, W=W, D=D)
 
 
 def _mixed(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return W vec(patch_n) + b for the patches `v_BNP`, followed by x_i E for the token ids `w_BN`: one sequence (E1,
-    E2).
-    """
+    """Return one sequence: W vec(patch_n) + b of the patches `v_BNP`, then x_i E of the token ids `w_BN` (E1, E2)."""
     x_BND = _words(params, inputs["w_BN"], layout=layout)
     return jnp.concatenate([_patches(params, inputs["v_BNP"]), x_BND], axis=1)
 
 
 def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return x_n = h for masked patches, one learned token for all, and W vec(patch_n) + b for the others (E26).
+    """Return the learned token h for masked patches, and W vec(patch_n) + b for the others (E26).
 
-    inputs: patches `v_BNP`, and `hidden_BN` (bool), True if a patch is masked. No masked pixel, not even NaN, reaches a
-    token or the gradient of W.
+    inputs: patches `v_BNP`, and `hidden_BN`, True if a patch is masked. Masked pixels, even NaN, affect neither the
+    tokens nor the gradient of W.
     """
     hidden_BN1 = inputs["hidden_BN"][..., None]
     visible_BNP = jnp.where(hidden_BN1, 0, inputs["v_BNP"]).astype(params["W_DP"].dtype)
@@ -104,13 +108,13 @@ def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layou
 
 
 def class_token_init(key: jax.Array, *, D: int, tokens: int = 1) -> dict:
-    """Draw the class token c_D, and with tokens = 2 the distillation token d_D."""
+    """Draw the class token c_D and, if tokens = 2, the distillation token d_D (Touvron et al. 2021)."""
     params = initial.normal(key, "c_D", D**-0.5, D=D)
     return params | initial.normal(key, "d_D", D**-0.5, D=D) if tokens == 2 else params
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
-    """Return the tokens after the class token (E25), and after the distillation token if there is one (DeiT)."""
+    """Prepend the class token (E25), or the class and the distillation token, to the tokens of every sequence."""
     first = [jnp.broadcast_to(params[name], (x_BND.shape[0], 1, x_BND.shape[2])) for name in sorted(params)]
     return jnp.concatenate([*(token_B1D.astype(x_BND.dtype) for token_B1D in first), x_BND], axis=1)
 

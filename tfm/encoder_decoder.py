@@ -1,21 +1,24 @@
 """Sequence to sequence: an encoder reads one sequence, and a decoder generates another while attending to it (E26).
 
-params = {embed, encoder, decoder, head}: both sides share the embedding (one vocabulary). Each side is a trunk of
-transformer.py, {position, blocks, norm}; the decoder's blocks also have cross-attention.
+params = {embed, encoder, decoder, head}: encoder and decoder share the embedding and its vocabulary. Each has the
+parameters {position, blocks, norm} of transformer.init_trunk; the decoder's blocks also have cross-attention.
 """
 
 from typing import Any
 
 import jax
 
-from tfm import block as blocks, initial, transformer
+from tfm import block as blocks, initial, transformer, variant
 from tfm.attention import mask as masks
 from tfm.attention.spec import Call, Memory
 from tfm.decode import kv_cache
 
 
 def init(key: jax.Array, *, D: int, spec: transformer.Spec, tied_output: bool = False, **trunk: Any) -> dict:
-    """Return the parameter tree. tied_output: the head uses the embedding. trunk: as in transformer.init_trunk."""
+    """Return the parameter tree.
+
+    tied_output: the head uses the embedding as its matrix. trunk: further arguments of transformer.init_trunk.
+    """
     head = spec.head.init(initial.key(key, "head"), D=D)
     return {
         "embed": spec.embed.init(initial.key(key, "embed"), D=D),
@@ -26,17 +29,17 @@ def init(key: jax.Array, *, D: int, spec: transformer.Spec, tied_output: bool = 
 
 
 def side(params: dict, name: str) -> dict:
-    """Return the encoder or the decoder as a tree of transformer.py, with the embedding and the head."""
+    """Return the parameters of the "encoder" or "decoder", with embedding and head, as transformer.py takes them."""
     return {"embed": params["embed"], "head": params["head"]} | params[name]
 
 
 def encode(params: dict, source_BS: jax.Array, valid_BS: jax.Array, spec: transformer.Spec, call: Call) -> tuple:
-    """Return the memory, and aux of the encoder. The memory is the source's tokens after M blocks, attending to all
-    valid tokens.
+    """Return the memory (the source's tokens after the encoder, and their mask) and aux of the encoder.
 
-    If devices share the target's tokens, each reads the whole source.
+    source_BS: token ids. valid_BS: False at padding, which is at the end, and to which no token attends. If devices
+    share the target's tokens, every device still encodes the whole source.
     """
-    mask = masks.padding(valid_BS)
+    mask = masks.padding(valid_BS, at_end=True)
     encoder_call = Call(mask=mask, key_B=blocks.fold_name(call.key_B, "encoder"), layout=call.layout.whole)
     x_BSD, aux = transformer.hidden(side(params, "encoder"), source_BS, spec, encoder_call)
     return Memory(x_BSD, mask), aux
@@ -47,14 +50,17 @@ def hidden(
 ) -> tuple[jax.Array, dict]:
     """Return the decoder's X^(M) for the target's tokens w_BN, given the whole source (E26), and aux.
 
-    aux has A_MBHNS and A_cross_MBHNS of the decoder with call.maps.
+    aux: of the decoder (see transformer.hidden), with the batch statistics of both sides in "running".
     """
     memory, encoder_aux = encode(params, source_BS, valid_BS, spec, call)
     call = call._replace(mask=masks.causal, memory=memory, key_B=blocks.fold_name(call.key_B, "decoder"))
     x_BND, aux = transformer.hidden(side(params, "decoder"), w_BN, spec, call)
     sides = {"encoder": encoder_aux, "decoder": aux}
-    running = {name: side_aux["running"] for name, side_aux in sides.items() if "running" in side_aux}
-    return x_BND, aux | ({"running": running} if running else {})
+    if running := {name: side_aux["running"] for name, side_aux in sides.items() if "running" in side_aux}:
+        aux |= {"running": running}
+    if measures := variant.add_measures(*(side_aux.get("measures", {}) for side_aux in sides.values())):
+        aux |= {"measures": measures}
+    return x_BND, aux
 
 
 def start(
@@ -68,8 +74,10 @@ def start(
     spec: transformer.Spec,
     call: Call,
 ) -> tuple[jax.Array, dict]:
-    """Return the logits_BW after each prompt, the token that begins a target, and the cache. The source is read
-    once.
+    """Encode the source, read the prompts, and return the logits_BW after each prompt and the cache for `step`.
+
+    prompt_BN: the first length_B tokens of each target, right-padded; at least the token that begins a target.
+    capacity: number of positions of the cache.
     """
     memory, _ = encode(params, source_BS, valid_BS, spec, call)
     call = call._replace(mask=masks.causal, memory=memory)
@@ -82,7 +90,7 @@ def step(
     params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, *, spec: transformer.Spec
 ) -> tuple[jax.Array, dict]:
     """Read token w_B at position n_B of each target. Return the logits_BW of the next token, and the new cache."""
-    call = Call(mask=masks.causal, memory=Memory(None, masks.padding(cache["valid_BS"])))
+    call = Call(mask=masks.causal, memory=Memory(None, masks.padding(cache["valid_BS"], at_end=True)))
     decoder = side(params, "decoder")
     logits_BW, layers = kv_cache.step(decoder, cache["layers"], w_B, n_B, spec=spec, call=call)
     return logits_BW, cache | {"layers": layers}

@@ -1,7 +1,7 @@
 """Output heads: next-token logits, masked-token logits, class logits, pixel predictions. All outputs are float32.
 
-A head of token logits has a matrix G_WD, or uses the embedding (tied output). `transform` is an optional layer before
-the matrix (BERT).
+The matrix of a token head is G_WD, or the embedding (tied output). `transform` is an optional layer before the matrix,
+as in BERT.
 """
 
 import functools
@@ -16,25 +16,23 @@ from tfm.variant import Variant
 
 
 def _init(key: jax.Array, *, matrix: str, bias: str = "", **sizes: int) -> dict:
-    """Draw the matrix with std 0.02, so that the first predictions are nearly uniform, a loss of log W; biases are
-    0.
-    """
+    """Draw the matrix with std 0.02, so that the first predictions are nearly uniform (loss log W); biases are 0."""
     params = initial.normal(key, matrix, 0.02, **sizes)
     return params | (initial.zeros(bias, **sizes) if bias else {})
 
 
 def _word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_{n,w} = g_w^T x_n: p(w_{n+1} = w) = softmax(l_n)_w (E24), or p(w_n = w) if token n was masked (E27)."""
+    """Return l_{n,w} = g_w^T x_n (+ b_w): the logits of token n + 1 (E24), or of token n if it was masked (E27)."""
     return linear.logits(x_BND, shapes.find(params, "G"), shapes.find(params, "b"))
 
 
 def _word_init(key: jax.Array, *, W: int, D: int, E: int = 0, bias: str = "") -> dict:
-    """Draw G_WD, or G_WE for an embedding of E features, to which `transform` maps D (Lan et al. 2020)."""
+    """Draw G_WD or, if the embedding has E features, G_WE: `transform` maps D to E (Lan et al. 2020)."""
     return _init(key, matrix="G_WE" if E else "G_WD", bias=bias, W=W, D=D, E=E)
 
 
 def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any, E: int = 0) -> dict:
-    """Return the parameters of `init`, those of `transform`, and a bias for each token id."""
+    """Return the parameters of a head with `transform`: those of `init`, the layer, and a bias for each token id."""
     params, letter = init(key, D=D, E=E), "E" if E else "D"
     layer = initial.normal(key, f"W_{letter}D", D**-0.5, D=D, E=E) | initial.zeros(f"b_{letter}", D=D, E=E)
     layer["norm"] = norm.init(initial.key(key, "norm"), D=D, E=E)
@@ -50,68 +48,69 @@ def transform(
     eps: float,
     layout: layouts.Layout = layouts.ONE,
 ) -> jax.Array:
-    """Return LN(a(W x_n + b)): a layer before the output matrix (Devlin et al. 2019, in their code, a = gelu)."""
+    """Return LN(a(W x_n + b)), the input of the output matrix (in the code of Devlin et al. 2019, a = gelu)."""
     y_BND = activation(linear.matmul(x_BND, shapes.find(params, "W"), shapes.find(params, "b")))
     return norm.apply(params["norm"], y_BND, eps=eps, layout=layout)
 
 
 def _pooled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_c = g_c^T mean_n x_n + b_c (E25); the mean includes the tokens of devices that share the sequence."""
+    """Return l_c = g_c^T mean_n x_n + b_c (E25). The mean is over all tokens, also if devices share a sequence."""
     mean_BD = linear.to_float32(x_BND).mean(axis=1)
     mean_BD = mean_BD if layout.sequence is None else jax.lax.pmean(mean_BD, layout.sequence)
     return linear.logits(mean_BD.astype(x_BND.dtype), params["G_CD"], params["b_C"])
 
 
 def _class_token(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_c = g_c^T x_0 + b_c, from the class token, which is the first (E25)."""
+    """Return l_c = g_c^T x_0 + b_c from the class token, which is the first token (E25)."""
     return linear.logits(x_BND[:, 0], params["G_CD"], params["b_C"])
 
 
 def _distilled_init(key: jax.Array, *, D: int, C: int) -> dict:
-    """Draw a matrix for the class token and one for the distillation token."""
-    distilled = _init(initial.key(key, "distilled"), matrix="Gd_CD", bias="bd_C", D=D, C=C)
-    return _class_init(key, D=D, C=C) | distilled
+    """Draw a matrix and a bias for the class token, and others for the distillation token."""
+    distillation = _init(initial.key(key, "distilled"), matrix="Gd_CD", bias="bd_C", D=D, C=C)
+    return _class_init(key, D=D, C=C) | distillation
 
 
 def _distilled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_c = (g_c^T x_0 + b_c + g'_c^T x_1 + b'_c) / 2, from the class token and the distillation token.
+    """Return l_c = (g_c^T x_0 + b_c + g'_c^T x_1 + b'_c) / 2 from the class token and the distillation token.
 
     (Touvron et al. 2021, section 3.)
     """
-    distilled = {"G_CD": params["Gd_CD"], "b_C": params["bd_C"]}
-    return (_class_token(params, x_BND) + _class_token(distilled, x_BND[:, 1:])) / 2
+    distillation = {"G_CD": params["Gd_CD"], "b_C": params["bd_C"]}
+    return (_class_token(params, x_BND) + _class_token(distillation, x_BND[:, 1:])) / 2
 
 
 def _each_word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_{n,c} = g_c^T x_n + b_c for each token; with C = 2, start and end of an answer (Devlin et al. 2019,
-    section 4).
+    """Return l_{n,c} = g_c^T x_n + b_c for each token.
+
+    With C = 2 these are the logits that an answer starts, or ends, at the token (Devlin et al. 2019, section 4).
     """
     return linear.logits(x_BND, params["G_CD"], params["b_C"])
 
 
 def first_word_init(key: jax.Array, *, D: int, C: int) -> dict:
-    """Draw the class matrix, and the layer W_DD, b_D before it."""
+    """Draw the class matrix G_CD, b_C, and the layer W_DD, b_D before it."""
     pooler = initial.normal(initial.key(key, "pooler"), "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
     return _class_init(key, D=D, C=C) | {"pooler": pooler}
 
 
 def first_word_of(activation: Callable[[jax.Array], jax.Array]) -> Variant:
-    """Return the head l_c = g_c^T a(W x_0 + b) + b_c, from the first token, which belongs to no text.
+    """Return the head l_c = g_c^T a(W x_0 + b) + b_c, from the first token, such as BERT's [CLS].
 
-    (Devlin et al. 2019, in their code, a = tanh.)
+    (In the code of Devlin et al. 2019, a = tanh.)
     """
 
     def apply(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
         pooler = params["pooler"]
         y_BD = activation(linear.matmul(x_BND[:, 0], pooler["W_DD"], pooler["b_D"]))
-        # In float32: XLA:CPU cannot compute a float32 product of 16-bit numbers directly after another product.
+        # y is cast to float32 because XLA:CPU cannot compute a float32 product of 16-bit numbers right after a product.
         return linear.logits(linear.to_float32(y_BD), params["G_CD"], params["b_C"])
 
     return Variant(first_word_init, apply)
 
 
 def _pixels(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return v_n = W x_n + b, the predicted vec(patch_n): E2 in the other direction (E26)."""
+    """Return v_n = W x_n + b, the prediction of vec(patch_n): E2 from tokens to patches (E26)."""
     return linear.logits(x_BND, params["W_PD"], params["b_P"])
 
 

@@ -1,7 +1,8 @@
 """Initial parameters: a parameter's random key depends only on the root key and its path.
 
-Adding, removing or reordering parameters therefore does not change the initial values of the others. Two models start
-with the same values if name and shape are the same. Shapes follow from the names (shapes.py).
+Adding, removing or reordering parameters therefore does not change the initial values of the others. Two models with
+the same root key give a parameter the same initial value if its path, shape and std agree. Shapes follow from the names
+(shapes.py).
 """
 
 import zlib
@@ -14,22 +15,22 @@ from tfm import shapes
 
 
 def key(root: jax.Array, name: str) -> jax.Array:
-    """Return the random key of the child `name`: fold_in(root, crc32(name)), the same on every machine and Python."""
+    """Return the random key of the child `name`: fold_in(root, crc32(name)), equal on all machines and Pythons."""
     return jax.random.fold_in(root, zlib.crc32(name.encode()))
 
 
 def normal(root: jax.Array, name: str, std: float, **sizes: int) -> dict[str, jax.Array]:
-    """Return {name: independent draws from N(0, std^2)}, with the shape of the name."""
-    return {name: std * jax.random.normal(key(root, name), shapes.size(name, sizes))}
+    """Return {name: independent draws from N(0, std^2)}, of the shape that the name states (shapes.shape)."""
+    return {name: std * jax.random.normal(key(root, name), shapes.shape(name, sizes))}
 
 
 def zeros(name: str, **sizes: int) -> dict[str, jax.Array]:
-    """Return {name: 0}, for biases and shifts."""
-    return {name: jnp.zeros(shapes.size(name, sizes))}
+    """Return {name: zeros}, for biases and shifts."""
+    return {name: jnp.zeros(shapes.shape(name, sizes))}
 
 
 def scaled(params: Any, factor: float | jax.Array, names: str | tuple[str, ...]) -> Any:
-    """Return the parameters with a factor on the leaves whose name begins with one of `names`."""
+    """Return the parameters with the leaves multiplied by `factor` if their names begin with one of `names`."""
 
     def times(path: Any, leaf: jax.Array) -> jax.Array:
         return factor * leaf if shapes.names(path)[-1].startswith(names) else leaf

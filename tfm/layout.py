@@ -1,13 +1,13 @@
-"""Layouts: how the devices of a mesh share one model, and the collectives that combine their parts.
+"""Layouts: how the devices of a mesh share one model, and the collectives that depend on it.
 
-All functions run inside `jax.shard_map`; on one device they do nothing.
+All functions run inside `jax.shard_map`. On one device they do nothing.
 
-| axis     | what each device holds                        | what passes between devices                              |
+| field    | what each device holds                        | what passes between devices                              |
 |----------|-----------------------------------------------|----------------------------------------------------------|
-| batch    | some of the sequences                         | sums of losses and counts (gradients follow)             |
-| fsdp     | a part of each weight's features D            | a block's weights, gathered when the block needs them    |
+| batch    | some of the sequences                         | sums of losses and counts, and of gradients              |
+| fsdp     | a slice of axis D of each weight              | a block's weights, gathered when the block needs them    |
 | tensor   | some heads and hidden units (E8: sum_h V_h)   | the sum over heads, the sum over hidden units            |
-| vocab    | some tokens of embedding and output           | sums over the vocabulary (softmax), embedding rows       |
+| vocab    | some rows of embedding and output matrix      | sums over the vocabulary (softmax), embedding rows       |
 | sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)                |
 """
 
@@ -20,25 +20,26 @@ from tfm import shapes
 
 
 class Layout(NamedTuple):
-    """The names of the mesh axes; None (or an empty tuple) if nothing is shared that way."""
+    """The mesh axis for each kind of sharing (the table above); None or () if the devices do not share that way."""
 
     batch: tuple[str, ...] = ()
     fsdp: str | None = None
     tensor: str | None = None
     vocab: str | None = None
     sequence: str | None = None
-    platform: str = ""  # of the devices: cpu, gpu, tpu; '' if the program is for any
+    platform: str = ""  # of the devices: cpu, gpu, tpu; '' if the program must run on any
+    letters: str = "DF"  # the axes of weights that fsdp shards
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
         """The mesh axes that may shard each letter of a weight (shapes.specs)."""
-        rules = {"F": (self.tensor, self.fsdp), "W": (self.vocab,), "D": (self.fsdp,)}
-        rules |= dict.fromkeys("HG", (self.tensor,))
+        rules = {"W": (self.vocab,)} | dict.fromkeys("FHG", (self.tensor,))
+        rules |= {letter: (*rules.get(letter, ()), self.fsdp) for letter in self.letters}
         return {letter: tuple(filter(None, axes)) for letter, axes in rules.items() if any(axes)}
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The axes over which the tokens of a batch are sharded."""
+        """The mesh axes over which the tokens of a batch are sharded."""
         return self.batch + ((self.sequence,) if self.sequence else ())
 
     @property
@@ -51,14 +52,14 @@ ONE = Layout()  # one device
 
 
 def gather_features(params: Any, layout: Layout) -> Any:
-    """Return the weights with all their features D, gathered from the devices of `fsdp`.
+    """Return the weights with all slices of axis D, gathered over the mesh axis `fsdp`.
 
-    The transpose of gathering sums and scatters the gradients: each device receives the gradient of its part, which is
-    then summed over the devices with other tokens.
+    In the backward pass the gather becomes a reduce-scatter: each device receives the gradient of its slice. JAX then
+    sums this gradient over the devices that hold other tokens.
     """
     if not layout.fsdp:
         return params
-    zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # its type varies over these axes
+    zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # added, it makes a weight vary over these axes
 
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
@@ -74,7 +75,7 @@ def gather_features(params: Any, layout: Layout) -> Any:
 def positions(layout: Layout, N: int) -> jax.Array | None:
     """Return the positions of this device's N tokens if devices share sequences; else None, which means 0 ... N-1.
 
-    Device i of P holds the tokens i, P + i, 2 P + i, ... With a causal mask all devices then have the same work
+    Device i of P holds the positions i, P + i, 2 P + i, ..., so that all devices have equal work under a causal mask
     (Brandon et al. 2023, striped attention).
     """
     if layout.sequence is None:
@@ -83,7 +84,7 @@ def positions(layout: Layout, N: int) -> jax.Array | None:
 
 
 def take_own_tokens(x_BN: jax.Array, layout: Layout) -> jax.Array:
-    """Return this device's tokens of whole sequences, (B, N, ...)."""
+    """Return this device's tokens of x, which holds all tokens of its sequences, (B, N, ...)."""
     if layout.sequence is None:
         return x_BN
     return jnp.take(x_BN, positions(layout, x_BN.shape[1] // jax.lax.axis_size(layout.sequence)), axis=1)

@@ -1,7 +1,7 @@
 """Products of tokens with a matrix.
 
 A matrix is stored as the papers write it: it maps its last letter to the letters before it (`W1_FD` maps D to F).
-Tokens are rows. Products with the matrices of heads are in platform.py.
+Tokens are rows. Products with matrices that have a head axis are in platform.py.
 """
 
 import jax
@@ -13,9 +13,9 @@ from tfm import platform
 def matmul(x: jax.Array, W: jax.Array, b: jax.Array | None = None, *, tensor: str | None = None) -> jax.Array:
     """Return y = W x (+ b) for every token x. Shapes: x (..., D), W (out..., D), b (out...) -> y (..., out...).
 
-    tensor: the mesh axis over which the features of x and the columns of W are sharded; W x is the sum over it.
-    All leading axes are flattened into rows: with three-dimensional contractions the training step takes 1.4 times as
-    long on XLA:CPU; on a GPU or TPU there is no difference.
+    tensor: the mesh axis over which the features of x and the columns of W are sharded; W x is then summed over it. The
+    leading axes of x are flattened into rows: with three-dimensional contractions a training step takes 1.4 times as
+    long on XLA:CPU. On a GPU or TPU there is no difference.
     """
     y_TO = platform.matmul_rows(x.reshape(-1, x.shape[-1]), W.reshape(-1, x.shape[-1]))
     y_TO = y_TO if tensor is None else jax.lax.psum(y_TO, tensor)

@@ -1,10 +1,10 @@
 """Low-rank adapters (LoRA, Hu et al. 2021): a trained matrix is frozen, and a low-rank change of it is learned.
 
-    W' = W + (alpha / r) B A,    B: outputs x r, A: r x inputs; at first B = 0, and A ~ N(0, 1 / inputs)
+    W' = W + (alpha / r) B A,    B: outputs x r, A: r x inputs. At first B = 0, and A ~ N(0, 1 / inputs).
 
-The letters of a matrix state its sides (shapes.sides), so one function of the parameter tree adapts any matrix, and no
-layer needs to know. The adapters have the same paths below `lora`: those of blocks/score/Uq_HKD are
-lora/blocks/score/Uq_HKD/{A_DL, B_HKL}, with L = r. Both A and B are stored with r last.
+The letters of a matrix state which axes are inputs (shapes.sides). So one function of the parameter tree adapts any
+matrix, and the layers have no code for adapters. The adapter of blocks/score/Uq_HKD is
+lora/blocks/score/Uq_HKD/{A_DL, B_HKL}; L is the rank r, the last axis of both.
 """
 
 import math
@@ -19,13 +19,14 @@ from tfm import initial, layout as layouts, shapes
 NODE = "lora"
 
 
-def init(key: jax.Array, params: dict, *, rank: int, chosen: Callable[[str], bool]) -> dict:
-    """Return the tree with new adapters of this rank for the matrices whose paths are chosen. The model's output is
-    unchanged.
+def init(key: jax.Array, params: dict, *, rank: int, select: Callable[[str], bool]) -> dict:
+    """Return the tree with a new adapter of this rank for each matrix for which select(path) is True.
+
+    The model's output is unchanged, because B = 0.
     """
     tree: dict[str, Any] = {**params, NODE: {}}
     for path, leaf in shapes.flat(params).items():
-        if not chosen(path):
+        if not select(path):
             continue
         node = tree[NODE]
         for name in shapes.names(path):
@@ -40,7 +41,7 @@ def init(key: jax.Array, params: dict, *, rank: int, chosen: Callable[[str], boo
 
 
 def merge(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -> dict:
-    """Return the tree of effective weights W', without adapters. layout: the devices that share the weights."""
+    """Return the tree of effective weights W', without adapters. layout: how devices share the weights."""
     adapters, specs = params[NODE], shapes.specs(params, layout.rules)
 
     def adapt(path: Any, W: jax.Array, spec: Any) -> jax.Array:
@@ -49,10 +50,10 @@ def merge(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -
             if name not in node:
                 return W
             node, node_spec = node[name], node_spec[name]
-        wanted, parts = (*spec, *[None] * W.ndim), []
+        W_spec, factors = (*spec, *[None] * W.ndim), []
         for name, axes in zip(sorted(node), _axes(path), strict=True):
-            parts.append((_gather_side(node[name], node_spec[name], [wanted[i] for i in axes]), [*axes, W.ndim]))
-        (A, A_axes), (B, B_axes) = parts
+            factors.append((_gather_factor(node[name], node_spec[name], [W_spec[i] for i in axes]), [*axes, W.ndim]))
+        (A, A_axes), (B, B_axes) = factors
         with jax.named_scope(NODE):
             change = jnp.einsum(B, B_axes, A, A_axes, [*range(W.ndim)], precision="highest")
             return W + (alpha / A.shape[-1]) * change
@@ -62,14 +63,20 @@ def merge(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -
 
 
 def _axes(path: Any) -> list[list[int]]:
-    """Return the axes of a matrix that A has, and those that B has. Copies of the matrix are copies of both."""
+    """Return the axes of a matrix that A has (inputs), and those that B has (outputs).
+
+    Both also have the axes that count copies of the matrix, such as layers.
+    """
     outputs, inputs = shapes.sides(path)
     return [[i for i in range(len(shapes.letters(path))) if i not in side] for side in (outputs, inputs)]
 
 
-def _gather_side(part: jax.Array, spec: Any, wanted: list) -> jax.Array:
-    """Return a side of an adapter, gathered over mesh axes that do not shard the matrix: F of W1_FD, D of its A_DL."""
+def _gather_factor(factor: jax.Array, spec: Any, W_spec: list) -> jax.Array:
+    """Return A or B, gathered along axes that the matrix shards differently. W_spec: the mesh axes of the matrix.
+
+    For example, without tensor parallelism fsdp shards axis F of W1_FD, but axis D of its A_DL.
+    """
     for i, axis in enumerate(spec):
-        if axis and axis != wanted[i]:
-            part = jax.lax.all_gather(part, axis, axis=i, tiled=True)
-    return part
+        if axis and axis != W_spec[i]:
+            factor = jax.lax.all_gather(factor, axis, axis=i, tiled=True)
+    return factor

@@ -1,8 +1,8 @@
-"""Losses and metrics as (sum, count), which several devices add up before they divide.
+"""Losses and metrics as pairs (sum, count): several devices add up the pairs before they divide.
 
 `cross_entropy` and `accuracy` take logits (..., C), targets (...) and weights (...); `squared_error` takes patches.
 Weight 0 marks padding, or a token without a target. vocab: the mesh axis over which the logits are sharded, in order of
-the token ids. `next_token` takes hidden states instead of logits, and never holds the logits of all tokens at once.
+the token ids. `next_token` takes hidden states instead of logits. If there are many logits, it computes them in chunks.
 """
 
 import functools
@@ -13,16 +13,16 @@ import jax.numpy as jnp
 from tfm import layout as layouts, linear, shapes
 from tfm.attention import block_mask, explicit
 
-Ratio = tuple[jax.Array, jax.Array]
+Ratio = tuple[jax.Array, jax.Array]  # (sum, count)
 
-# `next_token` uses chunks from FROM logits a device on; LOGITS and ON_CPU are the logits of a chunk.
-# 8 x 1,024 tokens, D = 768, W = 50,304, bfloat16, loss and gradient as libtpu 0.0.50 estimates them for v5e-1, in the
-# step of GPT-2's 124 M: in chunks of 2**26, 2**27, 2**28 logits 17.8, 15.6, 15.6 ms, with 2**27 in 0.9 GiB; at once
-# 27.5 ms and 2.3 GiB (each chunk reads and writes the sum of G's gradients: 0.5 ms).
-# On a CPU, two cores (AMD EPYC), 4 x 256 tokens, D = 128: 0.49 s at once; 0.46, 0.46, 0.65 s in chunks of 2**24, 2**25,
-# 2**26; with D = 512: 1.08 s; 1.03, 1.08, 1.23 s.
-FROM, LOGITS, ON_CPU = 2**24, 2**27, 2**24
-SPARSE = 4  # chunks are so many times smaller if few tokens are targets: half of the last chunk is padding
+# `next_token` computes MIN_CHUNKED or more logits of a device in chunks of CHUNK logits, on a CPU of CHUNK_CPU.
+# On a TPU v5e-1, loss and gradient in the training step of GPT-2 124 M (8 x 1,024 tokens, D = 768, W = 50,304,
+# bfloat16) take 17.8, 15.6, 15.6 ms in chunks of 2**26, 2**27, 2**28 logits, and 0.9 GiB with 2**27; without chunks
+# 27.5 ms and 2.3 GiB (estimates of libtpu 0.0.50). Each chunk takes 0.5 ms to read and write the summed gradient of G.
+# On two CPU cores (AMD EPYC), 4 x 256 tokens with D = 128 take 0.46, 0.46, 0.65 s in chunks of 2**24, 2**25, 2**26, and
+# 0.49 s without chunks; with D = 512 they take 1.03, 1.08, 1.23 s, and 1.08 s without chunks.
+MIN_CHUNKED, CHUNK, CHUNK_CPU = 2**24, 2**27, 2**24
+SPARSE = 4  # factor by which chunks are smaller if few tokens are targets: on average half of the last chunk is padding
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
@@ -43,14 +43,36 @@ def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vo
 
 
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
-    """Return the weighted number of targets with the largest logit, and the sum of the weights."""
+    """Return the weighted number of targets whose logit is the largest, and the sum of the weights."""
     logits = jax.lax.stop_gradient(logits)
     best = jnp.argmax(logits, axis=-1)
-    if vocab is not None:  # the first of several largest logits, as in argmax
+    if vocab is not None:  # of several largest logits the first counts, as in argmax
         W, highest = logits.shape[-1], logits.max(-1)
         token, last = best + jax.lax.axis_index(vocab) * W, jnp.iinfo(best.dtype).max
         best = jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, vocab), token, last), vocab)
     return jnp.sum((best == target) * weight), jnp.sum(weight)
+
+
+def smoothed_cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, smoothing: float) -> Ratio:
+    """Return the weighted sum of the cross-entropy with (1 - s) one-hot(target) + s / C, and the sum of the weights.
+
+    s: smoothing, the share of the target that all C classes divide equally (Szegedy et al. 2016, section 7).
+    """
+    logits = linear.to_float32(logits)
+    every = jax.nn.logsumexp(logits, axis=-1) - logits.mean(-1)  # the mean over all classes
+    total, count = cross_entropy(logits, target, weight)
+    return (1 - smoothing) * total + smoothing * jnp.sum(jnp.where(weight > 0, every * weight, 0)), count
+
+
+def weighted_cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, weight_C: jax.Array) -> Ratio:
+    """Return the cross-entropy in which each target counts with the weight of its class, and the sum of weights."""
+    return cross_entropy(logits, target, weight * jnp.asarray(weight_C)[target])
+
+
+def top5(logits: jax.Array, target: jax.Array, weight: jax.Array) -> Ratio:
+    """Return the weighted number of targets with one of the five largest logits, and the sum of the weights."""
+    _, best = jax.lax.top_k(jax.lax.stop_gradient(logits), min(5, logits.shape[-1]))
+    return jnp.sum((best == target[..., None]).any(-1) * weight), jnp.sum(weight)
 
 
 def squared_error(prediction_BNP: jax.Array, target_BNP: jax.Array, weight_BN: jax.Array) -> Ratio:
@@ -76,28 +98,28 @@ def next_token(
 ) -> dict[str, Ratio]:
     """Return {"loss": cross_entropy, "accuracy": accuracy} of the logits G x_t + b, softly capped (E24, E27).
 
-    head: the output matrix G_WD and optionally b_W; with layout.vocab each device holds the rows of some tokens, in
-    order. sparse: few tokens are targets, such as masked ones, and only chunks with targets are computed. Many logits
-    are computed in chunks, and the gradient of a chunk together with its loss. So the logits of all tokens and their
-    gradient never exist at once, and no product is computed twice.
+    head: the output matrix G_WD and optionally b_W; with layout.vocab each device holds the rows of some token ids, in
+    order. cap: see explicit.soft_cap. sparse: True if few tokens are targets (masked tokens); chunks without targets
+    are then skipped. A chunk computes its loss and its gradient together. So the logits of all tokens never exist at
+    once, and no product is computed twice.
     """
     matrix = shapes.find(head, "G"), shapes.find(head, "b")
     T, W = target_BN.size, len(matrix[0])
-    if T * W < FROM:
+    if T * W < MIN_CHUNKED:
         return _metrics(x_BND, matrix, target_BN, weight_BN, cap, layout.vocab)
-    chunk = min(LOGITS, ON_CPU) if layout.platform == "cpu" else LOGITS
+    chunk = min(CHUNK, CHUNK_CPU) if layout.platform == "cpu" else CHUNK
     size = block_mask.size(T, max(8, chunk // (W * (SPARSE if sparse else 1))))
     flat = x_BND.reshape(T, -1), target_BN.ravel(), linear.to_float32(weight_BN.ravel())
     count = None  # all chunks
-    if sparse:  # targets first; chunks without targets are skipped
+    if sparse:  # sort the targets to the front, so that chunks without targets can be skipped
         order_T = jnp.argsort(flat[-1] <= 0, stable=True)
         flat = tuple(array.at[order_T].get(unique_indices=True) for array in flat)
         count = -(-jnp.sum(flat[-1] > 0) // size)
-        if layout.vocab:  # these devices wait for each other in every chunk
+        if layout.vocab:  # every chunk has collectives, so all devices must compute the same number of chunks
             count = jax.lax.pmax(count, layout.tokens)
     x_ITD, target_IT, weight_IT = (block_mask.cut(array, 0, size) for array in flat)
     weight_IT += block_mask.zero((x_ITD, target_IT)).astype(weight_IT.dtype)
-    # All arrays vary over the same devices from here on, so that JAX sums the finished gradient over devices.
+    # From here on all arrays vary over the same mesh axes. So JAX sums the gradient over devices once, not per chunk.
     zero = block_mask.zero((x_ITD, matrix, weight_IT))
     x_ITD, matrix = jax.tree.map(lambda array: array + zero.astype(array.dtype), (x_ITD, matrix))
     loss, correct = _sum_chunks(cap, layout.vocab, x_ITD, matrix, target_IT, weight_IT, count)
@@ -105,6 +127,7 @@ def next_token(
 
 
 def _metrics(x: jax.Array, matrix: tuple, target: jax.Array, weight: jax.Array, cap: float, vocab: str | None) -> dict:
+    """Return loss and accuracy of the capped logits G x + b. matrix: (G, b), b may be None."""
     logits = explicit.soft_cap(linear.logits(x, *matrix), cap)
     loss = cross_entropy(logits, target, weight, vocab=vocab)
     return {"loss": loss, "accuracy": accuracy(logits, target, weight, vocab=vocab)}
@@ -112,7 +135,7 @@ def _metrics(x: jax.Array, matrix: tuple, target: jax.Array, weight: jax.Array, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _sum_chunks(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, weight_IT, count) -> Ratio:
-    """Return the summed loss and number of correct predictions of the first `count` of I chunks (None: of all)."""
+    """Return loss and number of correct predictions, summed over the first `count` of I chunks (None: all chunks)."""
 
     def add(i: jax.Array, sums: Ratio) -> Ratio:
         metrics = _metrics(x_ITD[i], matrix, target_IT[i], weight_IT[i], cap, vocab)
@@ -123,7 +146,7 @@ def _sum_chunks(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, 
 
 
 def _sum_forward(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, weight_IT, count) -> tuple:
-    """Return the sums, and the gradients of the loss with respect to x and the matrix."""
+    """Return the sums, and the gradients of the loss with respect to x and the matrix, for `_sum_backward`."""
 
     def chunk_loss(x_TD: jax.Array, matrix: tuple, i: jax.Array) -> tuple[jax.Array, jax.Array]:
         metrics = _metrics(x_TD, matrix, target_IT[i], weight_IT[i], cap, vocab)
@@ -143,9 +166,9 @@ def _sum_forward(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT,
     return (loss, correct), (dx_ITD, jax.tree.map(lambda d, m: d.astype(m.dtype), dmatrix, matrix))
 
 
-def _sum_backward(cap: float, vocab: str | None, gradients: tuple, incoming: Ratio) -> tuple:
-    """Return the scaled gradients of x and the matrix; targets, weights and the count have none."""
-    return *jax.tree.map(lambda d: (incoming[0] * d).astype(d.dtype), gradients), None, None, None
+def _sum_backward(cap: float, vocab: str | None, gradients: tuple, cotangents: Ratio) -> tuple:
+    """Return the gradients of x and the matrix times the loss's cotangent; the other arguments have no gradient."""
+    return *jax.tree.map(lambda d: (cotangents[0] * d).astype(d.dtype), gradients), None, None, None
 
 
 _sum_chunks.defvjp(_sum_forward, _sum_backward)

@@ -1,7 +1,7 @@
 """MLPs: the second stage of a block, a small network applied to each token with the same parameters (E12).
 
-An MLP is `(init, apply)`, `apply(params, x_BND, *, layout) -> y_BND`. With tensor parallelism (layout.py) each device
-holds some of the hidden units, and the second product is summed over the devices.
+An MLP is `(init, apply)`: `init(key, *, D, F, M, bias) -> params` and `apply(params, x_BND, *, layout) -> y_BND`. With
+tensor parallelism (layout.py) each device holds some hidden units, and the devices sum the product with W2.
 """
 
 import functools
@@ -17,10 +17,10 @@ from tfm.variant import Variant
 
 
 def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, extra: tuple[str, ...] = ()) -> dict:
-    """Draw W1 and b1, W2 and b2, and the matrices in `extra`: Wh_FF, a second hidden layer, or Wg_FD, a gate.
+    """Draw W1_FD, W2_DF and the matrices in `extra`: Wh_FF for a second hidden layer, Wg_FD for a gate. Biases are 0.
 
-    W2 has std 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance. With a gate there are 3
-    D F weights: F = 8/3 D gives as many as the MLP without a gate has at F = 4 D.
+    W2 has std 1/sqrt(2 M F), so that the 2 M residual terms of M layers add up to unit variance. A gated MLP has 3 D F
+    weights: with F = 8/3 D it has the same number as an MLP without a gate with F = 4 D.
     """
     stds = {"W1_FD": D**-0.5, "W2_DF": (2 * M * F) ** -0.5, "Wh_FF": F**-0.5, "Wg_FD": D**-0.5}
     params = {}
@@ -33,10 +33,10 @@ def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, extra: tuple[st
 def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """Return W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12).
 
-    With a second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), with a gate h is activation(W_g x_n
-    + b_g) * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6).
+    With a second hidden layer, h = activation(W_h activation(W_1 x_n + b_1) + b_h).
+    With a gate, h = activation(W_g x_n + b_g) * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6).
     """
-    x, product = x_BND.reshape(-1, x_BND.shape[-1]), linear.matmul  # rows, also for the activation
+    x, product = x_BND.reshape(-1, x_BND.shape[-1]), linear.matmul  # x has one row per token
     if "Wg_FD" in params:
         gate = activation(product(x, params["Wg_FD"], params.get("bg_F")))
         h = gate * product(x, params["W1_FD"], params.get("b1_F"))
@@ -51,27 +51,27 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
 
 
 def _Phi(x: jax.Array) -> jax.Array:
-    """Return the distribution function of the standard normal; its absolute error is about the rounding of 1.
+    """Return Phi(x), the distribution function of the standard normal, with an absolute error of about eps.
 
-    Its relative error grows far below 0, and below about -5.6 it is 0. x Phi(x) is within 1e-6 in float32, as with
-    erfc, which takes twice as long.
+    For x far below 0 the relative error is large, and below about -5.6 the result is 0. The error of x Phi(x) is still
+    below 1e-6 in float32. With erfc it is the same, but erfc takes twice as long.
     """
     return (1 + jax.lax.erf(x * math.sqrt(0.5))) / 2
 
 
 @jax.custom_jvp
 def exact_gelu(x: jax.Array) -> jax.Array:
-    """Return x Phi(x), Phi the distribution function of the standard normal; not the tanh approximation."""
+    """Return x Phi(x): GELU with the exact distribution function, not the tanh approximation."""
     return x * _Phi(x)
 
 
 @exact_gelu.defjvp
 def _exact_gelu_jvp(primals: tuple, tangents: tuple) -> tuple:
-    """Compute Phi(x) + x phi(x) from x alone: because of the barrier XLA saves only x for the gradient."""
+    """Compute the derivative Phi(x) + x phi(x) from x. Because of the barrier XLA saves x alone for the gradient."""
     (x,), (dx,) = primals, tangents
-    saved = jax.lax.optimization_barrier(x)
-    density = jnp.exp(-saved * saved / 2) / math.sqrt(2 * math.pi)
-    return exact_gelu(x), dx * (_Phi(saved) + saved * density)
+    same_x = jax.lax.optimization_barrier(x)
+    density = jnp.exp(-same_x * same_x / 2) / math.sqrt(2 * math.pi)
+    return exact_gelu(x), dx * (_Phi(same_x) + same_x * density)
 
 
 def tanh_gelu(x: jax.Array) -> jax.Array:
@@ -80,7 +80,7 @@ def tanh_gelu(x: jax.Array) -> jax.Array:
 
 
 def sigmoid_gelu(x: jax.Array) -> jax.Array:
-    """x sigma(1.702 x), near to GELU (Hendrycks and Gimpel 2016, section 2)."""
+    """Return x sigma(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, section 2)."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
@@ -89,7 +89,7 @@ def squared_relu(x: jax.Array) -> jax.Array:
     return jnp.square(jax.nn.relu(x))
 
 
-ACTIVATIONS = {  # by the config's names of the MLPs
+ACTIVATIONS = {  # each is also the name of the MLP with this activation in a config
     "relu": jax.nn.relu,
     "relu_squared": squared_relu,
     "gelu": exact_gelu,
@@ -101,7 +101,9 @@ ACTIVATIONS = {  # by the config's names of the MLPs
 
 
 def _variant(activation: Callable, *extra: str) -> Variant:
-    return Variant(functools.partial(_init, extra=extra), functools.partial(_apply, activation), takes_layout=True)
+    """Return the MLP with this activation and the matrices `extra` of `_init`."""
+    init, apply = functools.partial(_init, extra=extra), functools.partial(_apply, activation)
+    return Variant(init, apply, takes_layout=True, output=("W2_DF",))
 
 
 relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh = map(_variant, ACTIVATIONS.values())
@@ -109,5 +111,5 @@ two_hidden_relu = _variant(jax.nn.relu, "Wh_FF")
 two_hidden_gelu = _variant(exact_gelu, "Wh_FF")
 swiglu = _variant(jax.nn.silu, "Wg_FD")
 geglu = _variant(exact_gelu, "Wg_FD")
-geglu_tanh = _variant(tanh_gelu, "Wg_FD")  # Gemma's
+geglu_tanh = _variant(tanh_gelu, "Wg_FD")  # the MLP of Gemma
 reglu = _variant(jax.nn.relu, "Wg_FD")

@@ -1,8 +1,9 @@
-"""Whole models as `(init, apply)` in one line, built from functions.
+"""Whole models: `language_model` and `vision_model` return `(init, apply)`.
 
 init, apply = tfm.language_model(W=65, M=2, D=32, H=4, N=16, norm=tfm.norm.rms, mlp=tfm.mlp.swiglu)
 params = init(jax.random.key(0))
 logits_BNW = apply(params, w_BN)
+logits_BNW, activations = apply(params, w_BN, look=("hidden", "A"))  # hidden: (M, B, N, D), A: (M, B, H, N, N)
 """
 
 import functools
@@ -12,28 +13,29 @@ from typing import Any
 import jax
 
 from tfm import (
-    block,
-    embed,
+    block as blocks,
+    embed as embeds,
     head as heads,
     layout as layouts,
-    mlp as mlps,
-    norm as norms,
-    position as positions,
+    mlp,
+    norm,
+    position,
     transformer,
     variant,
 )
 from tfm.attention import (
     flash,
     mask as masks,
-    relative_position as relative,
-    score as scores,
+    relative_position,
+    score,
     spec as attentions,
-    value as values,
+    value,
 )
 
 Init = Callable[[jax.Array], dict]
-Apply = Callable[..., jax.Array]
-Position = variant.Variant | relative.RelativePosition
+Apply = Callable[..., Any]  # the logits; with `look`, also a dict of activations
+Position = variant.Variant | relative_position.RelativePosition
+NO_POSITION, NO_RELATION = position.none, relative_position.none
 
 
 def language_model(
@@ -47,13 +49,15 @@ def language_model(
     tied_output: bool = False,
     **choices: Any,
 ) -> tuple[Init, Apply]:
-    """Return (init, apply) of a language model of W token ids, for up to N tokens (Turner 2023; E1-E24).
+    """Return (init, apply) of a language model with W token ids, for up to N tokens (Turner 2023; E1-E24).
 
-    init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE) -> logits_BNW. key_B: a random key for each
-    sequence in training, for dropout. mask: None lets every token attend to every other. choices: arguments of
-    `make_spec`, and K, F and bias.
+    init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE, look=()) -> logits_BNW. key_B: in training, a
+    random key for each sequence, for dropout. look: names of activations (block.Order); if there are any, apply returns
+    (logits_BNW, {name: activation}), with a leading axis of layers M. mask: None lets every token attend to every
+    other. tied_output: the head uses the embedding as its matrix. choices: further arguments of `make_spec`, and K, F
+    and bias of `_bind`.
     """
-    words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
+    words = embeds.words._replace(init=functools.partial(embeds.words.init, W=W))
     output = heads.next_word._replace(init=functools.partial(heads.next_word.init, W=W))
     return _bind(words, output, {"M": M, "D": D, "H": H, "N": N, "tied_output": tied_output}, mask, **choices)
 
@@ -73,44 +77,47 @@ def vision_model(
 ) -> tuple[Init, Apply]:
     """Return (init, apply) of a classifier of images with Y x X pixels and Z channels into C classes (E2, E25).
 
-    init(key) -> params; apply(params, image_BYXZ, *, key_B=None, layout=ONE) -> logits_BC. head: head.pooled or
-    head.class_token. choices: arguments of `make_spec`, and K, F and bias. Raises ValueError if the pixels do not
-    divide into patches.
+    init(key) -> params; apply(params, image_BYXZ, *, key_B=None, layout=ONE, look=()) -> logits_BC, like the `apply` of
+    `language_model`. patch: height and width of a patch in pixels. head: heads.pooled or heads.class_token. choices: as
+    for `language_model`. Raises ValueError if `patch` does not divide Y and X.
     """
     if Y % patch or X % patch:
-        raise ValueError(f"images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}")
-    first = int(head is heads.class_token)
-    patches = embed.patches._replace(init=functools.partial(embed.patches.init, P=patch * patch * Z))
+        raise ValueError(
+            f"patch = {patch}: images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}. "
+            "Choose a patch size that divides both sides"
+        )
+    class_tokens = int(head is heads.class_token)
+    patches = embeds.patches._replace(init=functools.partial(embeds.patches.init, P=patch * patch * Z))
     output = head._replace(init=functools.partial(head.init, C=C))
-    sizes = {"M": M, "D": D, "H": H, "N": (Y // patch) * (X // patch) + first, "class_token": first}
+    sizes = {"M": M, "D": D, "H": H, "N": (Y // patch) * (X // patch) + class_tokens, "class_token": class_tokens}
     init, apply = _bind(patches, output, sizes, None, **choices)
-    return init, lambda params, image_BYXZ, **call: apply(params, embed.cut(image_BYXZ, size=patch), **call)
+    return init, lambda params, image_BYXZ, **call: apply(params, embeds.cut(image_BYXZ, size=patch), **call)
 
 
 def make_spec(
     *,
     H: int,
-    score: scores.Score = scores.asymmetric,
-    value: values.Value = values.low_rank,
-    norm: norms.Norm = norms.token,
-    mlp: variant.Variant = mlps.gelu,
+    score: score.Score = score.asymmetric,
+    value: value.Value = value.low_rank,
+    norm: norm.Norm = norm.token,
+    mlp: variant.Variant = mlp.gelu,
     order: str = "pre_norm",
-    position: Position = positions.learned,
+    position: Position = position.learned,
     attend: Callable = flash.attention,
-    scale: Callable[[int, int], float] = scores.SCALES["1/sqrt(K)"],
+    scale: Callable[[int, int], float] = score.SCALES["1/sqrt(K)"],
     eps: float = 1e-5,
     dropout: float = 0.0,
-) -> tuple[block.Spec, variant.Variant]:
+) -> tuple[blocks.Spec, variant.Variant]:
     """Return the spec of a block, and the position code of the tokens.
 
-    order: one of block.ORDERS. position: from position.py, or from relative_position.py, which acts inside the
-    attention.
+    order: a key of blocks.ORDERS. position: a position code of position.py, or a relative position of
+    relative_position.py, which becomes part of the block's spec; the position code is then position.none.
     """
-    inside = isinstance(position, relative.RelativePosition)
-    relation = position if inside else relative.none
+    is_relative = isinstance(position, relative_position.RelativePosition)
+    relation = position if is_relative else NO_RELATION
     attention = attentions.Spec(score, value, relation, attend, scale, H)
-    spec = block.Spec(attention, norm, mlp, block.ORDERS[order], eps, dropout)
-    return spec, positions.none if inside else position
+    spec = blocks.Spec(attention, norm, mlp, blocks.ORDERS[order], eps, dropout)
+    return spec, NO_POSITION if is_relative else position
 
 
 def _bind(
@@ -124,17 +131,28 @@ def _bind(
     bias: str = "all",
     **choices: Any,
 ) -> tuple[Init, Apply]:
-    """Return (init, apply). K: query and key features of a head, D / H if None. F: hidden units, 4 D if None."""
+    """Return (init, apply) of a model. sizes: arguments of transformer.init. choices: arguments of `make_spec`.
+
+    K: query and key features of a head, D / H if None. F: hidden units of the MLP, 4 D if None. bias: a key of
+    blocks.BIASES. Raises ValueError if K is None and H does not divide D.
+    """
     D, H = sizes["D"], sizes["H"]
     if K is None and D % H:
-        raise ValueError(f"D = {D} is not divisible by H = {H} heads: choose K")
-    inside, position = make_spec(H=H, **choices)
-    spec = transformer.Spec(embedding, position, inside, head)
+        raise ValueError(f"H = {H} does not divide D = {D}. Choose a divisor of {D} or set K")
+    block, position = make_spec(H=H, **choices)
+    spec = transformer.Spec(embedding, position, block, head)
     sizes = sizes | {"K": K or D // H, "F": F or 4 * D, "bias": bias, "final_norm": True}
 
     def apply(
-        params: dict, inputs: Any, *, key_B: jax.Array | None = None, layout: layouts.Layout = layouts.ONE
-    ) -> jax.Array:
-        return transformer.apply(params, inputs, spec, attentions.Call(mask, key_B=key_B, layout=layout))[0]
+        params: dict,
+        inputs: Any,
+        *,
+        key_B: jax.Array | None = None,
+        layout: layouts.Layout = layouts.ONE,
+        look: tuple[str, ...] = (),
+    ) -> Any:
+        call = attentions.Call(mask, key_B=key_B, layout=layout, look=look)
+        logits, aux = transformer.apply(params, inputs, spec, call)
+        return (logits, aux["look"]) if look else logits
 
     return functools.partial(transformer.init, spec=spec, **sizes), apply

@@ -1,19 +1,20 @@
 """Norms: standardisation over some axes, then a gain and a shift per feature (E14-E17).
 
-| name                          | over                                    | do tokens exchange information?         |
+| name                          | statistics over                         | do tokens exchange information?         |
 |-------------------------------|-----------------------------------------|-----------------------------------------|
 | token, token_plain, rms       | the features of each token              | no                                      |
-| batch                         | batch and sequence, for each feature    | in training; in evaluation nothing      |
-| batch_features                | batch and features, for each position   | in training, with those of its place    |
+| batch                         | batch and sequence, for each feature    | only in training                        |
+| batch_features                | batch and features, for each position   | only in training, at equal positions    |
 | instance                      | the sequence, for each feature          | always                                  |
 | layer_sequence                | the features and the sequence together  | always                                  |
+| dyt                           | nothing: tanh of each number            | no                                      |
 | none                          | nothing: the tokens as they are         | no                                      |
 
-If tokens exchange information, no mask prevents it: padding counts like tokens, and later tokens like earlier ones, so
-that a model with a causal mask is no longer causal. In evaluation `batch` uses running averages of the statistics of
-earlier batches, padding included. `instance` and `layer_sequence` have no running averages and cannot generate token by
-token. Turner 2023 describes `batch_features` as the batch norm of transformers. `batch` and `layer_sequence` are the
-batch norm and layer norm of CNNs.
+Masks do not apply to norms. If tokens exchange information, the statistics include padding and later tokens, so a model
+with a causal mask is no longer causal. In evaluation `batch` and `batch_features` use running averages of the
+statistics of training batches. `batch_features`, `instance` and `layer_sequence` need all tokens of a sequence at once,
+so they cannot generate token by token. Turner 2023 describes `batch_features` as the batch norm of transformers.
+`batch` and `layer_sequence` are the batch norm and layer norm of CNNs.
 """
 
 import functools
@@ -25,16 +26,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm import layout as layouts, linear, platform, shapes
+from tfm import layout as layouts, linear, platform, shapes, variant
 
 
 class Norm(NamedTuple):
     """`init(key, *, D) -> params` and `apply(params, x_BND, *, eps, layout) -> x_BND`.
 
-    `observe(x_BND, *, layout) -> {name: statistic}` measures a batch, over all devices that share it; None for a norm
-    without running averages. Training applies these statistics, `apply(params | observe(x, layout=layout), x, ...)`,
-    and averages them into the parameters, which evaluation applies. takes_layout: as in variant.py. needs_all_tokens:
-    True if it needs all tokens of a sequence at once, so that no causal model can have it.
+    `observe(x_BND, *, layout) -> {name: statistic}` measures a batch over all devices that share it; None if the norm
+    has no running averages. Training normalises with these statistics, `apply(params | observe(x, layout=layout), x,
+    ...)`, and updates the running averages in the parameters with them. Evaluation uses the running averages.
+    takes_layout: as in variant.py. needs_all_tokens: True if the norm needs all tokens of a sequence at once, so that
+    causal models cannot use it. takes_eps: False if `apply` ignores eps. measures: as in variant.py.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -42,26 +44,28 @@ class Norm(NamedTuple):
     observe: Callable[..., dict[str, jax.Array]] | None = None
     takes_layout: bool = False
     needs_all_tokens: bool = False
+    takes_eps: bool = True
+    measures: variant.Weights = ()
 
 
 def _init(*names: str) -> Callable[..., dict[str, jax.Array]]:
-    """Return an `init` of these leaves: gains and variances are 1, shifts and means 0.
+    """Return an `init` that returns the leaves `names`: gains and variances are 1, shifts and means 0.
 
-    N: number of positions, for leaves with an N. E: if not 0, tokens have E features, and so do the leaves.
+    N: number of positions, for leaves with an N. E: features of a token in a factorised embedding; 0: D.
     """
 
     def init(key: jax.Array, *, D: int, N: int = 0, E: int = 0) -> dict[str, jax.Array]:
         value, sizes = {"gain": jnp.ones, "var": jnp.ones}, {"D": D, "N": N, "E": E}
         leaves = [name.replace("_D", "_E") if E else name for name in names]
-        return {name: value.get(name[:-2], jnp.zeros)(shapes.size(name, sizes)) for name in leaves}
+        return {name: value.get(name[:-2], jnp.zeros)(shapes.shape(name, sizes)) for name in leaves}
 
     return init
 
 
 def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, *, axis: Any, keepdims: bool) -> jax.Array:
-    """Return the mean over `axis`, and over the devices of the mesh axes `axes`, each with as many numbers.
+    """Return the mean over `axis` and over the mesh axes `axes`, whose devices have equally many elements.
 
-    Numbers are divided before they are summed: on a TPU a division of the sums is a pass of its own, which takes as
+    Elements are divided before they are summed: on a TPU, dividing the sums would be a separate pass, which takes as
     long as a small sum.
     """
     mean = jnp.sum(x * float(1 / np.take(x.shape, axis).prod()), axis=axis, keepdims=keepdims)
@@ -70,7 +74,7 @@ def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, *, axis: Any, keepdi
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _standardise(x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Return (x - mean(x)) / sqrt(var + eps), var = mean((x - mean(x))^2), of x in float32 or float64."""
+    """Return (x - mean(x)) / sqrt(var + eps), var = mean((x - mean(x))^2). x: float32 or float64."""
     return _with_factor(x, eps, mean)[0]
 
 
@@ -85,8 +89,8 @@ def _with_factor(x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array
 def _standardise_jvp(eps: float, mean: Callable[[jax.Array], jax.Array], primals: tuple, tangents: tuple) -> tuple:
     """Compute dy = (dx - mean(dx) - y mean(y dx)) / sqrt(var + eps).
 
-    Its transpose has the same form, with two means in one pass over x. Differentiating each operation would need one
-    mean after the other.
+    The transpose of this formula also computes both means in one pass over x. If JAX differentiated each operation, the
+    means would be computed one after the other.
     """
     (x,), (dx,) = primals, tangents
     y, factor = _with_factor(x, eps, mean)
@@ -94,10 +98,10 @@ def _standardise_jvp(eps: float, mean: Callable[[jax.Array], jax.Array], primals
 
 
 def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return y_{d,n} * gain_d + shift_d, each if the tree has it (E15 has neither), rounded once at the end.
+    """Return y_{d,n} * gain_d + shift_d, cast to `dtype` once at the end. The tree may lack gain or shift (E15).
 
-    The gradients of gain and shift are summed over rows (linear.py): over three axes XLA:CPU takes up to thirty times
-    as long.
+    Gain and shift are broadcast to (T, D), so that their gradients are sums over one axis. Sums over two axes of (B, N,
+    D) take XLA:CPU up to thirty times as long.
     """
     rows = y_BND.size // y_BND.shape[-1], y_BND.shape[-1]
     for stem, combine in (("gain", jnp.multiply), ("shift", jnp.add)):
@@ -110,9 +114,9 @@ def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def apply(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """Return LN(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16).
 
-    Without gain and shift in the tree it is E15. With eps = 0 a constant token gives 0/0 = NaN.
+    Without gain and shift in the tree this is E15. With eps = 0 a constant token gives 0/0 = NaN.
     """
-    products = layout.platform == "tpu" and x_BND.shape[1] > 1 and x_BND.shape[2] <= platform.SPREAD
+    products = layout.platform == "tpu" and x_BND.shape[1] > 1 and x_BND.shape[2] <= platform.MAX_SPREAD
     mean = platform.spread_mean if products else functools.partial(_mean, axes=None, axis=-1, keepdims=True)
     return _scale(params, _standardise(linear.to_float32(x_BND), eps, mean), x_BND.dtype)
 
@@ -124,7 +128,7 @@ def _rms(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout =
 
 
 def _instance(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return (x_{d,n} - mean_n x_{d,n}) / sqrt(var_n x_{d,n} + eps) * gain_d + shift_d: E17, over the sequence."""
+    """Return (x_{d,n} - mean_n x_{d,n}) / sqrt(var_n x_{d,n} + eps) * gain_d + shift_d (E17 over the sequence)."""
     mean = functools.partial(_mean, axes=layout.sequence, axis=-2, keepdims=True)
     return _scale(params, _standardise(linear.to_float32(x_BND), eps, mean), x_BND.dtype)
 
@@ -139,9 +143,9 @@ def _layer_sequence(params: dict, x_BND: jax.Array, *, eps: float, layout: layou
 
 
 def _batch(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return (x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d (E17), or with mean_n and var_n of positions.
+    """Return (x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d (E17); batch_features: mean_n, var_n.
 
-    The statistics are in `params`: those of the batch in training (`observe`), running averages in evaluation. They are
+    The statistics are in `params`: in training those of the batch (`observe`), in evaluation running averages. They are
     float32 even if x has fewer bits, because the mean is subtracted.
     """
     mean, variance = params.get("mean_D"), params.get("var_D")
@@ -154,9 +158,8 @@ def _batch(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout
 def _observe(x_BND: jax.Array, *, positions=False, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
     """Return mean and variance of each feature over all tokens of all sequences and devices (E17), in float32.
 
-    positions: of each position instead, over all features of its tokens in all sequences (Turner 2023). The variance is
-    computed around the mean in a second pass: the mean of squares minus the square of the mean loses every digit if the
-    mean is large.
+    positions: if True, of each position, over all features and sequences (Turner 2023). The variance takes a second
+    pass, around the mean: the mean of squares minus the squared mean loses every digit if the mean is large.
     """
     x_BND, letter = linear.to_float32(x_BND), "N" if positions else "D"
     mean = functools.partial(_mean, axes=layout.batch if positions else layout.tokens, axis=(0, 2 if positions else 1))
@@ -166,16 +169,28 @@ def _observe(x_BND: jax.Array, *, positions=False, layout: layouts.Layout = layo
 
 
 def _keep(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """Return x unchanged."""
     return x_BND
 
 
+def _dyt_init(key: jax.Array, **sizes: int) -> dict[str, jax.Array]:
+    """Return alpha = 0.5, gain 1 and shift 0 (Zhu et al. 2025, section 4)."""
+    return {"alpha": jnp.full((), 0.5)} | _init("gain_D", "shift_D")(key, **sizes)
+
+
+def _dyt(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """Return tanh(alpha x_{d,n}) * gain_d + shift_d, with one alpha for each norm of each layer (Zhu et al. 2025)."""
+    return _scale(params, jnp.tanh(params["alpha"] * linear.to_float32(x_BND)), x_BND.dtype)
+
+
 _norm = functools.partial(Norm, takes_layout=True)
-token = _norm(_init("gain_D", "shift_D"), apply)  # TokenNorm with gain and shift: E14, E16
-token_plain = _norm(_init(), apply)  # without: E15
+token = _norm(_init("gain_D", "shift_D"), apply)  # with gain and shift: E14, E16
+token_plain = _norm(_init(), apply)  # without gain and shift: E15
 rms = _norm(_init("gain_D"), _rms)
 batch = _norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
 _observe_positions = functools.partial(_observe, positions=True)
 batch_features = _norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions, needs_all_tokens=True)
 instance = _norm(_init("gain_D", "shift_D"), _instance, needs_all_tokens=True)
 layer_sequence = _norm(_init("gain_D", "shift_D"), _layer_sequence, needs_all_tokens=True)
-none = _norm(_init(), _keep)
+dyt = _norm(_dyt_init, _dyt, takes_eps=False)  # dynamic tanh
+none = _norm(_init(), _keep, takes_eps=False)

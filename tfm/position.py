@@ -1,8 +1,8 @@
-"""Position codes, which are put into the tokens: attention alone does not depend on order (E21).
+"""Position codes, added to the tokens or concatenated with them, because attention alone ignores their order (E21).
 
 A position code is `(init, apply)`: `init(key, *, N, D) -> params` for up to N tokens, and `apply(params, x_BND, n=None)
 -> x_BND`. n: the positions of the tokens, (N,), or (B, N) if every sequence has its own; None: 0, 1, 2, ... Positions
-inside the attention are in relative_position.py.
+that act inside the attention are in relative_position.py.
 """
 
 import functools
@@ -18,10 +18,9 @@ BASE = 10000.0  # Vaswani et al. 2017, section 3.5: wavelengths from 2 pi to 100
 
 
 def angles(n: jax.Array, K: int, *, base: float = BASE) -> jax.Array:
-    """Return n / base^(2i/K) in radians for i = 0 ... ceil(K/2) - 1, in the default float: the shape of n, then the
-    pairs.
+    """Return n / base^(2i/K) in radians for i = 0 ... ceil(K/2) - 1: shape (*n.shape, ceil(K/2)).
 
-    bfloat16 would round positions above 256.
+    The dtype is JAX's default float: bfloat16 would round positions above 256.
     """
     frequency_I = base ** (-np.arange(0, K, 2) / K)
     return jnp.asarray(n)[..., None] * jnp.asarray(frequency_I, float)
@@ -36,19 +35,22 @@ def sinusoids(n: jax.Array, D: int) -> jax.Array:
 def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
     """Return p_n: sinusoids, or rows of the table if the tree has one.
 
-    A single position beyond the end of the table gives NaN. Raises ValueError for more tokens than the table holds.
+    A position n past the end of the table gives NaN. Raises ValueError if there are more tokens than rows in the table.
     """
     _, N, D = x_BND.shape
     P_ND = shapes.find(params, "P")
     if P_ND is None:
         return sinusoids(jnp.arange(N) if n is None else n, D).astype(x_BND.dtype)
     if N > len(P_ND):
-        raise ValueError(f"{N} tokens do not fit into a position table of {len(P_ND)}")
+        raise ValueError(
+            f"{N} tokens are more than the position table of {len(P_ND)} rows holds. "
+            "Pass fewer tokens or make a model with a larger N"
+        )
     return P_ND[:N] if n is None else jnp.take(P_ND, n, axis=0, mode="fill", fill_value=jnp.nan)
 
 
 def _init(key: jax.Array, *, N: int, D: int, E: int = 0, names: tuple[str, ...] = ()) -> dict:
-    """Draw these leaves. E: features of a token before the matrix W_DE of the embedding (embed.py); 0: D."""
+    """Draw the leaves `names` with variance 1/D. E: features of a token in a factorised embedding (embed.py); 0: D."""
     params = {}
     for name in names:
         params |= initial.normal(key, name.replace("D", "E") if E else name, (E or D) ** -0.5, N=N, D=D, E=E)
@@ -56,7 +58,7 @@ def _init(key: jax.Array, *, N: int, D: int, E: int = 0, names: tuple[str, ...] 
 
 
 def _none(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
-    """Return x_n: the tokens are a set, and the transformer is permutation-equivariant."""
+    """Return x_n: without positions the transformer is permutation-equivariant."""
     return x_BND
 
 
@@ -68,7 +70,7 @@ def _added(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Ar
 def _concatenated(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
     """Return [W_x W_p] [x_n; p_n] = W_x x_n + W_p p_n: one matrix maps 2 D features back to D (E21).
 
-    Adding is the case W_x = W_p = 1. Both halves have std 1/sqrt(D), so that the output has the variance of x plus p.
+    W_x = W_p = 1 would add x_n and p_n. Both matrices have std 1/sqrt(D), so the output has the variance of x plus p.
     """
     p_BND = _codes(params, x_BND, n)
     return linear.matmul(x_BND, shapes.find(params, "Wx")) + linear.matmul(p_BND, shapes.find(params, "Wp"))

@@ -1,8 +1,8 @@
-"""Names carry shapes: a parameter's name ends in its dimension letters (`Uq_HKD`), which code can read.
+"""Names carry shapes: a parameter's name ends in one letter for each axis (`Uq_HKD`), and these functions read them.
 
-Parameters under a `blocks` node are stacked over layers and have a leading `M`. The letters determine the check of all
-shapes (`check`), the sharding (`specs`) and which leaves are matrices for weight decay (`is_matrix`). The same
-functions read an optimiser's state, because optax mirrors the parameter tree.
+Parameters under a `blocks` node are stacked over layers: they have a leading axis M, which their names omit. From the
+letters follow the check of all shapes (`check`), the sharding (`specs`) and which leaves are matrices and have weight
+decay (`is_matrix`). The same functions read an optimiser's state, because optax mirrors the parameter tree.
 """
 
 import re
@@ -14,15 +14,15 @@ from jax.sharding import PartitionSpec
 
 _SUFFIX = re.compile(r"_([A-Z]+)$")
 STACKED = "blocks"  # the node whose leaves are stacked over layers
-COPIES = "MHG"  # layers, heads and groups of heads count copies of a matrix; they are not one of its two sides
+COPIES = "MHGX"  # layers, heads, groups of heads, experts: these axes alone do not make a leaf a matrix (`is_matrix`)
 
 
 class ShapeError(ValueError):
-    """A parameter whose shape contradicts its name, or two parameters that disagree about a letter."""
+    """A parameter's shape contradicts its name, or two parameters have different sizes for a letter."""
 
 
 def names(path: Any) -> tuple[str, ...]:
-    """Return a tree path as a tuple of strings, from a JAX key path or a string such as 'blocks/score/Uq_HKD'."""
+    """Return a path as a tuple of names. path: a JAX key path, or a string such as 'blocks/score/Uq_HKD'."""
     if isinstance(path, str):
         return tuple(path.split("/"))
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
@@ -34,19 +34,22 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def letters(path: Any) -> str:
-    """Return the dimension letters of a leaf: letters('blocks/score/Uq_HKD') == 'MHKD'; '' if the name has none."""
+    """Return the letters of a leaf's axes: letters('blocks/score/Uq_HKD') == 'MHKD'.
+
+    A name without letters is a number, in a block one number for each layer: letters('blocks/norm1/alpha') == 'M'.
+    """
     *nodes, name = names(path) or ("",)
     suffix = _SUFFIX.search(name)
-    return ("M" if STACKED in nodes else "") + suffix.group(1) if suffix else ""
+    return ("M" if STACKED in nodes else "") + (suffix.group(1) if suffix else "")
 
 
-def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of a name: size('Uq_HKD', {'H': 2, 'K': 3, 'D': 5}) == (2, 3, 5)."""
+def shape(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape that a name states: shape('Uq_HKD', {'H': 2, 'K': 3, 'D': 5}) == (2, 3, 5)."""
     return tuple(sizes[letter] for letter in letters(name))
 
 
 def find(params: Mapping[str, Any], stem: str) -> Any:
-    """Return the leaf with this name before its letters: find(params, 'gain') is gain_D or gain_E; None if missing."""
+    """Return the leaf whose name without letters is `stem`: find(params, 'gain') is gain_D or gain_E; else None."""
     for name, leaf in params.items():
         if _SUFFIX.sub("", name) == stem:
             return leaf
@@ -54,24 +57,30 @@ def find(params: Mapping[str, Any], stem: str) -> Any:
 
 
 def check(params: Any) -> dict[str, int]:
-    """Return the size of every letter in the tree. Raises ShapeError if a leaf's shape contradicts its name."""
+    """Return the size of every letter in the tree.
+
+    Raises ShapeError if a leaf's shape contradicts its name, or if two leaves have different sizes for a letter.
+    """
     sizes: dict[str, tuple[int, str]] = {}
     for path, leaf in flat(params).items():
         if len(letters(path)) != len(leaf.shape):
-            axes = f"states the axes '{letters(path)}'" if letters(path) else "states no axes, as Uq_HKD does"
-            raise ShapeError(f"{path} has shape {leaf.shape}, but its name {axes}")
+            has_letters = letters(path).strip("M")
+            axes = f"the axes '{letters(path)}'" if has_letters else "no axes"
+            message = f"{path} has shape {leaf.shape}, but its name states {axes}."
+            raise ShapeError(f"{message} End the name in one letter for each axis, as in Uq_HKD")
         for letter, n in zip(letters(path), leaf.shape, strict=True):
             size, source = sizes.setdefault(letter, (n, path))
             if size != n:
-                raise ShapeError(f"{letter} is {n} in {path} but {size} in {source}")
+                message = f"{letter} is {n} in {path} but {size} in {source}."
+                raise ShapeError(f"{message} Make them equal, or use another letter")
     return {letter: n for letter, (n, _) in sizes.items()}
 
 
 def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
     """Return a PartitionSpec for each leaf, from rules such as {'D': 'fsdp', 'H': 'tensor'}.
 
-    A rule may list several mesh axes, ('tensor', 'fsdp'): a dimension gets the first one that the leaf does not use
-    yet. A leaf without letters, such as an optimiser's step count, is replicated.
+    A rule may list several mesh axes, ('tensor', 'fsdp'): the letter's axis gets the first one that the leaf does not
+    use yet. A number, such as an optimiser's step count, is replicated.
     """
 
     def spec(path: Any, _: Any) -> PartitionSpec:
@@ -88,15 +97,15 @@ def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
 
 
 def is_matrix(path: Any) -> bool:
-    """Return whether a leaf maps between two spaces (weights, embeddings), unlike biases, gains and shifts."""
+    """Return whether a leaf is a matrix (a weight or an embedding), unlike biases, gains and shifts."""
     return sum(letter not in COPIES for letter in letters(path)) >= 2
 
 
 def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of a matrix that are its outputs, and those that are its inputs; the others count copies.
+    """Return the axes of a matrix that are outputs, and those that are inputs; the other axes count copies.
 
-    The features of all heads are one side, so H or G belongs to it: Uq_HKD maps D to (H, K), Uo_HDK maps (H, K) to D,
-    and so does V_HDD. A map of K to K belongs to one head: P_HKK is a matrix in every head.
+    H or G belongs to the side with the features of the heads. Uq_HKD maps D to (H, K), Uo_HDK maps (H, K) to D, and
+    V_HDD maps (H, D) to D. In P_HKK, which maps K to K in each head, H counts copies.
     """
     axes = letters(path)
     outputs, inputs = (len(axes) - 2,), (len(axes) - 1,)
@@ -107,5 +116,5 @@ def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def total(params: Any) -> int:
-    """Return the number of parameters."""
+    """Return the total number of elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,7 +1,8 @@
 """The transformer: tokens, positions, M blocks, head. `init` returns the parameter tree, `apply` is the model.
 
-params = {embed, position, blocks, head}, and optionally {class, norm}, and {norm, up} in embed. A model has an optional
-stage if the tree has its parameters. `Spec` holds the function for each stage.
+params = {embed, position, blocks, head}, optionally class (tokens) and norm (after the last block), and in embed
+optionally norm and up. A model has an optional stage if the tree has its parameters. `Spec` holds the function for each
+stage.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tfm import (
     layout as layouts,
     linear,
     mlp,
+    mup,
     shapes,
     variant,
 )
@@ -28,8 +30,8 @@ from tfm.attention.spec import Call
 def _save(*names: str) -> Callable[..., bool]:
     """Return a policy of jax.checkpoint that saves matrix products, psums, and arrays with one of these names.
 
-    Weights gathered from several devices (FSDP) are computed again, and so are elementwise results, which a loop would
-    have to write in float32.
+    The backward pass gathers weights again (FSDP). It also recomputes elementwise results, because a loop would store
+    them in float32.
     """
 
     def policy(primitive: Any, *_: Any, name: str = "", **__: Any) -> bool:
@@ -38,27 +40,28 @@ def _save(*names: str) -> Callable[..., bool]:
     return policy
 
 
-# The backward pass computes again: norms; also activations and gates of the MLP; the whole block.
+# What the backward pass recomputes. none: norms. products: also activations and gates of the MLP. full: whole blocks.
 REMAT = {
     "none": _save("product", "attention", "statistic", "activation"),
     "products": _save("product", "attention", "statistic"),
     "full": None,
 }
-KEEP_FLOAT32 = ("mean_D", "var_D", "mean_N", "var_N", "b_HR")  # running averages, and the bias of logits
+KEEP_FLOAT32 = ("mean_D", "var_D", "mean_N", "var_N", "b_HR")  # running averages, and a bias of attention logits
 
 
 class Spec(NamedTuple):
-    """The function for each stage of a model, and how its layers are computed."""
+    """The function for each stage of a model, and settings of the computation."""
 
     embed: variant.Variant
     position: variant.Variant
     block: blocks.Spec
     head: variant.Variant
-    activation: Callable[[jax.Array], jax.Array] = mlp.exact_gelu  # of head.transform
+    activation: Callable[[jax.Array], jax.Array] = mlp.exact_gelu  # of heads.transform
+    output_scale: float = 1.0  # factor on the output matrices of the head (mup.py)
     cap: float = 0.0  # soft cap of the head's logits; 0: none (explicit.soft_cap)
     share: int = 1  # number of successive layers with the same parameters (Lan et al. 2020, section 3.1)
-    dtype: Any = None  # of products and tokens; None: that of the parameters
-    remat: str = "none"  # one of REMAT
+    dtype: Any = None  # dtype of products and tokens; None: the dtype of the parameters
+    remat: str = "none"  # a key of REMAT
     unroll: int | bool = True  # of lax.scan over the layers; True unrolls all, 1.15 to 1.25 times faster on a CPU
 
 
@@ -73,11 +76,11 @@ def init(
     E: int = 0,
     **trunk: Any,
 ) -> dict:
-    """Return the parameter tree for up to N tokens (including class tokens). trunk: arguments of init_trunk.
+    """Return the parameter tree. trunk: further arguments of `init_trunk`; its N includes class tokens.
 
-    class_token: number of class tokens. tied_output: the head uses the embedding as its matrix, g_w is its row w. E:
-    features of an embedding, which a matrix maps to D after the norm of the embedding, and head.transform back to E
-    (Lan et al. 2020, section 3.1); 0: the embedding has D features.
+    class_token: number of class tokens. embed_norm: add a norm after the embedding. tied_output: the head uses the
+    embedding as its matrix. E: features of a factorised embedding: `up` maps E to D, and heads.transform maps D back to
+    E (Lan et al. 2020, section 3.1); 0: the embedding has D features.
     """
     factorised = {"E": E} if E else {}
     params = {
@@ -96,10 +99,21 @@ def init(
     return params
 
 
+def scale_embedding(params: dict, std: float) -> dict:
+    """Return the initial parameters with a factor on the embedding, the learned positions and the class tokens."""
+
+    def scale(path: Any, leaf: jax.Array) -> jax.Array:
+        *_, node, name = shapes.names(path)
+        return std * leaf if node in ("embed", "class") or (node == "position" and name.startswith("P_")) else leaf
+
+    return jax.tree_util.tree_map_with_path(scale, params)
+
+
 def init_trunk(key: jax.Array, *, M: int, D: int, N: int, spec: Spec, final_norm: bool, **sizes: Any) -> dict:
     """Return {position, blocks} and, with final_norm, {norm}: the parameters between the embedding and the head.
 
-    The blocks are stacked over M / spec.share layers. sizes: arguments of block.init.
+    N: largest number of tokens. The leaves of `blocks` have a leading axis of M / spec.share layers. sizes: further
+    arguments of blocks.init.
     """
     blocks_key, m_M = initial.key(key, "blocks"), jnp.arange(M // spec.share)
     layer_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(blocks_key, m_M)
@@ -119,58 +133,61 @@ def apply(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array,
 def hidden(
     params: dict, inputs: Any, spec: Spec, call: Call, caches: list[dict] | None = None
 ) -> tuple[jax.Array, dict]:
-    """Return X^(M), after the last norm, and aux: X^(0) (`embed`), then M blocks.
+    """Return X^(M) after the last norm, and aux. X^(0) comes from `embed`; M blocks follow.
 
-    aux: A_MBHNS (and A_cross_MBHNS) with call.maps; "cache", one for each layer, with call.keep or caches; "running" in
-    training, a tree of batch statistics with the paths of their parameters (E17). Softmax, statistics and logits are
-    float32.
+    caches: one for each layer; the inputs are then new tokens after the cached ones (decode/kv_cache.py). aux has
+    "look" if call.look has names: {name: activation} of blocks.Order, with a leading axis of layers M, but not with
+    caches. It has "cache", the cache of each layer, if call.keep or caches. In training it has "running": batch
+    statistics of norms, at the paths of their running averages (E17). If stages have measures (variant.py), it has
+    "measures": their sums over stages and layers. Softmax, statistics and logits are float32.
     """
     params = cast(params, spec.dtype)
-    x_BND, call, running = embed(params, inputs, spec, call)
+    x_BND, call, running, measures = embed(params, inputs, spec, call)
     if caches is None:
         x_BND, block_aux = stack(params["blocks"], x_BND, spec, call)
     else:
         x_BND, block_aux = decode_stack(params["blocks"], x_BND, spec, call, caches)
     if block_aux.get("running"):
         running["blocks"] = block_aux["running"]
+    in_blocks = jax.tree.map(lambda x_M: jnp.sum(x_M, 0), block_aux.get("measures", {}))
+    measures = variant.add_measures(measures, in_blocks)
     if "norm" in params:
         final = layouts.gather_features(params["norm"], call.layout)
-        x_BND, statistics = blocks.normalise(final, x_BND, spec.block, call)
-        running |= {"norm": statistics} if statistics else {}
-    aux = {"running": running} if running else {}
-    if "cache" in block_aux:
-        aux["cache"] = block_aux["cache"]
-    if "A" in block_aux:
-        aux["A_MBHNS"] = block_aux["A"]["self"]
-        aux |= {"A_cross_MBHNS": block_aux["A"]["cross"]} if "cross" in block_aux["A"] else {}
-    return x_BND, aux
+        x_BND, stage = blocks.normalise(final, x_BND, spec.block, call)
+        running |= {"norm": stage["running"]} if stage["running"] else {}
+        measures = variant.add_measures(measures, stage["measures"])
+    aux = {name: values for name, values in (("running", running), ("measures", measures)) if values}
+    return x_BND, aux | {name: block_aux[name] for name in ("cache", "look") if name in block_aux}
 
 
-def embed(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array, Call, dict]:
-    """Return X^(0), tokens plus positions (E1, E2, E21, E25); the call with their positions; and the batch statistics
-    of the norm of the embedding."""
+def embed(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array, Call, dict, variant.Measures]:
+    """Return X^(0), tokens with positions (E1, E2, E21, E25); the call with these positions; statistics; measures.
+
+    The batch statistics and the measures are those of the norm of the embedding; {} if it has none.
+    """
     params = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
-    params, running = layouts.gather_features(params, call.layout), {}
+    params, running, measures = layouts.gather_features(params, call.layout), {}, {}
     with jax.named_scope("embed"):
         x_BND = spec.embed.apply(params["embed"], inputs, layout=call.layout)
         if "class" in params:
             x_BND = embeds.class_token(params["class"], x_BND)
         if call.n is None:
             call = call._replace(n=layouts.positions(call.layout, x_BND.shape[1]))
-        x_BND = spec.position.apply(params["position"], x_BND, call.n)
+        x_BND = spec.position.apply(params["position"], x_BND, call.n if call.code_n is None else call.code_n)
         if "norm" in params["embed"]:
-            x_BND, statistics = blocks.normalise(params["embed"]["norm"], x_BND, spec.block, call)
-            running |= {"embed": {"norm": statistics}} if statistics else {}
+            x_BND, stage = blocks.normalise(params["embed"]["norm"], x_BND, spec.block, call)
+            running |= {"embed": {"norm": stage["running"]}} if stage["running"] else {}
+            measures = stage["measures"]
         x_BND = blocks.dropout("embed", x_BND, spec.block, call)
         if "up" in params["embed"]:
             x_BND = linear.matmul(x_BND, params["embed"]["up"]["W_DE"], params["embed"]["up"]["b_D"])
-    return x_BND, call, running
+    return x_BND, call, running, measures
 
 
 def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X^(M) of X^(m) = block(X^(m-1)), m = 1 ... M (E20), and aux of the blocks, stacked.
+    """Return X^(M), X^(m) = block(X^(m-1)) for m = 1 ... M (E20), and aux of the blocks, stacked over layers.
 
-    If several layers share parameters (spec.share), `layers` holds these once.
+    If successive layers share parameters (spec.share), `layers` holds the shared parameters once.
     """
 
     def layer(x_BND: jax.Array, m_and_params: tuple) -> tuple[jax.Array, dict]:
@@ -191,22 +208,22 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
 
 
 def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: list[dict]) -> tuple[jax.Array, dict]:
-    """Return X^(M) like `stack`, and the new caches, by a Python loop, which updates each cache in place.
+    """Return X^(M) like `stack`, and the new caches. A Python loop over the layers lets XLA update caches in place.
 
     layers: stacked, or a list (`unstack`).
     """
-    layers, new = unstack(layers), []
+    layers, new_caches = unstack(layers), []
     with jax.named_scope("blocks"):
         for m, cache in enumerate(caches):
             params = layers[m // spec.share]
             block = blocks.choose(params, spec.block.order)
             x_BND, block_aux = block(params, x_BND, spec.block, call._replace(cache=cache))
-            new.append(block_aux["cache"])
-    return x_BND, {"cache": new}
+            new_caches.append(block_aux["cache"])
+    return x_BND, {"cache": new_caches}
 
 
 def unstack(stacked: Any) -> list:
-    """Return the list of layers of a tree whose leaves are stacked over layers. A list is returned unchanged."""
+    """Return a list with the tree of each layer. stacked: a tree of stacked leaves, or a list, returned unchanged."""
     if isinstance(stacked, list):
         return stacked
     return [jax.tree.map(lambda leaf, m=m: leaf[m], stacked) for m in range(len(jax.tree.leaves(stacked)[0]))]
@@ -222,8 +239,11 @@ def logits(params: dict, x_BND: jax.Array, spec: Spec, layout: layouts.Layout = 
 def output(
     params: dict, x_BND: jax.Array, spec: Spec, layout: layouts.Layout = layouts.ONE
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the tokens before the output matrix, and the head's parameters: its matrix, or the embedding if the output
-    is tied, and its bias."""
+    """Return the input of the output matrix, and the parameters of the head.
+
+    The input is x, or its `transform` if the head has one. If the output is tied, G_WD is the embedding. The output
+    matrices are multiplied by spec.output_scale.
+    """
     head = layouts.gather_features(cast(params["head"], spec.dtype), layout)
     if "transform" in head:
         norm, eps = spec.block.norm, spec.block.eps
@@ -231,11 +251,14 @@ def output(
     if not {"G_WD", "G_WE", "G_CD", "W_PD"} & head.keys():
         rows = {name: params["embed"][name] for name in params["embed"].keys() & {"E_WD", "E_WE"}}
         head |= {"G_WD": shapes.find(layouts.gather_features(cast(rows, spec.dtype), layout), "E")}
+    if spec.output_scale != 1:
+        matrices = [name for name in head if shapes.is_matrix(name) and mup.grows(name) == (False, True)]
+        head |= {name: spec.output_scale * head[name] for name in matrices}
     return x_BND, head
 
 
 def cast(params: dict, dtype: Any) -> dict:
-    """Return the parameters in the dtype of the products, except statistics and biases of logits.
+    """Return the floating-point parameters in `dtype`, except KEEP_FLOAT32. dtype: None changes no parameter.
 
     NumPy arrays become JAX arrays, because traced token ids cannot index NumPy arrays.
     """

@@ -1,4 +1,4 @@
-"""Baselines: the metrics of guesses that ignore the input."""
+"""Baselines: the metrics of predictions that ignore the input."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,20 +8,21 @@ from experiments.engine import errors
 
 
 def guess_token(
-    evaluation: Sequence[dict], *, W: int, answer: int | None = None, name: str = "training part's"
+    evaluation: Sequence[dict], *, W: int, token: int | None = None, owner: str = "training part's"
 ) -> dict[str, dict]:
-    """Return the fields `baseline` and `guess` of a Task: always predict the token `answer`.
+    """Return the fields `baseline` and `guess` of a Task: the accuracy of always predicting one of W tokens.
 
-    answer: None for the most frequent target. name: the data in which this token is the most frequent.
+    token: the predicted token; None: the most frequent target of the evaluation. owner: the data in which this token is
+    the most frequent, for the description. Raises UserError if no token of the evaluation is a target.
     """
     count_W = np.zeros(W)
     for i in range(len(evaluation)):
         batch = evaluation[i]
         count_W += np.bincount(batch["target_BN"].ravel(), weights=batch["weight_BN"].ravel(), minlength=W)
     if not count_W.any():
-        raise errors.UserError("no held-out token is a target. Give more text")
-    accuracy = float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
-    return {"baseline": {"accuracy": accuracy}, "guess": {"accuracy": f"always the {name} most frequent token"}}
+        raise errors.UserError("the held-out data has no token to predict. Give more data")
+    accuracy = float((count_W.max() if token is None else count_W[token]) / count_W.sum())
+    return {"baseline": {"accuracy": accuracy}, "guess": {"accuracy": f"always the {owner} most frequent token"}}
 
 
 def guess_class(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> dict[str, dict]:
@@ -32,7 +33,10 @@ def guess_class(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> di
 
 
 def average_error(evaluation: Sequence[dict], target: Callable[[dict], np.ndarray], average_NP: np.ndarray) -> float:
-    """Return the squared error of always predicting the average. target: batch -> target_BNP."""
+    """Return the mean squared error of always predicting average_NP, over the tokens with weight.
+
+    target: a function batch -> target_BNP.
+    """
     error = count = 0.0
     for i in range(len(evaluation)):
         weight_BN1 = evaluation[i]["weight_BN"][..., None]

@@ -1,92 +1,104 @@
-"""Checks of the config's `model` section: settings that are wrong or do not fit together are refused before tracing."""
+"""Checks of the config's section `model`: raise UserError for wrong settings before anything is traced."""
 
 from experiments.build import variants
-from experiments.engine import by_name, config, errors
-from tfm import block, transformer
+from experiments.engine import by_name, config as configs, errors
+from tfm import block as blocks, transformer
 from tfm.attention import implementations
 
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
-CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
+CUTS = ("identity_query", "nonlinear_query")  # scores whose queries are tokens, cut into heads
 
 
-def check_model(m: config.Settings, *, N: int, cross: bool, pixels: bool) -> None:
-    """Raise UserError for settings of the section `m` that are wrong or do not fit together."""
+def check_model(m: configs.Settings, *, N: int, cross: bool, pixels: bool) -> None:
+    """Raise UserError for settings of the section `m` that are wrong or do not fit together.
+
+    N: number of tokens. cross: the model is an encoder-decoder. pixels: it predicts pixels.
+    """
     by_name.choose("remat", m.remat, transformer.REMAT)
-    by_name.choose("bias", m.bias, block.BIASES)
+    by_name.choose("bias", m.bias, blocks.BIASES)
     by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
     by_name.choose("attention", m.attention, dict.fromkeys(implementations.NAMES))
-    config.at_least(0, {"model.window": m.window})
-    config.at_least(1, {"model.share": m.share})
+    configs.at_least(0, {"model.window": m.window})
+    configs.at_least(1, {"model.share": m.share})
     batch_norm, embed_norm = m.norm.startswith("batch"), OUTER_NORMS[m.outer_norm][0]
-    from_config = isinstance(m, config.Settings)  # a published model may have a window that hides nothing
+    from_config = isinstance(m, configs.Settings)  # a published model may have a window of N tokens or more
     errors.refuse(
         (
             from_config and m.window >= N and not has_unlimited_context(m, N=N),
-            f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window",
+            f"model.window = {m.window} hides none of {N} tokens. Choose a smaller window, or 0 for none",
         ),
-        (m.share > 1 and batch_norm, f"model.share = {m.share}: shared layers cannot have model.norm = {m.norm}"),
-        (m.M % m.share, f"model.share = {m.share} must divide model.M = {m.M}"),
-        (embed_norm and cross, f"model.outer_norm = {m.outer_norm} needs a single sequence: choose last or none"),
-        (m.output_cap and pixels, f"model.output_cap = {m.output_cap} is for logits, not for pixels: set it to 0"),
-        (m.window and cross, f"model.window = {m.window} needs a single sequence: set it to 0"),
+        (m.share > 1 and batch_norm, f"model.share = {m.share} excludes model.norm = {m.norm}. Choose another norm"),
+        (m.M % m.share, f"model.share = {m.share} does not divide model.M = {m.M}. Choose a divisor of {m.M}"),
+        (embed_norm and cross, f"model.outer_norm = {m.outer_norm} is not for encoder-decoders. Choose last or none"),
+        (m.output_cap and pixels, f"model.output_cap = {m.output_cap} is for logits, not for pixels. Set it to 0"),
+        (m.window and cross, f"model.window = {m.window} is not for encoder-decoders. Set it to 0"),
     )
 
 
-def check_sizes(m: config.Settings) -> dict[str, int]:
-    """Return the sizes {"M", "D", "H", "K", "F"}. Raises UserError if they, or G, do not fit together."""
+def check_sizes(m: configs.Settings) -> dict[str, int]:
+    """Return the sizes {"M": ..., "D": ..., "H", "K", "F"}. Raises UserError if these or G do not fit together."""
     numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
-    config.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
+    configs.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
     K_is_default = m.K == m.D // m.H
     errors.refuse(
-        (m.H % m.G, f"model.G = {m.G} heads of keys and values must divide model.H = {m.H} heads"),
+        (m.H % m.G, f"model.G = {m.G} does not divide model.H = {m.H}. Choose a divisor of {m.H}"),
         (
             m.D % m.H and K_is_default,
-            f"model.H = {m.H} heads do not divide model.D = {m.D}: choose others or set model.K",
+            f"model.H = {m.H} does not divide model.D = {m.D}. Choose a divisor of {m.D} or set model.K",
         ),
     )
     return numbers
 
 
-def check_block(m: config.Settings) -> None:
-    """Raise UserError for numbers outside their range, or sizes that the score cannot cut into heads."""
-    config.at_least(0, {"model.dropout": m.dropout, "model.score_std": m.score_std, "model.output_std": m.output_std})
-    config.at_least(0, {"model.cap": m.cap, "model.output_cap": m.output_cap})
-    sizes = f"model.D = {m.D} must be model.H x model.K = {m.H} x {m.K}"
+def check_block(m: configs.Settings) -> None:
+    """Raise UserError for numbers out of range, or if the score cuts tokens into heads and D is not H K."""
+    configs.at_least(0, {"model.dropout": m.dropout, "model.score_std": m.score_std, "model.output_std": m.output_std})
+    configs.at_least(0, {"model.cap": m.cap, "model.output_cap": m.output_cap, "model.embed_std": m.embed_std})
+    configs.at_least(0, {"model.mup": m.mup})
+    if m.mup:  # reading model.E counts as using it
+        errors.refuse(
+            (m.scale == "1", f"model.mup = {m.mup} needs model.scale = 1/sqrt(K) or 1/sqrt(D), not 1"),
+            (m.E, f"model.mup = {m.mup} needs model.E = 0, not {m.E}"),
+        )
+    rule = f"model.H x model.K = {m.H} x {m.K} must be model.D = {m.D}"
     errors.refuse(
         (m.dropout >= 1, f"model.dropout = {m.dropout} must be less than 1"),
-        (cuts_tokens(m) and m.D != m.H * m.K, f"model.score = {m.score} cuts a token into heads: {sizes}"),
+        (cuts_tokens(m) and m.D != m.H * m.K, f"model.score = {m.score} cuts tokens into heads: {rule}"),
     )
 
 
-def cuts_tokens(m: config.Settings) -> bool:
-    """Return whether the score cuts whole tokens into heads, without a matrix of its own."""
+def cuts_tokens(m: configs.Settings) -> bool:
+    """Return True if the queries of the score are the tokens, cut into heads, and not products with a matrix U_q."""
     return m.score.removesuffix(variants.NOSELF) in CUTS
 
 
-def check_embedding(m: config.Settings, *, output: str, tied: bool, transformed: bool) -> None:
-    """Raise UserError if model.E or the layer before the output matrix do not fit the rest of the model."""
+def check_embedding(m: configs.Settings, *, output: str, tied: bool, transformed: bool) -> None:
+    """Raise UserError if model.E, or the layer before the output matrix, does not fit the rest of the model.
+
+    output: the setting text.head. tied: the output matrix is the embedding. transformed: text.head has a layer.
+    """
     batch_norm = m.norm.startswith("batch")
-    heads = "text.head = linear, or one with a layer such as tied+gelu"
+    remedy = "Choose text.head = linear, or one with a layer such as tied+gelu"
     errors.refuse(
-        (m.E and batch_norm, f"model.E = {m.E} needs another model.norm than {m.norm}"),
-        (m.E and tied and not transformed, f"model.E = {m.E} and text.head = {output}: choose {heads}"),
-        (transformed and batch_norm, f"text.head = {output} needs another model.norm than {m.norm}"),
+        (m.E and batch_norm, f"model.E = {m.E} excludes model.norm = {m.norm}. Choose another norm"),
+        (m.E and tied and not transformed, f"model.E = {m.E} excludes text.head = {output}. {remedy}"),
+        (transformed and batch_norm, f"text.head = {output} excludes model.norm = {m.norm}. Choose another norm"),
     )
 
 
-def check_causal(m: config.Settings) -> None:
-    """Raise UserError for a norm that needs the tokens a causal model must not see."""
+def check_causal(m: configs.Settings) -> None:
+    """Raise UserError if model.norm needs all tokens of a sequence, also those that a causal model must not see."""
     if variants.choose(m, "norm").needs_all_tokens:
         raise errors.UserError(
-            f"model.norm = {m.norm} needs all tokens of a sequence, and a causal model sees only earlier ones: choose"
-            " another norm"
+            f"model.norm = {m.norm} needs all tokens of a sequence, but a causal model sees only the earlier ones. "
+            "Choose another norm"
         )
 
 
-def has_unlimited_context(m: config.Settings, *, N: int) -> bool:
-    """Return whether the KV cache serves texts longer than the context of N tokens.
+def has_unlimited_context(m: configs.Settings, *, N: int) -> bool:
+    """Return True if generation with a KV cache may go beyond the N tokens of training.
 
-    It does if each token sees a window of tokens, and how far they are away, both as in training. (Without a window,
-    keys that saw what has left the context would mislead.)
+    This needs a sliding window and no absolute positions, so that each token sees what it would see in training. A
+    relative position of the user's may depend on N. Without a window, cached keys depend on tokens that are gone.
     """
     return 0 < m.window <= N and m.position == "none" and not by_name.CODE.fullmatch(m.relative_position)

@@ -1,48 +1,111 @@
-"""Losses and metrics of the experiments, as {name: (sum, count)}; tfm/loss.py has the mathematics."""
+"""Losses and metrics of the experiments, each as name -> (sum, count). The equations are in tfm/loss.py."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from experiments.build import model as models
-from experiments.engine import by_name, config, errors
+from experiments.engine import by_name, checkpoint, config as configs, errors
 from experiments.engine.train_step import Ratios
 from tfm import layout as layouts, loss
 
 CROSS_ENTROPY = "cross_entropy"
 
 
-def choose_loss(settings: config.Settings) -> Callable[[jax.Array, jax.Array, jax.Array], Ratios]:
-    """Return (logits, target, weight) -> {"loss", "accuracy"}, with the loss that train.loss names.
+class Metric(NamedTuple):
+    """`measure(logits, target, weight) -> (sum, count)`, and which values are better: "more" or "less"."""
 
-    Raises UserError if a loss of the user's fails, or does not return (sum, count).
+    measure: Callable[..., loss.Ratio]
+    better: str
+
+
+METRICS = {"top5": Metric(loss.top5, "more"), CROSS_ENTROPY: Metric(loss.cross_entropy, "less")}
+
+
+def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, jax.Array], Ratios]:
+    """Return a function (logits, target, weight) -> {"loss", "accuracy", ...}, by train.loss and train.metrics.
+
+    Raises UserError if a loss or metric of the user's fails, or does not return (sum, count).
     """
-    name = settings.train.loss
-    chosen = by_name.choose("loss", name, {CROSS_ENTROPY: loss.cross_entropy})
-    if name != CROSS_ENTROPY:
-        logits, target, weight = jnp.zeros((2, 5, 3)), jnp.zeros((2, 5), int), jnp.ones((2, 5))
-        with by_name.user_errors(f"train.loss = {name}"):
-            result = jax.eval_shape(chosen, logits, target, weight)
+    name, metrics = settings.train.loss, choose_metrics(settings.train.metrics)
+    if name.partition(":")[0] in NUMBERED:
+        chosen = _parse_loss(name)
+    else:
+        chosen = by_name.choose("loss", name, {CROSS_ENTROPY: loss.cross_entropy} | NUMBERED)
+    functions = {f"train.loss = {name}": chosen} if by_name.CODE.fullmatch(name) else {}
+    functions |= {f"the metric {metric} of train.metrics": metrics[metric].measure for metric in metrics}
+    logits, target, weight = jnp.zeros((2, 5, 3)), jnp.zeros((2, 5), int), jnp.ones((2, 5))
+    for label, function in functions.items():
+        with by_name.user_errors(label):
+            result = jax.eval_shape(function, logits, target, weight)
         if [getattr(leaf, "shape", None) for leaf in jax.tree.leaves(result)] != [(), ()]:
-            raise errors.UserError(f"train.loss = {name} must return (sum, count), two numbers")
+            raise errors.UserError(f"{label} must return (sum, count), two scalars")
 
     def measure(logits: jax.Array, target: jax.Array, weight: jax.Array) -> Ratios:
-        return {"loss": chosen(logits, target, weight), "accuracy": loss.accuracy(logits, target, weight)}
+        arrays = logits, target, weight
+        measures = {metric: metrics[metric].measure(*arrays) for metric in metrics}
+        return {"loss": chosen(*arrays), "accuracy": loss.accuracy(*arrays)} | measures
 
     return measure
 
 
-def choose_token_loss(
-    settings: config.Settings, model: models.Model, *, sparse: bool, layout: layouts.Layout
-) -> Callable[..., Ratios]:
-    """Return (params, x_BND, batch, layout) -> {"loss", "accuracy"} of the tokens with a target (target_BN, weight_BN).
+def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
+    """Return the metrics that train.metrics names; "my_file:top5" is called top5. Raises UserError if there is none."""
+    metrics = {name.rpartition(":")[2]: by_name.choose("metric", name, METRICS) for name in names}
+    wrong = [name for name in metrics if name in checkpoint.BETTER or metrics[name].better not in ("more", "less")]
+    if wrong or len(metrics) < len(names):
+        raise errors.UserError(
+            f"train.metrics = {list(names)}: each metric needs a name of its own, which is none of "
+            f'{", ".join(checkpoint.BETTER)}, and better = "more" or "less"'
+        )
+    return metrics
 
-    The cross-entropy never holds the logits of all tokens (loss.next_token); a loss of the user's takes them. sparse:
-    few tokens have a target. Raises UserError if the layout shards the logits that the user's loss takes.
+
+def _parse_loss(name: str) -> Callable[..., loss.Ratio]:
+    """Return the loss of "label_smoothing:0.1" or "class_weights:1,2.5,1". Raises UserError for other numbers."""
+    kind, _, text = name.partition(":")
+    try:
+        numbers = [float(number) for number in text.split(",")]
+    except ValueError:
+        numbers = [-1.0]
+    smooths = kind == "label_smoothing"
+    if min(numbers) < 0 or not sum(numbers) < math.inf or (smooths and (len(numbers) > 1 or numbers[0] >= 1)):
+        form = "label_smoothing:0.1, with a share of at least 0 and less than 1" if smooths else "class_weights:1,2.5,1"
+        raise errors.UserError(f"train.loss = {name} must have the form {form}")
+    return NUMBERED[kind](*numbers)
+
+
+def _weigh_classes(*weights: float) -> Callable[..., loss.Ratio]:
+    def measure(logits: jax.Array, target: jax.Array, weight: jax.Array) -> loss.Ratio:
+        if logits.shape[-1] != len(weights):
+            raise errors.UserError(
+                f"train.loss has {len(weights)} class weights for {logits.shape[-1]} classes. Give one for each class"
+            )
+        return loss.weighted_cross_entropy(logits, target, weight, weight_C=jnp.array(weights))
+
+    return measure
+
+
+NUMBERED = {
+    "label_smoothing": lambda share: functools.partial(loss.smoothed_cross_entropy, smoothing=share),
+    "class_weights": _weigh_classes,
+}
+
+
+def choose_token_loss(
+    settings: configs.Settings, model: models.Model, *, sparse: bool, layout: layouts.Layout
+) -> Callable[..., Ratios]:
+    """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of target_BN and weight_BN.
+
+    The cross-entropy never stores the logits of all tokens (loss.next_token), but any other loss, and train.metrics,
+    receive them. sparse: True if few tokens have a target. Raises UserError for these if devices share the vocabulary.
     """
-    if settings.train.loss == CROSS_ENTROPY:
+    is_ours = isinstance(model, models.Model)
+    if settings.train.loss == CROSS_ENTROPY and not settings.train.metrics and is_ours:
 
         def measure(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout) -> Ratios:
             x_BND, head = model.output(params, x_BND, layout=layout)
@@ -51,20 +114,23 @@ def choose_token_loss(
 
         return measure
     if layout.vocab:
-        raise errors.UserError(f"train.loss = {settings.train.loss} takes whole logits: set mesh.tensor = 1")
-    user_loss = choose_loss(settings)
+        name = "metrics" if settings.train.loss == CROSS_ENTROPY else f"loss = {settings.train.loss}"
+        raise errors.UserError(
+            f"train.{name} needs the logits of the whole vocabulary on each device. Set mesh.tensor = 1"
+        )
+    measure_tokens = choose_loss(settings)
 
     def measure_logits(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout) -> Ratios:
         logits_BNW = model.logits(params, x_BND, layout=layout)
-        return user_loss(logits_BNW, batch["target_BN"], batch["weight_BN"])
+        return measure_tokens(logits_BNW, batch["target_BN"], batch["weight_BN"])
 
     return measure_logits
 
 
-def choose_class_loss(settings: config.Settings) -> Callable[[jax.Array, dict], Ratios]:
-    """Return (logits_BC, batch) -> {"loss", "accuracy"} of labels (label_B, weight_B).
+def choose_class_loss(settings: configs.Settings) -> Callable[[jax.Array, dict], Ratios]:
+    """Return a function (logits_BC, batch) -> {"loss", "accuracy"} for batches of label_B and weight_B.
 
-    If two examples are mixed, each label counts by its share (other_label_B, other_share_B).
+    If the images are mixed (mixup, cutmix), other_label_B counts with other_share_B, and label_B with the rest.
     """
     measure = choose_loss(settings)
 
@@ -80,7 +146,10 @@ def choose_class_loss(settings: config.Settings) -> Callable[[jax.Array, dict], 
 
 
 def explain_variance(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> Ratios:
-    """Return {"loss": squared error, "explained": its share of the squared distance to the average that it removes}."""
+    """Return {"loss", "explained"}: the squared error, and the share of the variance that the prediction explains.
+
+    The variance is the squared distance of the targets from average_NP. Only tokens with weight count.
+    """
     average_BNP = jnp.broadcast_to(average_NP, target_BNP.shape)
     error, count = loss.squared_error(prediction_BNP, target_BNP, weight_BN)
     distance, _ = loss.squared_error(average_BNP, target_BNP, weight_BN)

@@ -1,4 +1,4 @@
-"""From the section `model` of a config to pure functions of `tfm`: names become functions, sizes become arguments."""
+"""Build a model from the section `model` of a config: names become functions of `tfm`, sizes become arguments."""
 
 import dataclasses
 import functools
@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from experiments.build import checks, variants
-from experiments.engine import by_name, config, errors
+from experiments.engine import by_name, config as configs, errors, optim
 from tfm import (
-    block,
+    block as blocks,
     embed as embeds,
-    encoder_decoder as seq2seq,
+    encoder_decoder,
     head as heads,
-    initial,
     layout as layouts,
     mlp,
     transformer,
@@ -27,18 +26,18 @@ from tfm.attention.spec import Call
 from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the parameters
-# The most layers that are unrolled, on a TPU or GPU and on a CPU, if no layer is computed again in the backward pass.
-# libtpu 0.0.50 compiles a layer in 5 s, for both step and evaluation; it estimates that a loop over four layers takes
-# 1.5 times as long as unrolled ones (causal_lm, llama; vit 1.77; v5e). On a CPU it takes 1.15 to 1.25 times as long.
+# Models with more layers use a loop over layers: the limit on a TPU or GPU, and the limit on a CPU (`Model.spec_for`).
+# libtpu 0.0.50 takes 5 s to compile one layer of a step and an evaluation. It estimates that a loop over four layers
+# takes 1.5 times as long as four unrolled layers (causal_lm, llama; vit: 1.77; v5e). On a CPU: 1.15 to 1.25 times.
 UNROLLED, UNROLLED_CPU = 4, 6
-OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP, which output_std scales
 CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token, "distilled": heads.distilled}
-CLASS_TOKENS = {"class_token": 1, "distilled": 2}  # number of tokens of a class head, which come before the patches
+CLASS_TOKENS = {"class_token": 1, "distilled": 2}  # number of class tokens of a head; they come before the patches
+# text.head -> (whether the output matrix is the embedding, the layer before the matrix), for classes and for tokens
 TEXT_CLASS_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 
 
 def name_head(tied: bool, layer: str) -> str:
-    """Return the setting text.head: "linear" or "tied" (to the embedding), and the layer before: "tied+gelu"."""
+    """Return the value of text.head, such as "linear", or "tied+gelu" for a tied matrix after a layer with gelu."""
     return "+".join(filter(None, ("tied" if tied else "linear", layer)))
 
 
@@ -52,33 +51,44 @@ TOKEN_HEADS = {
 class Model:
     """A model as functions of its parameters.
 
-    layout: the devices of its training, on which `attention` computes the averages. For figures and generation, without
-    a layout, `fallback` does.
+    layout: how the devices of the training share the model. attention: the implementation of attention for layouts with
+    the same platform and ring of devices. fallback: for all others, such as any platform for figures and generation.
     """
 
     spec: transformer.Spec
     layers: int
     make: Callable[..., dict]  # (key, spec) -> params
-    scale: Callable[[dict, set[str]], dict]  # (params, settings of a single run of a study) -> params
+    check: Callable[[dict, set[str]], None]  # (params, names of block_settings, see init): raises UserError
     layout: layouts.Layout
     attention: implementations.Implementation
     fallback: implementations.Implementation
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The measures of the stages that training minimises, with their weights (variant.py)."""
+        return {name: weight for name, weight in blocks.weigh_measures(self.spec.block).items() if weight}
+
     def init(self, key: jax.Array, **block_settings: Any) -> dict:
         """Return the initial parameters.
 
-        block_settings: fields of block.Spec (score_std) in place of the model's, if runs of a study differ in them.
+        block_settings: fields of blocks.Spec that replace the model's: score_std, if runs of a study differ in it.
         """
         spec = self.spec._replace(block=self.spec.block._replace(**block_settings))
-        return self.scale(self.make(key, spec=spec), set(block_settings))
+        params = self.make(key, spec=spec)
+        if not jax.tree.leaves(params.get("blocks", params)):
+            rule = "Choose a score, value, MLP or norm with parameters: a number for each layer is enough"
+            raise errors.UserError(f"the {self.layers} layers have no parameters. {rule}")
+        self.check(params, set(block_settings))
+        return params
 
-    def spec_for(self, layout: layouts.Layout, *, maps: bool = False) -> transformer.Spec:
-        """Return the spec for these devices: the implementation of attention, and layers unrolled or in a loop.
+    def spec_for(self, layout: layouts.Layout) -> transformer.Spec:
+        """Return the spec for these devices: with their implementation of attention, and layers unrolled or in a loop.
 
-        With FSDP XLA:CPU would gather the weights of all unrolled layers at once; deep models would compile long.
+        FSDP and deep models use a loop: XLA:CPU would gather the weights of all unrolled layers at once, and many
+        layers would compile slowly.
         """
-        attention = self.attention if layout == self.layout else self.fallback
-        attend = implementations.DEFINED.attend if maps else attention.attend
+        same = (layout.platform, layout.sequence) == (self.layout.platform, self.layout.sequence)
+        attend = (self.attention if same else self.fallback).attend
         deep = self.layers > (UNROLLED_CPU if layout.platform in ("", "cpu") else UNROLLED)
         unroll = 1 if layout.fsdp or deep or self.spec.remat != "none" else True
         attention_spec = self.spec.block.attention._replace(attend=attend)
@@ -90,13 +100,14 @@ class Model:
         inputs: Any,
         *,
         mask: masks.Mask | None,
+        code_n: jax.Array | None = None,
         key_B: jax.Array | None = None,
-        maps: bool = False,
+        look: tuple[str, ...] = (),
         layout: layouts.Layout = layouts.ONE,
     ) -> tuple[jax.Array, dict]:
-        """Return X^(M) and aux (transformer.hidden)."""
-        call = Call(mask=mask, key_B=key_B, layout=layout, maps=maps)
-        return transformer.hidden(params, inputs, self.spec_for(layout, maps=maps), call)
+        """Return X^(M), the tokens before the head, and aux (transformer.hidden). look: activations in aux["look"]."""
+        call = Call(mask=mask, code_n=code_n, key_B=key_B, layout=layout, look=look)
+        return transformer.hidden(params, inputs, self.spec_for(layout), call)
 
     def output(
         self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
@@ -118,18 +129,18 @@ class Model:
     def start(
         self, params: Any, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: masks.Mask | None
     ) -> tuple[jax.Array, Any]:
-        """Return the logits_BW after each prompt, and the cache (kv_cache.start)."""
+        """Return logits_BW after each prompt, and the KV cache for `capacity` tokens (kv_cache.start)."""
         spec = self.spec_for(layouts.ONE)
         return kv_cache.start(params, prompt_BN, length_B, capacity=capacity, spec=spec, call=Call(mask=mask))
 
     def by_layer(self, params: Any) -> Any:
-        """Return the parameters for many steps (kv_cache.by_layer)."""
+        """Return the parameters in the form that is fastest for many calls of `step` (kv_cache.by_layer)."""
         return kv_cache.by_layer(params, dtype=self.spec.dtype)
 
     def step(
         self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None
     ) -> tuple[jax.Array, Any]:
-        """Return the logits_BW of the next token, and the new cache (kv_cache.step)."""
+        """Return logits_BW of the token after w_B at positions n_B, and the new cache (kv_cache.step)."""
         return kv_cache.step(params, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask))
 
 
@@ -144,12 +155,12 @@ class EncoderDecoder(Model):
         w_BN: jax.Array,
         *,
         key_B: jax.Array | None = None,
-        maps: bool = False,
+        look: tuple[str, ...] = (),
         layout: layouts.Layout = layouts.ONE,
     ) -> tuple[jax.Array, dict]:
         """Return X^(M) of the decoder, and aux (encoder_decoder.hidden)."""
-        call = Call(key_B=key_B, layout=layout, maps=maps)
-        return seq2seq.hidden(params, source_BS, valid_BS, w_BN, self.spec_for(layout, maps=maps), call)
+        call = Call(key_B=key_B, layout=layout, look=look)
+        return encoder_decoder.hidden(params, source_BS, valid_BS, w_BN, self.spec_for(layout), call)
 
     def start(
         self,
@@ -161,17 +172,17 @@ class EncoderDecoder(Model):
         *,
         capacity: int,
     ) -> tuple[jax.Array, Any]:
-        """Return the logits_BW after each prompt, and the cache (encoder_decoder.start)."""
+        """Return logits_BW after each prompt, and the KV cache for `capacity` tokens (encoder_decoder.start)."""
         arrays = params, source_BS, valid_BS, prompt_BN, length_B
-        return seq2seq.start(*arrays, capacity=capacity, spec=self.spec_for(layouts.ONE), call=Call())
+        return encoder_decoder.start(*arrays, capacity=capacity, spec=self.spec_for(layouts.ONE), call=Call())
 
     def step(self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array) -> tuple[jax.Array, Any]:
-        """Return the logits_BW of the next token, and the new cache (encoder_decoder.step)."""
-        return seq2seq.step(params, cache, w_B, n_B, spec=self.spec)
+        """Return logits_BW of the token after w_B at positions n_B, and the new cache (encoder_decoder.step)."""
+        return encoder_decoder.step(params, cache, w_B, n_B, spec=self.spec)
 
 
 def build_language_model(
-    m: config.Settings,
+    m: configs.Settings,
     *,
     head: variant.Variant,
     W: int,
@@ -181,12 +192,12 @@ def build_language_model(
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
 ) -> Model:
-    """Return a model of W token ids, for up to N tokens. output: the setting text.head.
+    """Return a model of texts with W token ids and up to N tokens, which predicts tokens or, with C, classes.
 
-    C: number of classes, for a head that predicts classes; output = "pooled" then averages all tokens. layout and mask:
-    as in build_model.
+    head: one of the variants of tfm/head.py. output: the setting text.head. C: number of classes; 0 for tokens. layout,
+    mask: arguments of build_model. Raises UserError for settings that are wrong or do not fit together.
     """
-    config.at_least(0, {"model.segments": m.segments, "model.E": m.E})
+    configs.at_least(0, {"model.segments": m.segments, "model.E": m.E})
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation = mlp.ACTIVATIONS.get(layer)
     checks.check_embedding(m, output=output, tied=tied, transformed=activation is not None)
@@ -204,17 +215,17 @@ def build_language_model(
             norm = variants.choose(m, "norm")
             head = head._replace(init=functools.partial(heads.transformed_init, head.init, norm=norm, E=m.E))
     embed = bind_sizes(embeds.words, W=W, J=m.segments)
-    tree = {"tied_output": tied, "E": m.E}
-    return build_model(m, embed=embed, head=head, N=N, activation=activation, layout=layout, mask=mask, **tree)
+    options = {"tied_output": tied, "E": m.E, "activation": activation}
+    return build_model(m, embed=embed, head=head, N=N, layout=layout, mask=mask, **options)
 
 
 def bind_sizes(choice: variant.Variant, **sizes: Any) -> variant.Variant:
-    """Return the variant with these sizes bound to its init."""
+    """Return the variant with an `init` that has these sizes already."""
     return choice._replace(init=functools.partial(choice.init, **sizes))
 
 
 def build_vision_model(
-    m: config.Settings,
+    m: configs.Settings,
     *,
     output: str,
     Y: int,
@@ -227,7 +238,8 @@ def build_vision_model(
 ) -> Model:
     """Return a classifier of images with Y x X pixels and Z channels. output: the setting image.head.
 
-    Raises UserError if patches of patch x patch pixels do not fit.
+    C: number of classes. layout, mask: arguments of build_model. Raises UserError if the image is not a whole number of
+    patches of patch x patch pixels.
     """
     N, P = count_patches(Y, X, Z, patch=patch)
     head = bind_sizes(by_name.choose("head", output, CLASS_HEADS), C=C)
@@ -235,17 +247,25 @@ def build_vision_model(
     return build_model(m, embed=embed, head=head, N=N + first, class_token=first, layout=layout, mask=mask)
 
 
+def build_masked_image_model(m: configs.Settings, *, Y: int, X: int, Z: int, patch: int, **options: Any) -> Model:
+    """Return a model that predicts the pixels of masked patches. options: layout and mask, as in build_vision_model."""
+    N, P = count_patches(Y, X, Z, patch=patch)
+    embed, head = bind_sizes(embeds.masked_patches, P=P), bind_sizes(heads.pixels, P=P)
+    return build_model(m, embed=embed, head=head, N=N, **options)
+
+
 def count_patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
-    """Return (N, P): the number of patches, and of the values of one. Raises UserError if they do not fit."""
+    """Return (N, P): the number of patches, and the values of a patch. Raises UserError if they do not fit."""
     if patch < 1 or Y % patch or X % patch:
         raise errors.UserError(
-            f"image.patch = {patch}: images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}"
+            f"image.patch = {patch}: images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}. "
+            "Choose a divisor of both sides"
         )
     return (Y // patch) * (X // patch), patch * patch * Z
 
 
 def build_encoder_decoder(
-    m: config.Settings,
+    m: configs.Settings,
     *,
     W: int,
     N: int,
@@ -254,15 +274,18 @@ def build_encoder_decoder(
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
 ) -> Model:
-    """Return an encoder-decoder with M layers on each side, for up to N tokens on each side."""
+    """Return an encoder-decoder with W token ids, and with M layers and up to N tokens on each side.
+
+    tied_output: the output matrix is the embedding. output_bias: the output has a bias for each token id.
+    """
     checks.check_causal(m)
     head = bind_sizes(heads.next_word, W=W, **({"bias": "b_W"} if output_bias else {}))
-    tree = {"cross": True, "tied_output": tied_output}
-    return build_model(m, embed=bind_sizes(embeds.words, W=W), head=head, N=N, layout=layout, mask=mask, **tree)
+    embed, options = bind_sizes(embeds.words, W=W), {"cross": True, "tied_output": tied_output}
+    return build_model(m, embed=embed, head=head, N=N, layout=layout, mask=mask, **options)
 
 
 def build_model(
-    m: config.Settings,
+    m: configs.Settings,
     *,
     embed: variant.Variant,
     head: variant.Variant,
@@ -271,42 +294,43 @@ def build_model(
     cross: bool = False,
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
-    **tree: int,
+    **init_options: int,
 ) -> Model:
-    """Return the model of the section `m`, for up to N tokens. Raises UserError for a wrong name or size.
+    """Return the model of the section `m`, for up to N tokens. Raises UserError for settings that are wrong.
 
-    activation: of head.transform. cross: build an encoder-decoder. layout: the devices of the training. mask: like the
-    masks of its calls; layout and mask decide the implementation of attention. tree: class_token, tied_output, E
-    (transformer.init).
+    activation: for the layer before the output matrix (heads.transform). cross: build an encoder-decoder. layout: how
+    the devices of the training share the model. mask: a mask like those of later calls; with the layout it decides the
+    implementation of attention. init_options: class_token, tied_output and E of transformer.init.
     """
     by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     checks.check_model(m, N=N, cross=cross, pixels=head.apply is heads.pixels.apply)
     spec = transformer.Spec(embed, variants.choose(m, "position"), make_block_spec(m, N=N), head)
-    spec = spec._replace(cap=m.output_cap, share=m.share, dtype=DTYPES[m.compute_dtype], remat=m.remat)
+    growth = optim.measure_growth(m)
+    spec = spec._replace(
+        output_scale=1 / growth.width, cap=m.output_cap, share=m.share, dtype=DTYPES[m.compute_dtype], remat=m.remat
+    )
     if activation:
         spec = spec._replace(activation=activation)
     sizes = checks.check_sizes(m) | {"N": N}
     variants.rehearse(m, spec, sizes, cross=cross)
     chosen = choose_attention(m, spec, sizes, layout=layout, mask=mask, cross=cross)
-    fallback = implementations.DEFINED if m.attention == "explicit" else implementations.BLOCKS
+    fallback = implementations.EXPLICIT if m.attention == "explicit" else implementations.FLASH
     embed_norm, final_norm = checks.OUTER_NORMS[m.outer_norm]
-    tree |= sizes | {"final_norm": final_norm, "bias": m.bias}
+    init_options |= sizes | {"final_norm": final_norm, "bias": m.bias}
     if cross:
-        make = functools.partial(seq2seq.init, **tree)
+        init = functools.partial(encoder_decoder.init, **init_options)
     else:
-        make = functools.partial(transformer.init, embed_norm=embed_norm, **tree)
+        init = functools.partial(transformer.init, embed_norm=embed_norm, **init_options)
 
-    def scale(params: dict, changed: set[str]) -> dict:
-        changed |= {name for name in ("score_std", "output_std") if getattr(m, name) != 1}
-        variants.check_scales(m, changed, params, OUTPUTS)
-        return params if m.output_std == 1 else initial.scaled(params, m.output_std, OUTPUTS)
+    def make(key: jax.Array, *, spec: transformer.Spec) -> dict:
+        return transformer.scale_embedding(init(key, spec=spec), m.embed_std * growth.width**0.5)
 
-    kind = EncoderDecoder if cross else Model
-    return kind(spec, m.M, make, scale, layout, chosen, fallback)
+    kind, check = EncoderDecoder if cross else Model, functools.partial(variants.check_scales, m, spec.block)
+    return kind(spec, m.M, make, check, layout, chosen, fallback)
 
 
 def choose_attention(
-    m: config.Settings,
+    m: configs.Settings,
     spec: transformer.Spec,
     sizes: dict[str, int],
     *,
@@ -314,14 +338,16 @@ def choose_attention(
     mask: masks.Mask | None,
     cross: bool,
 ) -> implementations.Implementation:
-    """Return the implementation of attention for these devices, from the shapes of queries, keys and values."""
+    """Return the implementation of attention for this layout, mask, and shapes of queries, keys and values."""
     attention = spec.block.attention
 
     def project(key: jax.Array, x_BND: jax.Array) -> tuple:
-        params = block.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
+        params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
         params, x_BND = transformer.cast(params, spec.dtype), x_BND.astype(spec.dtype or x_BND.dtype)
-        q, k = attention.score.apply(params["score"], x_BND, x_BND)
-        return q, k, attention.value.apply(params["value"], k if attention.value.from_keys else x_BND)
+        pair = attention.score.apply(params["score"], x_BND, x_BND)
+        (q, k), _ = variant.split_measures(attention.score, pair)
+        v = attention.value.apply(params["value"], k if attention.value.from_keys else x_BND)
+        return q, k, variant.split_measures(attention.value, v)[0]
 
     x_BND = jax.ShapeDtypeStruct((1, sizes["N"], m.D), jnp.float32)
     q, k, v = jax.eval_shape(project, jax.random.key(0), x_BND)
@@ -330,40 +356,63 @@ def choose_attention(
     return implementations.choose(m.attention, layout.platform, q, k, v, **options)
 
 
-def make_block_spec(m: config.Settings, *, N: int = 0) -> block.Spec:
-    """Return the function for each stage of a block, from its name in the config."""
+def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
+    """Return the function for each stage of a block, by its name in the section `m`.
+
+    N: number of tokens, for a norm with statistics of each position. Raises UserError for settings that are wrong.
+    """
     checks.check_block(m)
     chosen = variants.choose_all(m, checks.check_sizes(m))
     eps = variants.read_eps(m)
     if chosen["score"].takes_eps:
         apply = functools.partial(chosen["score"].apply, eps=eps)
         chosen["score"] = chosen["score"]._replace(apply=apply)
-    elif m.norm.startswith("none:"):
-        raise errors.UserError(f"model.norm = {m.norm}: no norm uses this number. Choose model.norm = none")
+    elif not chosen["norm"].takes_eps and variants.has_number("norm", m.norm):
+        name = variants.split("norm", m.norm)[0]
+        raise errors.UserError(
+            f"model.norm = {m.norm}: nothing uses the number after the colon. Choose model.norm = {name}"
+        )
     if N and variants.split("norm", m.norm)[0] == "batch_features":
         chosen["norm"] = bind_sizes(chosen["norm"], N=N)
     attention = attentions.Spec(
         score=chosen["score"],
         value=chosen["value"],
         relative_position=chosen["relative_position"],
-        attend=implementations.BLOCKS.attend,
-        scale=by_name.choose("scale", m.scale, score.SCALES),
+        attend=implementations.FLASH.attend,
+        scale=choose_scale(m),
         H=m.H,
         cap=m.cap,
     )
-    order = by_name.choose("block", m.block, block.ORDERS)
-    return block.Spec(attention, chosen["norm"], chosen["mlp"], order, eps, m.dropout, m.score_std)
+    order = by_name.choose("block", m.block, blocks.ORDERS)
+    output_std = m.output_std * optim.measure_growth(m).output_std
+    return blocks.Spec(attention, chosen["norm"], chosen["mlp"], order, eps, m.dropout, m.score_std, output_std)
+
+
+def choose_scale(m: configs.Settings) -> Callable[[int, int], float]:
+    """Return (K, D) -> the factor on the logits that m.scale names, smaller by 1/sqrt(D / D_0) with m.mup (mup.py)."""
+    scale = by_name.choose("scale", m.scale, score.SCALES)
+    return (lambda K, D: scale(K, D) * (m.mup / m.D) ** 0.5) if m.mup else scale
 
 
 def average_tokens(logits_BNC: jax.Array, valid_BN: jax.Array) -> jax.Array:
-    """Return the mean of the logits over the valid tokens: the logits of the averaged tokens."""
+    """Return the mean over the valid tokens, logits_BC. The head is linear: these are the logits of the mean token."""
     valid_BN1 = valid_BN[..., None]
     return jnp.where(valid_BN1, logits_BNC, 0).sum(1) / valid_BN1.sum(1)
 
 
-def add_window(m: config.Settings, mask: masks.Mask | None) -> masks.Mask | None:
-    """Return the product of the mask and the sliding window of model.window (0: none)."""
+def add_window(m: configs.Settings, mask: masks.Mask | None) -> masks.Mask | None:
+    """Return the mask within the sliding window of model.window; the mask itself if there is no window (0)."""
     if not m.window:
         return mask
     window = masks.window(m.window)
     return window if mask is None else masks.both(mask, window)
+
+
+def within_documents(mask: masks.Mask, batch: dict) -> dict:
+    """Return the arguments `mask` and `code_n` of Model.hidden for a batch of windows.causal.
+
+    If the batch has documents, its tokens attend only to their own document, in which their positions begin at 0.
+    """
+    if "document_BN" not in batch:
+        return {"mask": mask}
+    return {"mask": masks.both(mask, masks.documents(batch["document_BN"])), "code_n": batch["n_BN"]}

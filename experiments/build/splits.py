@@ -1,23 +1,23 @@
-"""The batches of the training data and of the held-out data, and a third split of the training data for tuning."""
+"""Splits: batches of the training and the held-out data, and a third split for tuning, cut from the training data."""
 
 from typing import Any
 
 import numpy as np
 
-from experiments.engine import batches, config, errors
+from experiments.engine import batches, config as configs, errors
 
-BLOCK, SHARE = 32, 10  # the tuning split is every SHARE-th block of BLOCK examples that do not overlap
-TOKENS = 2**14  # in one batch of an evaluation; more only need memory
-Examples = tuple[batches.Fetch, int]  # a function that fetches examples by index, and how many there are
+BLOCK, SHARE = 32, 10  # of SHARE blocks, each of BLOCK examples that do not overlap, one is for tuning
+TOKENS = 2**14  # tokens in an evaluation batch; a larger batch would only need more memory
+Examples = tuple[batches.Fetch, int]  # a function that fetches examples by index, and the number of examples
 
 
 def make_splits(
-    settings: config.Settings, train: Examples, evaluation: Examples, *, tokens: int, stride: int = 1
+    settings: configs.Settings, train: Examples, evaluation: Examples, *, tokens: int, stride: int = 1
 ) -> dict[str, Any]:
     """Return the fields `train`, `evaluation`, `tokens_per_example` and `tuning` of a Task.
 
-    tokens: number of tokens in an example. stride: training examples this many indices apart do not overlap (windows
-    of text: N).
+    tokens: number of tokens in an example. stride: training examples do not overlap if their indices differ by this
+    much (windows of N tokens: N).
     """
 
     def make_batches(train: Examples, evaluation: Examples) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def make_splits(
     return make_batches(train, evaluation) | {"tuning": make_tuning_batches}
 
 
-def evaluation_batch_size(t: config.Settings, tokens: int, n: int) -> int:
-    """Return the size of an evaluation batch: about TOKENS tokens, `tokens` for each example, or all n examples.
+def evaluation_batch_size(t: configs.Settings, tokens: int, n: int) -> int:
+    """Return the number of examples in an evaluation batch: about TOKENS tokens, but no more than all n examples.
 
-    It is rounded to whole microbatches of the section `t` (train), which devices share evenly and which fit into
-    memory.
+    t: the section `train`. tokens: number of tokens in an example. The batch is a multiple of a training microbatch,
+    which fits into memory and which the devices share evenly.
     """
     microbatch = max(1, t.batch_size // max(1, t.accumulation))
     return microbatch * max(1, min(TOKENS // (microbatch * tokens), -(-n // microbatch)))
@@ -48,23 +48,24 @@ def evaluation_batch_size(t: config.Settings, tokens: int, n: int) -> int:
 def split_for_tuning(train: Examples, *, most: int, stride: int = 1) -> tuple[Examples, Examples]:
     """Split the training examples into a training and a tuning part, which do not overlap.
 
-    The tuning part is every tenth block, of which at most `most` examples are evaluated. Raises UserError if there are
-    too few examples.
+    The tuning part has every tenth block, but at most `most` examples, evenly spaced. stride: as in make_splits. Raises
+    UserError if there are too few examples.
     """
     fetch, n = train
     period = min(SHARE * BLOCK * stride, n)  # indices: training part, gap, block, gap
     block, gap = period // SHARE, stride - 1
-    trained, per_block = period - block - 2 * gap, -(-block // stride)
+    trained_per_period, per_block = period - block - 2 * gap, -(-block // stride)
     periods = n // period if period else 0
-    if min(trained, block) < 1:
-        raise errors.UserError(f"{n} training examples are too few to split off a part for study.tune")
-    evaluated = min(per_block * periods, most)
+    if min(trained_per_period, block) < 1:
+        raise errors.UserError(f"{n} training examples are too few for study.tune to use a part of them")
+    n_tuning = min(per_block * periods, most)
 
     def fetch_train(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        return fetch(index_B // trained * period + index_B % trained, rng)
+        return fetch(index_B // trained_per_period * period + index_B % trained_per_period, rng)
 
     def fetch_tuning(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        index_B = index_B * (per_block * periods) // evaluated
-        return fetch(index_B // per_block * period + trained + gap + index_B % per_block * stride, rng)
+        index_B = index_B * (per_block * periods) // n_tuning
+        place_B = trained_per_period + gap + index_B % per_block * stride  # in its period
+        return fetch(index_B // per_block * period + place_B, rng)
 
-    return (fetch_train, trained * periods), (fetch_tuning, evaluated)
+    return (fetch_train, trained_per_period * periods), (fetch_tuning, n_tuning)

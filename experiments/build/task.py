@@ -1,4 +1,4 @@
-"""Tasks: what an experiment hands to the training loop, made of a model, a loss and batches; and what figures show."""
+"""Make the Task that an experiment gives to the training loop, and compute what the figures of experiments show."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,25 +6,39 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.build import model as models, probe
-from experiments.engine import config, train_step
+from experiments.build import flax_model, losses, model as models, probe
+from experiments.engine import config as configs, train_step
 
-RECALLS = 100  # the most classes in the summary
+BINS = 15  # of the calibration error, as in Guo et al. 2017
+RECALLS = 100  # the most classes whose recall is in the summary
 
 
 def make_task(
-    settings: config.Settings, model: models.Model, loss: Callable, inputs: Callable[[dict], dict], **fields: Any
+    settings: configs.Settings,
+    model: models.Model | flax_model.FlaxModel,
+    loss: Callable,
+    inputs: Callable[[dict], dict],
+    **fields: Any,
 ) -> train_step.Task:
-    """Return the task of a model: its loss (Task.loss), symmetry metrics and attention maps.
+    """Return the task of a model, with symmetry metrics and attention maps.
 
-    inputs: batch -> the arguments of model.hidden that are of the batch. fields: other fields of Task.
+    loss: Task.loss. inputs: a function batch -> the arguments of model.hidden for this batch. fields: other fields of
+    the Task.
     """
 
     def maps(params: Any, batch: dict) -> jax.Array:
-        return model.hidden(params, **inputs(batch), maps=True)[1]["A_MBHNS"]
+        return model.hidden(params, **inputs(batch), look=("A",))[1]["look"]["A"]
 
-    lines = (f"attention: {model.attention}",)
-    common = {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "lines": lines}
+    def look(params: Any, batch: dict, names: tuple[str, ...]) -> dict[str, jax.Array]:
+        x_BND, aux = model.hidden(params, **inputs(batch), look=names)
+        return aux.get("look", {}) | {"logits": model.logits(params, x_BND)}
+
+    common = {"lines": (f"attention: {model.attention}",), "weights": model.weights}
+    common["better"] = {name: metric.better for name, metric in losses.choose_metrics(settings.train.metrics).items()}
+    if isinstance(model, flax_model.FlaxModel):
+        common["lines"] += tuple(model.lines)
+    else:
+        common |= {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "look": look}
     return train_step.Task(init=model.init, loss=loss, **common | fields)
 
 
@@ -41,8 +55,19 @@ def predict_classes(task: train_step.Task, logits: Callable, params: Any, n: int
     return predicted_B, probability_B
 
 
+def measure_calibration(label_B: np.ndarray, predicted_B: np.ndarray, probability_B: np.ndarray) -> dict[str, float]:
+    """Return {"eval/calibration_error"}: E = sum_b n_b / n |accuracy_b - confidence_b| (Guo et al. 2017, eq. 3).
+
+    Bin b has the n_b examples whose probability of the predicted class is in (b / BINS, (b + 1) / BINS]; confidence_b
+    is the mean of these probabilities. 0 is best: of the predictions made with 90 %, 90 % are correct.
+    """
+    bin_B = np.clip(np.ceil(probability_B * BINS).astype(int) - 1, 0, BINS - 1)
+    excess_B = (label_B == predicted_B) - probability_B.astype(np.float64)  # its mean in a bin: accuracy - confidence
+    return {"eval/calibration_error": float(np.abs(np.bincount(bin_B, excess_B)).sum() / len(label_B))}
+
+
 def measure_recalls(label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]) -> dict[str, dict]:
-    """Return {"recall": {class: share of its examples that are predicted correctly}}, of the RECALLS lowest classes."""
+    """Return {"recall": {class: share of its examples that are predicted correctly}}, of the RECALLS worst classes."""
     count_C = np.bincount(label_B, minlength=len(classes))
     correct_C = np.bincount(label_B[label_B == predicted_B], minlength=len(classes))
     recall_C = np.where(count_C > 0, correct_C / np.maximum(count_C, 1), np.inf)
@@ -51,6 +76,9 @@ def measure_recalls(label_B: np.ndarray, predicted_B: np.ndarray, classes: Seque
 
 
 def map_first_example(task: train_step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
-    """Return the first held-out example, with at most so many tokens, and its attention weights A_MHNS."""
+    """Return the first held-out example as a batch, and its attention weights A_MHNS.
+
+    tokens: use only that many tokens, the first ones; None: all.
+    """
     batch = {name: array[:1] if tokens is None else array[:1, :tokens] for name, array in task.evaluation[0].items()}
     return batch, np.asarray(jax.jit(task.maps)(params, batch))[:, 0]

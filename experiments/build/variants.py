@@ -1,7 +1,7 @@
 """Variants: the functions for the stages of a model, chosen by the names in the config's section `model`.
 
-A name may carry numbers, rotary:500000 or rms:1e-6, and may name the user's code, my_file:my_score. `rehearse` traces a
-block with the chosen variants, so that an error of the user's code names its line before the training.
+A name can contain numbers (rotary:500000, rms:1e-6), or name the user's code (my_file:my_score). `rehearse` traces a
+block with the chosen variants before the training, so that an error in the user's code is reported with its line.
 """
 
 import contextlib
@@ -15,20 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import by_name, config, errors
-from tfm import block, mlp, norm, position, shapes, transformer
+from experiments.engine import by_name, checkpoint, config as configs, errors
+from tfm import block as blocks, mlp, mup, norm, position, shapes, transformer, variant
 from tfm.attention import mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
 
 MODULES = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
-# The variants whose names may be followed by numbers, and the numbers if there are none.
+# The variants whose names may be followed by numbers, and the numbers that count if none follow.
 NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
 DEFAULTS = {"relative_position": "10000", "norm": "1e-5"}
 NOSELF = "_noself"  # suffix of a score: tokens attend to themselves only if they may attend to no other
 
 
-def choose(m: config.Settings, setting: str) -> Any:
-    """Return the variant that this setting of the section `m` names. Raises UserError if there is none."""
+def choose(m: configs.Settings, setting: str) -> Any:
+    """Return the variant that this setting of the section `m` names. Raises UserError for an unknown name."""
     name, numbers = split(setting, getattr(m, setting))
     noself = setting == "score" and name.endswith(NOSELF) and ":" not in name
     name = name.removesuffix(NOSELF) if noself else name
@@ -41,7 +41,7 @@ def choose(m: config.Settings, setting: str) -> Any:
 
 
 def _ignore_layout(setting: str, chosen: Any) -> Any:
-    """Return the variant with a function that accepts `layout` and ignores it, if it does not take `layout`."""
+    """Return the variant with an argument `layout`, which is ignored if the variant does not declare takes_layout."""
     if setting not in ("norm", "mlp", "value") or chosen.takes_layout:
         return chosen
     if setting == "value":
@@ -50,19 +50,25 @@ def _ignore_layout(setting: str, chosen: Any) -> Any:
 
 
 def _drop_layout(function: Callable) -> Callable:
-    """Return the function with an argument `layout` that it ignores."""
+    """Return the function with an additional argument `layout`, which it ignores."""
     return lambda *arrays, layout, **options: function(*arrays, **options)
 
 
 def split(setting: str, text: str) -> tuple[str, str]:
     """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
 
-    The colon of the user's my_file:my_norm belongs to the name; its numbers are the defaults.
+    The colon in the user's my_file:my_norm belongs to the name, so the numbers are the defaults.
     """
     name, colon, numbers = text.partition(":")
     if name not in NUMBERED.get(setting, ()):
         return text, DEFAULTS.get(setting, "")
     return name, numbers if colon else DEFAULTS[setting]
+
+
+def has_number(setting: str, text: str) -> bool:
+    """Return True if numbers follow the name of a variant of ours: rms:1e-6."""
+    name, colon, _ = text.partition(":")
+    return bool(colon) and name in NUMBERED.get(setting, ())
 
 
 def join(setting: str, name: str, numbers: str) -> str:
@@ -71,22 +77,25 @@ def join(setting: str, name: str, numbers: str) -> str:
 
 
 def format_number(number: float) -> str:
-    """Return a number as it stands in a name, with all its digits: 10000, 1e-6."""
+    """Return a number as it is written in a name, with all its digits: 10000, 1e-6."""
     return repr(number).removesuffix(".0").replace("e-0", "e-")
 
 
-def read_eps(m: config.Settings) -> float:
-    """Return the number inside the root of the norms. Raises UserError if it is not a number >= 0."""
+def read_eps(m: configs.Settings) -> float:
+    """Return eps, the number inside the root of the norms, from model.norm. Raises UserError unless eps >= 0."""
     with contextlib.suppress(ValueError):
         if 0 <= (number := float(split("norm", m.norm)[1])) < np.inf:
             return number
-    raise errors.UserError(f"model.norm = {m.norm}: the colon must be followed by a number >= 0, as in rms:1e-6")
+    raise errors.UserError(f"model.norm = {m.norm}: write a number >= 0 after the colon, as in rms:1e-6")
 
 
 def _make_rotary(
-    m: config.Settings, name: str, base: str, kind: str = "none", *numbers: str
+    m: configs.Settings, name: str, base: str, kind: str = "none", *numbers: str
 ) -> relative_position.RelativePosition:
-    """Return rotary positions with this base and scaling: '10000', or '10000', 'linear', '2'."""
+    """Return rotary positions with this base and scaling, given as texts: '10000', or '10000', 'linear', '2'.
+
+    Raises UserError for an unknown scaling, or numbers that it cannot use.
+    """
     scale = by_name.choose("rotary scaling", kind, rotary_scaling.KINDS)
     try:
         base, *values = [float(text) for text in (base, *numbers)]
@@ -99,17 +108,18 @@ def _make_rotary(
         names = [*inspect.signature(scale).parameters][3:]
         form = ":".join([name, "base", *([] if kind == "none" else [kind]), *names])
         raise errors.UserError(
-            f"model.relative_position = {m.relative_position} must have the form {form}, with numbers and base >= 1"
+            f"model.relative_position = {m.relative_position} must have the form {form}, with base >= 1 and other "
+            "numbers >= 0 that give finite angles (factor > 0)"
         )
     return relative_position.rotary_of(
         base, halves=name == "rotary_halves", scaling=lambda n, K, base: scale(n, K, base, *values)
     )
 
 
-def choose_all(m: config.Settings, sizes: dict[str, int]) -> dict[str, Any]:
+def choose_all(m: configs.Settings, sizes: dict[str, int]) -> dict[str, Any]:
     """Return the variants of the section `m` by setting.
 
-    Raises UserError if the score does not support shared keys or rotary positions, and the section has these.
+    Raises UserError if the section has G < H or rotary positions, and the score does not support this.
     """
     chosen = {setting: choose(m, setting) for setting in MODULES}
     if m.G < sizes["H"]:
@@ -131,11 +141,11 @@ def choose_all(m: config.Settings, sizes: dict[str, int]) -> dict[str, Any]:
     return chosen
 
 
-def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], *, cross: bool = False) -> None:
-    """Trace a block on shapes alone, if it has variants of the user's, rotary positions, or values made of keys.
+def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int], *, cross: bool = False) -> None:
+    """Trace a block with abstract arrays, if it has variants of the user's, rotary positions, or values made of keys.
 
-    Raises UserError if a variant of the user's fails, or returns arrays of other shapes than its stage needs, or if
-    numbers of features do not fit together.
+    Raises UserError if a variant of the user's fails or returns arrays of the wrong shape, or if the features of keys
+    do not suit the positions or the values.
     """
     users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if ":" in split(name, getattr(m, name))[0]]
     rotary = split("relative_position", m.relative_position)[0] in ROTARY
@@ -148,16 +158,16 @@ def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], 
     x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
 
     def trace_stages(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
-        params = block.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
+        params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
         shapes.check(params)
-        q, k = spec.block.attention.score.apply(params["score"], x_BND, x_BND)
-        code = spec.position.init(key, N=sizes["N"], D=sizes["D"])
+        score, code = spec.block.attention.score, spec.position.init(key, N=sizes["N"], D=sizes["D"])
+        (q, k), _ = variant.split_measures(score, score.apply(params["score"], x_BND, x_BND))
         return {"params": params, "queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
 
-    def trace_block(params: dict, x_BND: jax.Array) -> jax.Array:
+    def trace_block(params: dict, x_BND: jax.Array) -> tuple[jax.Array, dict]:
         memory = attentions.Memory(x_BND, None) if cross else None
-        apply = block.choose(params, spec.block.order)
-        return apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))[0]
+        apply = blocks.choose(params, spec.block.order)
+        return apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))
 
     with by_name.user_errors(label):
         arrays = jax.eval_shape(trace_stages, jax.random.key(0), x_BND)
@@ -166,13 +176,29 @@ def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], 
     if misfit := _find_misfit(arrays, shapes.check(params), sizes, n, rotary=rotary, from_keys=from_keys):
         raise errors.UserError(f"{label}: {misfit}")
     with by_name.user_errors(label):
-        y_BND = jax.eval_shape(trace_block, params, x_BND)
+        y_BND, aux = jax.eval_shape(trace_block, params, x_BND)
+        weights = blocks.weigh_measures(spec.block)
     if y_BND.shape != x_BND.shape:
         raise errors.UserError(f"{label}: its block returns tokens of shape {y_BND.shape}, not {x_BND.shape}")
+    _check_measures(label, aux.get("measures", {}), weights)
+
+
+def _check_measures(label: str, measures: variant.Measures, weights: dict[str, float]) -> None:
+    """Raise UserError if a block's measures are not two numbers for each declared name, or if a name is reserved."""
+    if measures.keys() != weights.keys() or any(leaf.shape for leaf in jax.tree.leaves(measures)):
+        raise errors.UserError(
+            f"{label}: its block returns the measures {sorted(measures)}, and declares {sorted(weights)}. Return "
+            "(array, {name: (sum, count)}), with two numbers for each name in `measures`"
+        )
+    if reserved := weights.keys() & checkpoint.BETTER.keys():
+        raise errors.UserError(f"{label}: choose another name for the measure {min(reserved)}, which every run has")
 
 
 def _find_misfit(arrays: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
-    """Return what does not fit of the sizes of parameters, queries, keys and position code; '' if all fit."""
+    """Return a sentence on the first wrong size in parameters, queries, keys or position code; '' if all are right.
+
+    letters: the sizes of the parameters. n: number of tokens.
+    """
     for letter in "HKDF":
         if letters.get(letter, sizes[letter]) != sizes[letter]:
             return f"{letter} is {letters[letter]} in its parameters, not {sizes[letter]}"
@@ -184,35 +210,42 @@ def _find_misfit(arrays: dict, letters: dict, sizes: dict[str, int], n: int, *, 
     if not K:
         return "its queries have 0 features"
     if rotary and K % 2:
-        return f"its queries have {K} features; rotary positions need an even number"
+        return f"its queries have {K} features, but rotary positions need an even number"
     if from_keys and K != sizes["K"]:
-        return f"values made of keys need keys of model.K = {sizes['K']} features, not {K}"
+        return f"its keys have {K} features, but values made of keys need model.K = {sizes['K']}"
     shape, tokens = arrays["position"].shape, (2, n, sizes["D"])
     return "" if shape == tokens else f"its position code returns the shape {shape}, not {tokens}"
 
 
-def check_scales(m: config.Settings, changed: set[str], params: dict, outputs: tuple[str, ...]) -> None:
-    """Raise UserError if a changed setting does not scale the matrices of its variant.
+def check_scales(m: configs.Settings, spec: blocks.Spec, params: dict, changed: set[str]) -> None:
+    """Raise UserError if score_std, output_std or mup is set but does not scale the matrices of its variant.
 
-    score_std scales leaves of a score whose names begin with U; output_std those of a value or an MLP in `outputs`.
-    The user's score must have only matrices that score_std scales.
+    changed: which of the two are set by single runs of a study. A variant declares its matrices (Score.inner,
+    Value.output, Variant.output).
     """
-    for setting, stage, prefixes in (
-        ("score_std", "score", ("U",)),
-        ("output_std", "value", outputs),
-        ("output_std", "mlp", outputs),
+    if m.mup:
+        with by_name.user_errors(f"model.mup = {m.mup}"):
+            mup.check(params, depth=bool(m.mup_depth))
+    score, value = spec.attention.score, spec.attention.value
+    for setting, stage, field, names in (
+        ("score_std", "score", "inner", score.inner),
+        ("output_std", "value", "output", value.output),
+        ("output_std", "mlp", "output", spec.mlp.output),
     ):
         paths = [path for path in shapes.flat(params) if stage in re.split("/|_cross/", path)[:-1]]
         matrices = [path.rpartition("/")[2] for path in paths if shapes.is_matrix(path)]
-        unscaled, is_users = [name for name in matrices if not name.startswith(prefixes)], ":" in getattr(m, stage)
-        nothing_scaled = len(unscaled) == len(matrices)
-        if stage == "score":
-            misses = nothing_scaled or (is_users and bool(unscaled))
+        unscaled, is_users = [name for name in matrices if not name.startswith(names)], ":" in getattr(m, stage)
+        if stage == "score" and len(unscaled) == len(matrices):
+            misses = True
         else:
-            misses = nothing_scaled and is_users and bool(unscaled)
-        if setting in changed and misses:
-            matrix = unscaled[0] if unscaled else "matrix"
+            declares = names not in ((), attentions.score.Score._field_defaults["inner"])
+            misses = is_users and bool(unscaled) and not declares
+        scales = setting in changed or getattr(m, setting) != 1
+        if setting == "output_std" and m.mup_depth:  # which multiplies the same matrices
+            setting, scales = "mup_depth", True
+        if misses and scales:
+            matrix = unscaled[0] if unscaled else "any matrix"
             raise errors.UserError(
-                f"model.{setting} scales no {matrix} of model.{stage} = {getattr(m, stage)}. Begin the names of such "
-                f"matrices with {' or '.join(prefixes)}, or set model.{setting} = 1"
+                f"model.{setting} does not scale {matrix} of model.{stage} = {getattr(m, stage)}. Declare the matrices "
+                f"in the variant's field {field} = ({matrix!r},), or do not set model.{setting}"
             )

@@ -1,1 +1,1 @@
-"""Data: texts, tables, sentence pairs and images are found, read and split; texts are encoded by tokenizers."""
+"""Data: find, read and split texts, tables, sentence pairs and images, and encode texts with tokenizers."""

@@ -1,8 +1,9 @@
 """Augment training images at random: move, mirror or crop them, or mix them with another image of the batch.
 
 image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
-Each function takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`, None if images are
-not mixed: the share of each image, and of its label, from the previous image in the batch (for the first, the last).
+Each function takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`: the share of
+each new image, and of its label, that comes from another image x'. This is the previous image in the batch, and for the
+first image the last one.
 """
 
 import math
@@ -13,14 +14,15 @@ import numpy as np
 
 from experiments.engine import by_name, errors
 
-Changed = tuple[np.ndarray, np.ndarray | None]  # image_BYXZ, share_B
+Result = tuple[np.ndarray, np.ndarray | None]  # image_BYXZ; share_B, None if images are not mixed
 KEY = "image.augment"
 
 
-def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Changed:
+def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Result:
     """Move by a uniform offset in [-most, most]^2 pixels, with linear interpolation between pixels.
 
-    The digits fill their 8 rows, and a shift by a pixel would cut one off. The uncovered border has raw pixel value 0.
+    Fractions of a pixel suit the digits, which fill their 8 rows: a shift by a whole pixel would cut off a row. The
+    uncovered border has raw pixel value 0.
     """
     down_B, right_B = rng.uniform(-most, most, (2, len(image_BYXZ)))
     moved_YBXZ = move(image_BYXZ.swapaxes(0, 1), down_B)
@@ -28,7 +30,7 @@ def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Chan
 
 
 def move(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
-    """Return y[l, b] = (1 - part) x[l - n, b] + part x[l - n - 1, b] for the offset n + part; 0 outside of x."""
+    """Return y[l, b] = (1 - part) x[l - n, b] + part x[l - n - 1, b], where offset_b = n + part. Outside, x is 0."""
     L, B = x_LB.shape[:2]
     n_B = np.floor(offset_B).astype(int)
     part_B = (offset_B - n_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
@@ -42,14 +44,14 @@ def move(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
     return (1 - part_B) * take(from_LB) + part_B * take(from_LB - 1)
 
 
-def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Changed:
-    """Exchange left and right with this probability."""
+def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Result:
+    """Mirror each image with this probability: exchange left and right."""
     flipped_B111 = rng.random((len(image_BYXZ), 1, 1, 1)) < probability
     return np.where(flipped_B111, image_BYXZ[:, :, ::-1], image_BYXZ), None
 
 
-def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Changed:
-    """Cut a window of the image's size out of the image with a border of this many pixels of raw value 0."""
+def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Result:
+    """Add a border of this many pixels of raw value 0, and cut out a random window of the image's old size."""
     B, Y, X, _ = image_BYXZ.shape
     padded = np.pad(image_BYXZ, [(0, 0), *[(int(border), int(border))] * 2, (0, 0)])
     down_B, right_B = rng.integers(0, 2 * int(border) + 1, (2, B))
@@ -57,18 +59,18 @@ def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Cha
     return windows[np.arange(B), down_B, right_B].transpose(0, 2, 3, 1), None
 
 
-def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
+def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
     """Return (1 - share) x + share x', share ~ Beta(alpha, alpha) (Zhang et al. 2018, mixup)."""
     share_B = rng.beta(alpha, alpha, len(image_BYXZ)).astype(np.float32)
     share_B111 = share_B[:, None, None, None]
     return (1 - share_B111) * image_BYXZ + share_B111 * np.roll(image_BYXZ, 1, axis=0), share_B
 
 
-def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
-    """Paste a rectangle of x' (Yun et al. 2019, CutMix, section 3.2).
+def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
+    """Replace a rectangle by the same rectangle of x' (Yun et al. 2019, CutMix, section 3.2).
 
-    Its sides are sqrt(s) of the image's, s ~ Beta(alpha, alpha), and its centre is any pixel. It is cut off at the
-    edges; share is its part of the image.
+    The sides of the rectangle are sqrt(s) times the image's sides, s ~ Beta(alpha, alpha). The centre is a random
+    pixel. The rectangle is cut off at the edges; share is the part of the image that it covers.
     """
     B, *sides = image_BYXZ.shape[:3]
     part_B, inside = np.sqrt(rng.beta(alpha, alpha, B)), []
@@ -83,7 +85,7 @@ def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Ch
 class Kind(NamedTuple):
     """An augmentation, its default amount, and the allowed amounts for images with this shorter side."""
 
-    change: Callable[[np.ndarray, float, np.random.Generator], Changed]
+    change: Callable[[np.ndarray, float, np.random.Generator], Result]
     default: float
     allowed: str
     is_allowed: Callable[[float, int], bool] = lambda amount, side: 0 < amount < math.inf
@@ -99,14 +101,14 @@ KINDS = {
 }
 
 
-def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
+def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Result]:
     """Return a function that makes the changes of image.augment. Raises UserError if one does not suit Y x X pixels."""
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]
     if len(mixing) > 1:
-        raise errors.UserError(f"{KEY} mixes images by {mixing[0]} and by {mixing[1]}: keep one of them")
+        raise errors.UserError(f"{KEY} mixes images by {mixing[0]} and by {mixing[1]}. Keep one of them.")
 
-    def change(image_BYXZ: np.ndarray, rng: np.random.Generator) -> Changed:
+    def change(image_BYXZ: np.ndarray, rng: np.random.Generator) -> Result:
         share_B = None
         for kind, amount in steps:
             image_BYXZ, mixed_B = kind.change(image_BYXZ, amount, rng)
@@ -125,5 +127,5 @@ def parse(name: str, side: int) -> tuple[Kind, float]:
     except ValueError:
         amount = math.nan
     if not kind.is_allowed(amount, side):
-        raise errors.UserError(f"{KEY} has {name!r}: for a side of {side} pixels the number must be {kind.allowed}")
+        raise errors.UserError(f"{KEY} has {name!r}. For a side of {side} pixels, the number must be {kind.allowed}.")
     return kind, amount

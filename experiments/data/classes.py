@@ -4,10 +4,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from experiments.data import files
+from experiments.data import files as data_files
 from experiments.engine import errors
 
-SHOWN = 12
+SHOWN = 12  # names in a line, and the most warnings
 NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")
 
 
@@ -17,32 +17,32 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=float) if all(map(NUMBER.fullmatch, distinct)) else distinct)
 
 
-def read_names(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
-    """Return the names of a data set's ClassLabel column in their order, () for a column of another kind.
+def read_names(splits: Sequence[data_files.File], column: str) -> tuple[str, ...]:
+    """Return the class names of a data set's ClassLabel column, in its order; () for other columns and for files.
 
-    Raises UserError if its splits have different names.
+    Raises UserError if the splits of the data set have different names.
     """
     names = set()
     for split in splits:
-        if split.version:  # else a file on the disk: its columns have no kinds
+        if split.version:  # a file on the disk has no ClassLabel columns
             kind = (split.open().features or {}).get(column)
             names.add(tuple(kind.names) if type(kind).__name__ == "ClassLabel" else ())
     if len(names) > 1:
         raise errors.UserError(
-            f"the splits of {splits[0].name} have different classes in their column {column!r}: choose another column, "
-            "or another data set"
+            f"the splits of {splits[0].name} have different classes in their column {column!r}. "
+            "Choose another column or another data set."
         )
     return names.pop() if names else ()
 
 
 def describe(names: Sequence[str]) -> list[str]:
-    """Return the line that names the classes, and one for each group of names that differ only by spaces or case."""
+    """Return a line with the names of the classes, and a warning for each group that differs only by spaces or case."""
     line = "classes: " + ", ".join(names[:SHOWN])
     if len(names) > SHOWN:
         line += f", ... ({len(names):,} in all)"
-    alike: dict[str, list[str]] = {}
+    names_by_key: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(repr(name))
-    groups = [", ".join(group) for group in alike.values() if len(group) > 1]
+        names_by_key.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(repr(name))
+    groups = [", ".join(group) for group in names_by_key.values() if len(group) > 1]
     lines = [line, *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
     return [errors.line(text) for text in lines]

@@ -1,7 +1,7 @@
-"""Depthwise convolutions of images by numpy: every pixel row has its own kernel, and an image is its pixel columns.
+"""Depthwise convolutions of images in numpy: every pixel row (and channel) has its own kernel over the columns.
 
-y_{n,d} = sum_h kernel_{h,d} x_{n+o_h,d}: token n holds the D pixels of column n, one per row (and channel). Beyond the
-first and the last column, the columns repeat.
+y_{n,d} = sum_h kernel_{h,d} x_{n+o_h,d}: token n holds the D pixels of column n, one for each row and channel. Beyond
+the edges, the first and the last column repeat.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from experiments.engine import batches
 
 
 def offsets(H: int) -> np.ndarray:
-    """Return o_h = s - n, -2 ... 2 for five heads, -2 ... 1 for four."""
+    """Return o_h, the offset from a token to the token that head h reads: -2 ... 2 for H = 5, -2 ... 1 for H = 4."""
     return np.arange(H) - H // 2
 
 
@@ -21,18 +21,18 @@ def columns(image_BYXZ: np.ndarray) -> np.ndarray:
 
 
 def pad(x_BND: np.ndarray, H: int) -> np.ndarray:
-    """Repeat the first and the last token as often as the farthest offsets need."""
+    """Repeat the first token H // 2 times before it, and the last token (H - 1) // 2 times after it."""
     return np.pad(x_BND, [(0, 0), (H // 2, (H - 1) // 2), (0, 0)], mode="edge")
 
 
 def convolve(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return y_BND by sliding windows, float32: the targets of the layer."""
+    """Return y_BND (float32) by sliding windows: the targets that the layer learns."""
     x_BNDH = np.lib.stride_tricks.sliding_window_view(pad(x_BND, len(kernel_HD)), len(kernel_HD), axis=1)
     return np.einsum("bndh,hd->bnd", x_BNDH, kernel_HD).astype(np.float32)
 
 
 def convolve_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return y_BND by numpy.convolve in float64, row by row. Its kernels run backwards."""
+    """Return y_BND by numpy.convolve, which reverses kernels, row by row in float64."""
     y_BND = np.zeros(x_BND.shape)
     padded_BND = pad(x_BND.astype(np.float64), len(kernel_HD))
     for b, d in np.ndindex(len(x_BND), x_BND.shape[2]):
@@ -41,7 +41,7 @@ def convolve_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
 
 
 def examples(fetch: batches.Fetch, kernel_HD: np.ndarray) -> batches.Fetch:
-    """Return `fetch` of tokens x_BND, their convolution target_BND, and weight_BN = 1."""
+    """Return a `fetch` whose batches have the tokens x_BND, their convolution target_BND, and weight_BN = 1."""
 
     def fetch_columns(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         x_BND = columns(fetch(index_B, rng)["image_BYXZ"])

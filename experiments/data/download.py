@@ -1,4 +1,4 @@
-"""Find named files in the user's data folder, or download them once. The checksum of every file is verified."""
+"""Find named files in the user's data folder, or download them once. Verify the checksum of every file."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ NAMED = {
         "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
     )
 }
-TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT = 30.0  # seconds without a byte, after which a download fails
 
 
 def places() -> list[pathlib.Path]:
@@ -32,17 +32,17 @@ def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
         if path.is_file():
             with disk.reading(path), open(path, "rb") as file:
                 if (digest := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
-                    raise ValueError(f"its sha256 is {digest}, not {sha256}: replace or remove it")
+                    raise ValueError(f"its sha256 is {digest}, not {sha256}. Replace or remove the file.")
             return path
-    import pooch  # takes a third of a second, and most runs need no named file
+    import pooch  # imported only here, because it takes a third of a second
     import requests
 
     path = disk.cache_folder() / file_name
-    pooch.get_logger().setLevel("ERROR")  # errors are reported here
+    pooch.get_logger().setLevel("ERROR")  # this function reports errors itself
     try:
         load = pooch.HTTPDownloader(timeout=TIMEOUT)
         pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
     except (ValueError, OSError, requests.RequestException) as error:  # ValueError: another checksum
-        remedy = f"put the file at {path}, or into the folder $TFM_DATA"
-        raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}): {remedy}") from error
+        remedy = f"Put the file at {path} or into the folder $TFM_DATA."
+        raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}). {remedy}") from error
     return path

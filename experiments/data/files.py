@@ -1,6 +1,7 @@
-"""Read files of text in folders and zips, compressed or not, and split a corpus: training, evaluation, an unused test.
+"""Read files in folders and zips, compressed or not, and split a data set into a training, evaluation and test part.
 
-Names of files decide the part. Without such names the content decides: no run, seed or file order can change it.
+File names decide which part a file is. Without such names its content decides, so that no run, seed or file order
+changes the parts. The test part is not used if there is a validation part.
 """
 
 import codecs
@@ -27,26 +28,26 @@ CHUNK = 2**20  # bytes read at a time
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 TRAIN, VALID, TEST = "train", "valid", "test"
-PARTS = {  # with their usual spellings
+PARTS = {  # usual spelling -> part
     **dict.fromkeys(("train", "training", "trainset"), TRAIN),
     **dict.fromkeys(("valid", "validation", "val", "dev", "devset", "newsdev", "eval"), VALID),
     **dict.fromkeys(("test", "testing", "testset", "newstest", "tst", "heldout"), TEST),
 }
-LEAST = 0.01  # share of all bytes: a requirements/dev.txt among programs is not their evaluation part
+LEAST = 0.01  # share of all bytes in an evaluation part: requirements/dev.txt among programs is not one
 OTHER = ""  # no part
 DIGITS = "0123456789"
 LISTED = 3  # names in a line
 
 
 class File(NamedTuple):
-    """A file on the disk or in a zip, printed as its path inside the folder or zip, if it is in one."""
+    """A file on the disk or in a zip. It is printed as its path inside the folder or zip, if it is in one."""
 
     inside: pathlib.PurePath
     name: str  # in messages
     size: int  # bytes, unpacked from a zip; 0 if it is not a regular file
     open: Callable[[], BinaryIO]
-    translation: "File | None" = None  # its lines are the translations of this file's lines
-    version: str = ""  # of a data set, the same for the same rows. `open` then returns the rows
+    translation: "File | None" = None  # the file whose lines are the translations of this file's lines
+    version: str = ""  # identifies the rows of a data set, which `open` then returns; "" for a file
 
     def __str__(self) -> str:
         name = str(self.inside) if self.inside.parts else self.name
@@ -100,7 +101,7 @@ def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
 
 
 def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, ...]) -> list[File]:
-    """Return the members of a zip, like `folder`. Nothing is unpacked to the disk; `zips` keeps the zip open."""
+    """Return the members of a zip, like `folder`. They are read without unpacking; `zips` keeps the zip open."""
     with disk.reading(path):
         file = zips.enter_context(zipfile.ZipFile(path))
     visible = []
@@ -111,10 +112,10 @@ def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, .
     return visible
 
 
-def describe_skipped(path: pathlib.Path, every: Sequence[File], used: Sequence[File]) -> list[str]:
+def describe_skipped(path: pathlib.Path, files: Sequence[File], used: Sequence[File]) -> list[str]:
     """Return lines about the unused files of a folder, by their suffixes, and about links to folders."""
     paths, lines = {file.inside for file in used}, []
-    suffixes = Counter(file.inside.suffix.lower() or "no ending" for file in every if file.inside not in paths)
+    suffixes = Counter(file.inside.suffix.lower() or "no ending" for file in files if file.inside not in paths)
     if suffixes:
         counts = ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(LISTED))
         lines.append(f"files skipped: {counts}" + ", ..." * (len(suffixes) > LISTED))
@@ -149,21 +150,21 @@ def check_text(chunks: Iterable[bytes], *, utf8: bool) -> Iterator[bytes]:
     n, line, decoder = 0, 1, codecs.getincrementaldecoder("utf-8")()
     for chunk in itertools.chain(chunks, [b""]):
         if b"\0" in chunk:
-            nul = f"it holds a NUL at byte {n + chunk.index(0)}, as binary files and text in UTF-16 do"
-            raise ValueError(f"not text in UTF-8: {nul}. Convert it or leave it out")
+            nul = f"it has a NUL at byte {n + chunk.index(0)}, as binary files and text in UTF-16 do"
+            raise ValueError(f"not text in UTF-8: {nul}. Convert or remove it.")
         try:
             decoder.decode(chunk if utf8 else b"", final=not chunk)
         except UnicodeDecodeError as error:
             line += error.object[: error.start].count(b"\n")
             byte = error.object[error.start : error.end]
-            raise ValueError(f"not text in UTF-8 in line {line:,} ({byte!r}): convert it") from error
+            raise ValueError(f"not text in UTF-8 in line {line:,} ({byte!r}). Convert it to UTF-8.") from error
         if chunk:
             yield chunk.removeprefix(codecs.BOM_UTF8) if n == 0 else chunk
         n, line = n + len(chunk), line + chunk.count(b"\n")
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a text in pieces, without line ends."""
+    """Yield the lines of a text, without line ends. pieces: the text, cut anywhere."""
     rest = b""
     for piece in pieces:
         *complete, rest = (rest + piece).split(b"\n")
@@ -183,33 +184,33 @@ def require_extra(feature: str, extra: str = "hub") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise errors.UserError(f'{feature} needs the package {error.name}: pip install -e ".[{extra}]"') from error
+        raise errors.UserError(f'{feature} needs the package {error.name}. Run: pip install -e ".[{extra}]"') from error
 
 
 def part_of_name(path: pathlib.PurePath) -> str:
-    """Return the part in the outermost name of a path that has exactly one; OTHER if there is no such name.
+    """Return the part of a file: its outermost folder or file name that has a part decides. OTHER if no name has one.
 
-    A name has a part if one of PARTS stands between . - _ and its ends, perhaps with digits after it:
-    wiki.valid.tokens, test2016.en, train-0-of-2.txt. A name with two different parts is skipped.
+    A name has a part if a spelling in PARTS, perhaps followed by digits, stands between . - _ and the ends of the name:
+    wiki.valid.tokens, test2016.en, train-0-of-2.txt. A name with two different parts counts as one without.
     """
     for name in path.parts:
-        words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]
-        kinds = {PARTS[word] for word in words if word in PARTS}
+        stems = [piece.rstrip(DIGITS) for piece in re.split(r"[._-]", name.lower())]
+        kinds = {PARTS[stem] for stem in stems if stem in PARTS}
         if len(kinds) == 1:
             return kinds.pop()
     return OTHER
 
 
-def split_by_names(section: str, every: Sequence[File]) -> dict[str, list[File]]:
+def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]:
     """Return part -> its files if names decide the parts, else {}. Raises UserError if no file is left to train on.
 
-    Names decide if files are named valid or test, and most bytes of the rest are named train. They also decide if a
-    name is just valid or test (test.txt, val/), and the evaluation part is large enough (LEAST). Other files are
-    trained on, unless those named train are larger: then they are OTHER, like a README.
+    Names decide if some files are named valid or test, and files named train have more bytes than files of no part.
+    Names also decide if a name is just valid or test (test.txt, val/), and the evaluation part is large enough (LEAST).
+    Files of no part are trained on, unless files named train have more bytes: then they are OTHER, like a README.
     """
-    kinds = [part_of_name(file.inside) for file in every]
+    kinds = [part_of_name(file.inside) for file in files]
     size, bare = dict.fromkeys(kinds, 0), set()
-    for file, kind in zip(every, kinds, strict=True):
+    for file, kind in zip(files, kinds, strict=True):
         size[kind] += file.size
         if kind in (VALID, TEST):
             bare |= {name.lower().split(".")[0].rstrip(DIGITS) for name in file.inside.parts}
@@ -220,9 +221,9 @@ def split_by_names(section: str, every: Sequence[File]) -> dict[str, list[File]]
     if not mostly:
         kinds = [part or TRAIN for part in kinds]
     if TRAIN not in kinds:
-        problem = f"every file is named as one to evaluate ({join_names(every)})"
-        raise errors.UserError(f"{problem}: {section}.source needs some to train on")
-    return {part: [file for file, kind in zip(every, kinds, strict=True) if kind == part] for part in kinds}
+        problem = f"every file is named as one to evaluate ({join_names(files)})"
+        raise errors.UserError(f"{problem}. {section}.source needs files to train on.")
+    return {part: [file for file, kind in zip(files, kinds, strict=True) if kind == part] for part in kinds}
 
 
 def evaluation_part(parts: Mapping[str, object]) -> str:
@@ -231,15 +232,15 @@ def evaluation_part(parts: Mapping[str, object]) -> str:
 
 
 def split_rows(
-    name: str, section: str, every: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
+    name: str, section: str, files: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
 ) -> Rows:
-    """Return all `rows(file)` in two parts: by names of files (`split_by_names`, if there is a section) or by content.
+    """Return all `rows(file)` in two parts: by file names (`split_by_names`, if `section` is not "") or by content.
 
-    By content, about this share is held out, by the `key` of each row's first text. form: what the rows are, for
-    messages. Raises UserError if a part has no row.
+    By content, about this share of the rows is held out; rows whose first texts have the same `key` stay together.
+    form: what the rows are, for messages. Raises UserError if a part has no row.
     """
-    by_name = split_by_names(section, every) if section else {}
-    used = [by_name[part] for part in (TRAIN, evaluation_part(by_name))] if by_name else [every]
+    by_name = split_by_names(section, files) if section else {}
+    used = [by_name[part] for part in (TRAIN, evaluation_part(by_name))] if by_name else [files]
     parts = [[row for file in group for row in rows(file)] for group in used]
     if empty := [group for group, part in zip(used, parts, strict=True) if not part]:
         files_of_part = f" ({join_names(empty[0])})" if by_name else ""
@@ -253,7 +254,7 @@ def split_rows(
 
 
 def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable, held_out: Sequence) -> str:
-    """Return a line about the part of each file, and about the held-out keys that are also trained on."""
+    """Return a line about the part of each file, and about held-out keys that are also in the training data."""
     repeated = {*held_out}.intersection(trained)
     n = sum(key in repeated for key in held_out)
     remark = f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
@@ -265,8 +266,8 @@ def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> s
 
     parts: the files of each part. decision: how they were assigned, "by their names," or "by their contents,".
     """
-    alone = "left alone" if evaluation_part(parts) == VALID else "to evaluate"
-    uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
+    test = "not used" if evaluation_part(parts) == VALID else "to evaluate"
+    uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: test, OTHER: "left out"}
     phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)
     return f"{name}: {decision} " + "; ".join(phrases)
 
@@ -282,9 +283,10 @@ def join_lines(name: str, description: str, lines: Iterable[str]) -> str:
 
 
 def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
-    """Return True for about `share` of the different contents, those with the smallest `digest`; one boolean for each.
+    """Return a boolean for each content: True (held out) for about `share` of the different contents.
 
-    Equal contents fall on the same side. Neither side is empty: the smallest digest is held out, the largest is not.
+    These are the contents with the smallest `digest`, so that equal contents fall on the same side. Neither side is
+    empty: the smallest digest is held out, the largest is not.
     Raises UserError for fewer than two different contents.
     """
     digest_B = [*map(digest, contents)]
@@ -293,10 +295,10 @@ def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
 
 
 def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:
-    """Return the digest below which `held_out` holds out."""
+    """Return the bound of `held_out`: contents with smaller digests are held out. Raises UserError as `held_out`."""
     different = sorted({*digests})
     if len(different) < 2:
-        raise errors.UserError("there are not two examples that differ, so none can be held out for evaluation")
+        raise errors.UserError("the data needs two examples that differ, so that one can be held out for evaluation")
     return min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
 
 
@@ -306,7 +308,7 @@ def digest(content: bytes) -> bytes:
 
 
 def sha256(*pieces: str | np.ndarray) -> str:
-    """Return the sha256 of texts and arrays, including their order, types and shapes."""
+    """Return the sha256 of texts and arrays. It also depends on their order, types and shapes."""
     total = hashlib.sha256()
     for piece in pieces:
         array = np.frombuffer(piece.encode(), np.uint8) if isinstance(piece, str) else np.ascontiguousarray(piece)

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data import files
+from experiments.data import files as data_files
 from experiments.engine import disk, errors
 
 LARGEST = 2**26  # pixels of an image
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # plain pixels: no format that runs a program
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # decoding these runs no program, unlike EPS
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's names for Z channels
-# Defaults of the image processors of transformers that a ViT may have, by the names of their fields.
+# Defaults of the fields of transformers' image processors for ViTs.
 VIT = {
     "do_resize": True,
     "size": None,  # 224 in transformers; here the size that the model reads
-    "default_to_square": True,  # a `size` of one number: both sides, or the shorter one
+    "default_to_square": True,  # a `size` of one number means both sides (True) or the shorter side (False)
     "resample": 2,  # bilinear, in Pillow's numbers
     "do_center_crop": False,
     "crop_size": None,
@@ -40,19 +40,19 @@ HARMLESS = {  # fields that change no pixel of an image
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "pad_size"),
     *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
 }
-SLACK = 0.05  # of the range of the training images' values: how far others may lie outside
+SLACK = 0.05  # how far values may lie outside the range of the training images, as a share of this range
 PLAIN = {"mean": 0, "std": 1}  # for images that are not normalised
-GREY = ("1", "L", "LA")  # modes
-ORIENTATION = 0x0112  # in the metadata of a camera
+GREY = ("1", "L", "LA")  # Pillow's modes of grey images
+ORIENTATION = 0x0112  # the Exif tag for the camera's rotation
 COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
 
 
-def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
-    """Return the fields of `images.describe` for a trained model of Z channels and C classes.
+def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int | None) -> dict[str, Any]:
+    """Return the image format of a trained model of Z channels and C classes (None: any), as in `images.describe`.
 
-    The model is the folder of a run, or a published ViT (`extras`). `processor` holds the steps that make a file such
-    an image, in the words of transformers; `assumed` is True if no file describes them. Raises UserError if the files
-    are missing or damaged, or need a step that is not supported.
+    path: the folder of a run, or a published ViT, whose `extras` have the field "image". Two fields are added.
+    `processor`: the steps that make a file such an image, as fields of transformers. `assumed`: True if no file
+    describes these steps. Raises UserError if the files are missing or damaged, or need a step that is not supported.
     """
     file, form = read_published_format(path, extras, Z=Z) if "image" in extras else read_run_format(path)
     with disk.reading(file, TypeError):
@@ -61,12 +61,12 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
     valid = np.isfinite(numbers).all() and min(form["std"]) > 0 and lengths <= {1, Z}
     check(file, "mean and std", valid, f"1 or {Z} finite numbers, std above 0", [form["mean"], form["std"]])
     check(file, "image", form["image"][2] == Z, f"rows, columns and the model's {Z} channels", form["image"])
-    check(file, "classes", len(form["classes"]) == C, f"the names of the model's {C} classes", form["classes"])
+    check(file, "classes", C in (None, len(form["classes"])), f"the names of the model's {C} classes", form["classes"])
     return form
 
 
 def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Return data.json of a run's folder, which describes its images, and the fields that `load_format` returns."""
+    """Return the path of a run's data.json, which describes its images, and the fields that `load_format` returns."""
     file = path / "data.json"
     data = disk.read_json(file, says="what the model's images are like")
     with disk.reading(file, TypeError):
@@ -77,7 +77,7 @@ def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
 def read_published_format(
     path: pathlib.Path, extras: Mapping[str, Any], *, Z: int
 ) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Return the file of a published model that describes its images, and the fields of `load_format`."""
+    """Return the path of the file that describes a published model's images, and the fields of `load_format`."""
     folder, saved = path if path.is_dir() else path.parent, None
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
     if file.exists():
@@ -93,20 +93,26 @@ def read_published_format(
 
 
 def complete(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a file with the defaults of its image processor. Raises UserError for unknown ones."""
+    """Return the fields of a file, completed by the defaults of its image processor.
+
+    Raises UserError for an unknown image processor or field.
+    """
     kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or NAME)
     kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # the older name
     check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
     for name in sorted(saved.keys() - VIT.keys() - HARMLESS):
         off = saved[name] is None or saved[name] is False
-        check(file, name[:60], off, "absent or false: it is not supported", saved[name])
+        check(file, name[:60], off, "absent or false, because it is not supported", saved[name])
     fields = PROCESSORS[kind] | saved
-    switches = {name: bool(fields[name]) for name, usual in VIT.items() if isinstance(usual, bool)}
+    switches = {name: bool(fields[name]) for name, default in VIT.items() if isinstance(default, bool)}
     return fields | switches | {"image_processor_type": kind}
 
 
 def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> dict[str, Any]:
-    """Return the fields that resize and crop an image, each in one form. Raises UserError if it does not get Y x X."""
+    """Return the fields for resizing and cropping an image, with sizes as `read_size` returns them.
+
+    Raises UserError if the result does not have Y x X pixels.
+    """
     from PIL import Image  # comes with matplotlib; imported only where it is needed
 
     names = ("image_processor_type", "do_resize", "do_center_crop", "do_convert_rgb")
@@ -118,7 +124,7 @@ def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> 
         processor["size"] = read_size(file, "size", size, square=fields["default_to_square"])
         processor["resample"] = fields["resample"]
         filters = [*Image.Resampling]
-        check(file, "resample", fields["resample"] in filters, "the number of a filter of Pillow", fields["resample"])
+        check(file, "resample", fields["resample"] in filters, "the number of a Pillow filter", fields["resample"])
     if processor["do_center_crop"]:
         processor["crop_size"] = read_size(file, "crop_size", fields["crop_size"], square=True)
     last = "crop_size" if processor["do_center_crop"] else "size"
@@ -129,7 +135,10 @@ def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> 
 
 
 def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dict[str, int]:
-    """Return a size as {"height", "width"} or {"shortest_edge"}. square: what one number means."""
+    """Return a size as {"height", "width"} or {"shortest_edge"}.
+
+    sides: the value in a file. square: a single number means both sides, else the shorter side.
+    """
     if type(sides) is int:
         size = {"height": sides, "width": sides} if square else {"shortest_edge": sides}
     elif isinstance(sides, list) and len(sides) == 2:
@@ -138,42 +147,42 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
         size = sides
     valid = isinstance(size, dict) and size.keys() in ({"height", "width"}, {"shortest_edge"})
     valid = valid and all(type(side) is int and 0 < side <= LARGEST for side in size.values())
-    check(file, name, valid, "one number above 0 or two, height and width, or shortest_edge", sides)
+    check(file, name, valid, "a positive integer, two (height and width), or shortest_edge", sides)
     return size
 
 
 def check(file: str | pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
     """Raise UserError unless the field of the file is valid."""
     if not valid:
-        raise errors.UserError(f"{file}: {name} must be {allowed}, and {str(value)[:60]} is not")
+        raise errors.UserError(f"{file}: {name} is {str(value)[:60]}, but must be {allowed}.")
 
 
 def describe_size(Y: int, X: int, Z: int) -> dict[str, Any]:
-    """Return what `pixels` needs to make images of this size and number of channels, as runs of this project do."""
+    """Return the `form` that `pixels` needs to resize images to Y x X pixels of Z channels, as runs of tfm do."""
     processor = choose_steps(pathlib.Path(), VIT | {"image_processor_type": NAME}, Y, X)
     return {"image": [Y, X, Z], "processor": processor, "draft": True}
 
 
 @contextlib.contextmanager
-def open_image(file: files.File) -> Iterator[Any]:
+def open_image(file: data_files.File) -> Iterator[Any]:
     """Open the file as an image of Pillow, not yet decoded.
 
-    Raises UserError if it is not an image, and for more than 8 bits a value.
+    Raises UserError if the file is not an image, or has more than 8 bits per value.
     """
     from PIL import Image
 
     with disk.reading(file.name, SyntaxError, Image.DecompressionBombError):
         with file.open() as content, Image.open(content, formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):
-                raise ValueError(f"more than 8 bits a value (mode {image.mode}): save it with 8")
+                raise ValueError(f"the image has more than 8 bits per value (mode {image.mode}). Save it with 8 bits.")
             yield image
 
 
 def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """Return an image of Pillow as image_YXZ (uint8), and the steps as text.
+    """Return a Pillow image as image_YXZ (uint8), and a text about the processing steps.
 
-    As in transformers, the image is rotated by its metadata, resized, and cropped around its centre. Raises UserError
-    if the result is not of the model's size.
+    As in transformers, the image is rotated by its metadata, resized, and cropped around its centre. form: of
+    `load_format` or `describe_size`. Raises UserError if the result does not have the size in the form.
     """
     from PIL import Image, ImageOps
 
@@ -191,8 +200,8 @@ def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, 
 
 
 def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the image of Pillow, resized and cropped, and the steps as text."""
-    steps = "as it is"
+    """Return the Pillow image, resized and cropped, and a text about these steps."""
+    steps = "not resized"
     if processor["do_resize"]:
         size, shorter = processor["size"], min(image.size)
         if "shortest_edge" in size:  # keeps the aspect ratio
@@ -209,24 +218,24 @@ def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """Return the file's image as image_1YXZ, processed and normalised by `load_format`, and a line about it.
+    """Return the file's image as image_1YXZ, processed and normalised as `form` says, and a line about it.
 
-    Black and white become the least and the greatest of `values`. Then image = (image - mean) / std.
+    Black and white become the two numbers `values` of the form. Then image = (image - mean) / std.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a large size, and about damaged metadata
-        with open_image(files.on_disk(path)) as image:
+        with open_image(data_files.on_disk(path)) as image:
             original = f"{image.height} x {image.width} pixels, {COLOURS.get(image.mode, 'mode ' + image.mode)}"
             image_YXZ, steps = pixels(str(path), image, form)
     low, high = form["values"]
     colours = f"{COLOURS[MODES[form['image'][2]]]}, black {low:g} and white {high:g}"
-    line = f"{path}: {original}, {steps}, {colours} as the model's own images"
+    line = f"{path}: {original}; {steps}; {colours} like the model's images"
     line += " (assumed: there is no preprocessor_config.json)" * form["assumed"]
     return normalise(scale(image_YXZ[None], form), form), line
 
 
 def scale(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
-    """Return images of 0 to 255 with the `values` of the model's own images for black and white, float32."""
+    """Map images from 0 (black) ... 255 (white) to the two `values` of the form, float32."""
     low, high = form["values"]
     return low + (high - low) / 255 * image_BYXZ.astype(np.float32)
 
@@ -237,12 +246,12 @@ def normalise(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
 
 
 def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
-    """Return raw images as image_BYXZ, processed and normalised by `load_format` (float32).
+    """Return raw images as image_BYXZ (float32), processed and normalised as `form` says.
 
-    images: of the axes YX, YXZ, BYX (grey) or BYXZ, of Pillow, or a list of these. Of type uint8 they are 0 (black) to
-    255 (white), of any size, and are processed like a file. Of another type, or if they are no larger than the model's
-    own data (`values`, such as 0 to 16), they are numbers of such data, of the model's size. Raises UserError for other
-    shapes and numbers, and if their meaning is unclear.
+    images: an array with the axes YX, YXZ, BYX (grey) or BYXZ, a Pillow image, or a list of these. uint8 arrays have
+    any size and values from 0 (black) to 255 (white), and are processed like a file. Arrays of other types, and uint8
+    arrays within `values` of the form (such as 0 to 16), must have the model's size and scale. Raises UserError for
+    other shapes and numbers, and for numbers that fit several scales.
     """
     from PIL import Image
 
@@ -267,8 +276,8 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
         valid = False
     if not valid or image_BYXZ.shape[1:] != (Y, X, Z):
         raise errors.UserError(
-            f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} of"
-            f" {low:g} to {high:g}. Pass such numbers, or uint8 of 0 to 255; for normalised images use model.logits"
+            f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} from"
+            f" {low:g} to {high:g}. Pass such numbers, or uint8 from 0 to 255. For normalised images use model.logits."
         )
     return normalise(image_BYXZ, form)
 
@@ -276,7 +285,8 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
 def add_axes(array: np.ndarray, Y: int, X: int, Z: int) -> np.ndarray:
     """Return the array with the axes BYXZ: B is added to a single image, Z to grey images; else it is unchanged.
 
-    For a model of colours (Z > 1), three axes that do not end in channels stay: they could be BYX or ZYX.
+    For a model of colours (Z > 1), an array of three axes that do not end in channels is unchanged: the axes could be
+    BYX or ZYX.
     """
     if array.ndim == 3 and array.shape[-1] in (Z, *MODES) and array.shape[1:] != (Y, X):
         return array[None]

@@ -1,4 +1,4 @@
-"""Labelled images in a training and an evaluation part, and the examples made of them.
+"""Labelled images, split into a training and an evaluation part, and examples made from them.
 
 The files are .npz, MNIST's IDX files (http://yann.lecun.com/exdb/mnist), gzipped or not, or images in folders.
 """
@@ -12,8 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.data import augment, classes as class_names, download, files, image_file, image_folder, tables
-from experiments.engine import batches, config, disk, errors
+from experiments.data import (
+    augment,
+    classes as class_names,
+    download,
+    files as data_files,
+    image_file,
+    image_folder,
+    tables,
+)
+from experiments.engine import batches, config as configs, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that exists is evaluated
@@ -26,16 +34,16 @@ DIGITS = tuple("0123456789")
 FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
 SHOWN = 10  # names of classes without an image in a line
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-CHANNELS = 4  # grey or colour, either with opacity: a longer axis is hardly one of channels
-CHUNK, VALUES = 4096, 2**24  # the most images, and values, of a chunk of the statistics, which need float64
-UNIT = 1.5  # the most that pixels of 0 .. 1 reach; interpolation goes a little beyond 1
+CHANNELS = 4  # the most channels of an image: three colours and opacity
+CHUNK, VALUES = 4096, 2**24  # the most images, and values, for which `statistics` needs float64 at a time
+UNIT = 1.5  # the largest pixel of images from 0 to 1: interpolation may go a little beyond 1
 FIELDS = {  # settings of the section `image` that several experiments have
     "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
     "size": (0, "height and width in pixels to which image files are resized; 0: all have one size and keep it"),
     "patch": (2, "pixels of a patch's side"),
-    "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
+    "augment": ([], "changes of training images, in order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
 }
-COMPARED = 16  # the fewest images of a part to compare: fewer may differ by chance
+COMPARED = 16  # the fewest images of a part whose statistics are compared: fewer may differ by chance
 
 
 class Images(NamedTuple):
@@ -47,23 +55,23 @@ class Images(NamedTuple):
     evaluation_image_BYXZ: np.ndarray
     evaluation_label_B: np.ndarray
     classes: tuple[str, ...]
-    lines: list[str]  # to print; first which file became which part, unless the set is named
-    values: tuple[float, float]  # black and white
+    lines: list[str]  # to print; the first says which file became which part, except for named sets
+    values: tuple[float, float]  # the pixels of black and white
 
     @property
     def sha256(self) -> str:
-        return files.sha256(*self[1:5])  # the arrays
+        return data_files.sha256(*self[1:5])  # the arrays
 
 
 def load_described(source: str, size: int = 0) -> Images:
-    """Return the images of a config's image.source, with all lines that describe them."""
+    """Return the images of a config's image.source, as `load`, with further lines that describe them."""
     data = load(source, size)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     line = f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
     if len(absent):
         names = ", ".join(data.classes[c] for c in absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
-        line += f"; no image to train on is of {len(absent)} of them: {names}"
+        line += f" ({len(absent)} without an image to train on: {names})"
     lines = [*data.lines, line, *class_names.describe(data.classes), *compare_parts(data)]
     return data._replace(lines=[f"{data.name}: {line}" for line in lines])
 
@@ -71,17 +79,23 @@ def load_described(source: str, size: int = 0) -> Images:
 def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
-    A path leads to an .npz file (ARRAYS), or to a folder: MNIST's four IDX files, .npz files named as parts, or image
-    files in folders of their classes. Image files, and images of a data set 'hub:NAME', become size x size pixels
-    (image_folder.py). The validation part is evaluated, or else the test part. A single part is split by content, about
-    20 % to evaluate. Raises UserError for a missing source, and for damaged or contradictory files.
+    The path leads to an .npz file (ARRAYS) or to a folder. The folder contains MNIST's four IDX files, .npz files named
+    after the parts (train.npz), or image files in folders of their classes. Image files, and images of a data set
+    'hub:NAME', become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A
+    single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, and for damaged or
+    contradictory files.
     """
-    config.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
+    configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
     return combine(source, read_splits(source, size), size)
 
 
 def read_splits(source: str, size: int) -> image_folder.Splits:
     """Return the images of a source, as they are in its files. Raises UserError for a missing source."""
+    return read_arrays(source) or image_folder.load(source, size)
+
+
+def read_arrays(source: str) -> image_folder.Splits | None:
+    """Return the images of a source of arrays; None if it has image files. Raises UserError for a missing source."""
     path = pathlib.Path(os.path.expanduser(source))
     if source == "digits":
         return image_folder.Splits([load_digits()], classes=DIGITS)
@@ -90,10 +104,10 @@ def read_splits(source: str, size: int) -> image_folder.Splits:
         paths = [place / folder for place in download.places()]
         return read_idx_files(next(filter(os.path.isdir, paths), paths[0]), names)
     if source.startswith(tables.HUB):
-        return image_folder.load(source, size)
+        return None
     if source and os.path.isdir(path):
-        return read_idx_files(path) or read_npz_files(path) or image_folder.load(source, size)
-    files.find(source, f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})")
+        return read_idx_files(path) or read_npz_files(path)
+    data_files.find(source, f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})")
     content = disk.read_npz(path, ARRAYS)
     names, arrays = [*content], [*content.values()]
     return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
@@ -102,22 +116,22 @@ def read_splits(source: str, size: int) -> image_folder.Splits:
 @functools.cache
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return images and labels of scikit-learn's digits."""
-    from sklearn import datasets  # takes a second that no other set should cost
+    from sklearn import datasets  # imported only here, because it takes a second
 
     digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
     return digits.images.astype(np.uint8), digits.target
 
 
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:
-    """Return the images in MNIST's four files in a folder, gzipped or not.
+    """Return the images in MNIST's four files (FILES) in a folder, gzipped or not; None if it has none of the files.
 
-    None if it has no such file; but for a named set, with its classes, UserError is raised if any of them is missing.
+    classes: of a named set. Raises UserError if some of the files are missing, or, for a named set, all of them.
     """
     paths = {file: place for file in FILES for place in (path / f"{file}.gz", path / file) if os.path.isfile(place)}
     if not paths and not classes:
         return None
     if missing := [file for file in FILES if file not in paths]:
-        raise errors.UserError(f"put the files {', '.join(missing)} (gzipped or not) into the folder {path}")
+        raise errors.UserError(f"{path} has no {', '.join(missing)}. Put these files there, gzipped or not.")
     arrays = [read_idx(paths[file]) for file in FILES]
     return image_folder.Splits([arrays[:2], arrays[2:]], FILES[::2], classes)
 
@@ -125,11 +139,11 @@ def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_f
 def read_idx(path: pathlib.Path) -> np.ndarray:
     """Return the array in an IDX file, in native byte order.
 
-    It has two zero bytes, a type code, the number of axes, the size of each as a big-endian uint32, then the values,
-    big-endian. Raises UserError for other content.
+    The file has two zero bytes, a type code, the number of axes, their sizes (big-endian uint32), and the values
+    (big-endian). Raises UserError for other content.
     """
     with disk.reading(path):
-        content = files.read(files.on_disk(path), text=False)
+        content = data_files.read(data_files.on_disk(path), text=False)
         if content[:2] != b"\0\0" or len(content) < 4 or content[2] not in DTYPES:
             raise ValueError(f"not an IDX file: it begins with the bytes {content[:4].hex(' ') or '(none)'}")
         dtype, axes = np.dtype(DTYPES[content[2]]), content[3]
@@ -139,18 +153,20 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
 
 def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
-    """Return the images in train.npz and the like in a folder; None if it has no training part."""
-    paths = {part: path / f"{name}.npz" for name, part in files.PARTS.items() if os.path.isfile(path / f"{name}.npz")}
-    if files.TRAIN not in paths:
+    """Return the images in a folder's .npz files, such as train.npz and test.npz; None if it has no training part."""
+    paths = {
+        part: path / f"{name}.npz" for name, part in data_files.PARTS.items() if os.path.isfile(path / f"{name}.npz")
+    }
+    if data_files.TRAIN not in paths:
         return None
-    used = [paths[part] for part in (files.TRAIN, files.evaluation_part(paths)) if part in paths]
+    used = [paths[part] for part in (data_files.TRAIN, data_files.evaluation_part(paths)) if part in paths]
     return image_folder.Splits([[*disk.read_npz(file, [("x", "y")]).values()] for file in used], used)
 
 
 def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
-    """Return the images of two parts, or of one part that is split by its bytes.
+    """Return the images of two parts; a single part is split by the bytes of its images.
 
-    Without names of classes they are 0 .. max(label). Raises UserError for contradictory parts.
+    If the classes have no names, the names are 0 .. max(label). Raises UserError for contradictory parts.
     """
     two = len(splits.arrays) == 2
     names = [f"{name}, training part", f"{name}, evaluation part"] if two else [name]
@@ -162,12 +178,12 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
         lines.append(f"warning: the images of the two parts are of the types {dtypes[0]} and {dtypes[1]}")
     split = "split by content"
     if two and places:
-        split = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
+        split = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else is not used"
     if name not in ("digits", *FOLDERS):
         lines.insert(0, split)
     if not two:
         image_BYXZ, label_B = parts[0]
-        out_B = files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=image_folder.EVALUATION_SHARE)
+        out_B = data_files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=image_folder.EVALUATION_SHARE)
         parts = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
     dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
     (train_BYXZ, train_B), (evaluation_BYXZ, evaluation_B) = (
@@ -178,19 +194,21 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
 
 
 def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return image_BYXZ and label_B of numbers of (B, Y, X) or (B, Y, X, Z), and integers of (B,) or (B, 1).
+    """Return image_BYXZ and label_B.
 
-    Pixels become uint8 if they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
+    image: numbers of shape (B, Y, X) or (B, Y, X, Z). label: integers of shape (B,) or (B, 1). Pixels become uint8 if
+    they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
     """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
-        problem = f"images must be numbers of axes (B, Y, X) or (B, Y, X, Z), not {image.dtype} of {image.shape}"
+        problem = f"the images are {image.dtype} of shape {image.shape}, but must be numbers with the axes (B, Y, X) or"
+        problem += " (B, Y, X, Z)."
     elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
-        problem = f"images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {image.shape}:"
-        problem += " move that axis with np.moveaxis(x, 1, -1)"
+        problem = f"the images of shape {image.shape} seem to have their channels Z first, but must have the axes"
+        problem += " (B, Y, X, Z). Move that axis with np.moveaxis(x, 1, -1)."
     elif label.dtype.kind not in "ui" or label.shape not in ((len(image),), (len(image), 1)):
-        problem = f"{len(image)} images need one integer each for labels, not {label.dtype} of {label.shape}"
+        problem = f"the labels are {label.dtype} of shape {label.shape}, but {len(image)} images need one integer each."
     elif not -FLOAT32_MAX <= image.min() <= image.max() <= FLOAT32_MAX:
-        problem = "a pixel is not a finite number"
+        problem = "a pixel is not a finite number in float32. Correct or remove its image."
     else:
         image_BYXZ = image if image.ndim == 4 else image[..., None]
         small = image.dtype.kind in "bui" and image.min() >= 0 and image.max() <= 255
@@ -201,10 +219,11 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
 def check_parts(
     name: str, images: Sequence[np.ndarray], labels: Sequence[np.ndarray], classes: tuple[str, ...], size: int
 ) -> tuple[str, ...]:
-    """Return the names of the classes. images, labels: of each part.
+    """Return the names of the classes. images, labels: one array for each part.
 
-    Raises UserError for parts of different shapes or scales (only one has pixels from 0 to 1, or from -1 to 1; a part
-    of one colour has any scale). Raises it for labels that are out of range, and for arrays if there is a size.
+    Raises UserError if the shapes of two parts differ, or their scales: only one has pixels from 0 to 1, or from -1 to
+    1. (A part of a single colour has any scale.) Labels out of range raise UserError too, as do images that do not have
+    size x size pixels (unless size = 0).
     """
     shapes = [image_BYXZ.shape[1:] for image_BYXZ in images]
     ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in images]
@@ -213,15 +232,15 @@ def check_parts(
     beyond, signed = {most > UNIT for most in largest}, {low < -1 / 4 for low, _ in ranges}
     scales_differ = len(beyond) == 2 and max(largest) > UNIT * min(largest) or beyond == {False} and len(signed) == 2
     least, most = min(int(label_B.min()) for label_B in labels), max(int(label_B.max()) for label_B in labels)
-    C = len(classes) or min(int(labels[0].max()) + 1, len(labels[0]))  # as many classes as images are a mistake
+    C = len(classes) or min(int(labels[0].max()) + 1, len(labels[0]))  # a larger label is a mistake
     if shapes[0] != shapes[-1] or scales_differ:
         texts = [f"{shape}, pixels from {low:g} to {high:g}" for shape, (low, high) in zip(shapes, ends, strict=True)]
-        problem = f"the images of the two parts differ, {' and '.join(texts)}: give both one shape and one scale"
+        problem = f"the images of the two parts differ, {' and '.join(texts)}. Give both the same shape and scale."
     elif (least > 0 and not classes) or least < 0 or most >= C:
-        remedy = f": the smallest label is {least}: subtract {least} from all labels" if least > 0 else ""
-        problem = f"the labels go from {least} to {most}, and must be the classes 0 .. {C - 1}{remedy}"
+        remedy = f" Subtract {least} from all labels." if least > 0 else ""
+        problem = f"the labels go from {least} to {most}, but must be the classes 0 .. {C - 1}.{remedy}"
     elif size and shapes[0][:2] != (size, size):
-        problem = f"image.size = {size} is for image files, not for arrays of {shapes[0][0]} x {shapes[0][1]}: use 0"
+        problem = f"image.size = {size} is for image files, not for arrays of {shapes[0][0]} x {shapes[0][1]}. Use 0."
     else:
         return classes or tuple(map(str, range(C)))
     raise errors.UserError(f"{name}: {problem}")
@@ -239,14 +258,14 @@ def compare_parts(data: Images) -> list[str]:
     elif enough and (gap > std or not std / 3 < other_std < 3 * std):
         numbers = f"mean {mean_Z.mean():.4g} and {other_mean_Z.mean():.4g}, deviation {std:.4g} and {other_std:.4g}"
         lines.append(f"warning: the pixels of the two parts seem to have different scales: {numbers}")
-    digests = {files.digest(image_YXZ.tobytes()) for image_YXZ in train}
-    if equal := sum(files.digest(image_YXZ.tobytes()) in digests for image_YXZ in held_out):
+    digests = {data_files.digest(image_YXZ.tobytes()) for image_YXZ in train}
+    if equal := sum(data_files.digest(image_YXZ.tobytes()) in digests for image_YXZ in held_out):
         lines.append(f"warning: {equal:,} of {len(held_out):,} images to evaluate are also trained on")
     return lines
 
 
 def describe(data: Images) -> dict[str, Any]:
-    """Return the format of the images, for `image_file.load_format`, and the names of the classes; for JSON."""
+    """Return the image format and the class names for data.json, from which `image_file.load_format` reads them."""
     mean_Z, std_Z = statistics(data.train_image_BYXZ)
     sizes = {"image": list(data.train_image_BYXZ.shape[1:]), "values": list(data.values)}
     return sizes | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}
@@ -267,8 +286,8 @@ def examples(
 ) -> tuple[batches.Fetch, int]:
     """Return `(fetch, n)` for `batches`: normalised `image_BYXZ` (float32), `label_B`, and `weight_B` = 1 (float32).
 
-    With an `rng`, `augment.chain` first changes the images. If that mixes two of a batch, the batch also has
-    `other_label_B`, and `other_share_B`, the share of that label.
+    With an `rng`, `augment.chain` first changes the images. If it mixes each image with another one, the batch also has
+    the other image's `other_label_B` and its share `other_share_B`.
     """
     change = augment.chain(changes, Y=image_BYXZ.shape[1], X=image_BYXZ.shape[2])
 
@@ -286,9 +305,9 @@ def examples(
 
 
 def make_examples(data: Images, changes: Sequence = ()) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
-    """Return `examples` of the training part, with the changes, and of the evaluation part, without; then mean and std.
+    """Return `examples` of the training part (with the changes) and of the evaluation part (without), and mean and std.
 
-    The mean and the standard deviation of the training pixels normalise both parts.
+    The mean and the standard deviation of the training pixels (mean_Z, std_Z) normalise both parts.
     """
     mean_Z, std_Z = statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}

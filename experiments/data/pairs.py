@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, download, files, pretrained_tokenizer, tokenizer
-from experiments.engine import batches, config, errors
+from experiments.data import bpe, download, files as data_files, pretrained_tokenizer, tokenization
+from experiments.engine import batches, config as configs, errors
 
 # name -> (file name, its address, sha256)
 NAMED = {
@@ -41,78 +41,78 @@ NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 Pair = tuple[str, str]
 
 
-def load(source: str, *, reverse: bool = False) -> files.Rows:
+def load(source: str, *, reverse: bool = False) -> data_files.Rows:
     """Return the pairs of a named set or a path.
 
-    They are tab-separated UTF-8 lines of a file, or of the .tsv and .txt files of a folder or zip. Empty lines are
-    skipped; columns after source and target are counted. A folder or zip without such files may contain parallel ones
-    (some.en and some.es) with a pair in each line. A path may also be the common beginning of parallel files (some).
-    Their source is the language that comes first in the alphabet. reverse: exchange source and target.
+    Pairs are tab-separated UTF-8 lines of a file, or of the .tsv and .txt files in a folder or zip. Empty lines are
+    skipped; lines with more than two columns are counted. A folder or zip without such files may contain parallel files
+    (some.en and some.es), whose lines are pairs. A path may also be the common beginning of parallel files
+    (some). The source is the language that comes first in the alphabet. reverse: exchange source and target.
 
-    Sentences are in Unicode's form NFC. Unless file names define the parts (`files.split_rows`), about 5 % of the
+    Sentences are in Unicode's form NFC. Unless file names define the parts (`data_files.split_rows`), about 5 % of the
     sources are held out with all their translations, by `sentence_key`. Raises UserError for other content.
     """
     counts: Counter[str] = Counter()
 
-    def read(file: files.File) -> Iterator[Pair]:
+    def read(file: data_files.File) -> Iterator[Pair]:
         pairs = read_parallel(file, counts) if file.translation else read_lines(file, counts)
         return (pair[::-1] if reverse else pair for pair in pairs)
 
     with contextlib.ExitStack() as zips:
-        every = find(source, zips)
+        files = find(source, zips)
         section, form = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
-        rows = files.split_rows(source, section, every, read, form=form, share=EVALUATION_SHARE, key=sentence_key)
+        rows = data_files.split_rows(source, section, files, read, form=form, share=EVALUATION_SHARE, key=sentence_key)
     description = rows.description
-    if not description and any(file.translation for file in every):
-        description = f"{source}: the lines of {files.join_names(every)} are pairs"
+    if not description and any(file.translation for file in files):
+        description = f"{source}: the lines of {data_files.join_names(files)} are pairs"
     lines = (f"{n:,} lines {remark}" for remark, n in counts.items())
-    return rows._replace(description=files.join_lines(source, description, lines))
+    return rows._replace(description=data_files.join_lines(source, description, lines))
 
 
 def sentence_key(sentence: str) -> str:
     """Return the words of a sentence without case and punctuation; without a word, the sentence."""
-    # Marks (category M) count as letters: without them, words of many scripts would fall together.
+    # Marks (category M) count as letters: without them, different words of many scripts would be equal.
     letters = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in sentence.casefold())
     return " ".join("".join(letters).split()) or sentence
 
 
-def find(source: str, zips: contextlib.ExitStack) -> list[files.File]:
-    """Return the files of a name or a path; for parallel files the first, with the second as its `translation`."""
+def find(source: str, zips: contextlib.ExitStack) -> list[data_files.File]:
+    """Return the files of a named set or a path; of parallel files the first, with the second as `translation`."""
     if source in NAMED:
         source = str(download.fetch(*NAMED[source]))
     path = pathlib.Path(os.path.expanduser(source))
     if os.path.isfile(path) and zipfile.is_zipfile(path):
-        return choose_files(files.members(path, zips, HIDDEN))
+        return choose_files(data_files.members(path, zips, HIDDEN))
     if os.path.isdir(path.parent) and not os.path.exists(path):
         # The files of the path's name and a language: some.en and some.es.gz for some.
         alike = [file for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if file.is_file()]
         parallel = [file for file in alike if "." not in strip_gz(file).name[len(path.name) + 1 :]]
         if len(parallel) == 2:
-            return [join_translation(*map(files.on_disk, parallel))]
-    every = files.find(source, f"a named set of pairs ({', '.join(NAMED)})", hidden=HIDDEN)
-    return choose_files(every) if os.path.isdir(path) and source else every
+            return [join_translation(*map(data_files.on_disk, parallel))]
+    files = data_files.find(source, f"a named set of pairs ({', '.join(NAMED)})", hidden=HIDDEN)
+    return choose_files(files) if os.path.isdir(path) and source else files
 
 
-def choose_files(every: Sequence[files.File]) -> list[files.File]:
-    """Return the files with tab-separated pairs, or else the parallel ones: the first, with the second as translation.
+def choose_files(files: Sequence[data_files.File]) -> list[data_files.File]:
+    """Return the files with tab-separated pairs, or else the parallel files, joined by `join_translation`.
 
     Raises UserError for parallel files in more than two languages.
     """
-    if separated := [file for file in every if strip_gz(file.inside).suffix.lower() in ENDINGS]:
+    if separated := [file for file in files if strip_gz(file.inside).suffix.lower() in ENDINGS]:
         return separated
-    groups: dict[pathlib.PurePath, list[files.File]] = {}
-    for file in every:
+    groups: dict[pathlib.PurePath, list[data_files.File]] = {}
+    for file in files:
         if re.fullmatch(LANGUAGE, strip_gz(file.inside).suffix):
             groups.setdefault(strip_gz(file.inside).with_suffix(""), []).append(file)
     parallel = [group for group in groups.values() if len(group) > 1]
     languages = {strip_gz(file.inside).suffix for group in parallel for file in group}
     if len(languages) > 2:
         names = ", ".join(sorted(languages))
-        raise errors.UserError(f"{parallel[0][0].name} and others are parallel in {names}: keep two languages only")
+        raise errors.UserError(f"{parallel[0][0].name} and others are parallel in {names}. Keep only two languages.")
     return [join_translation(*group) for group in parallel]
 
 
-def join_translation(source: files.File, translation: files.File) -> files.File:
+def join_translation(source: data_files.File, translation: data_files.File) -> data_files.File:
     """Return the first file, with the second as its translation."""
     return source._replace(size=source.size + translation.size, translation=translation)
 
@@ -122,8 +122,8 @@ def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
-def read_parallel(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of the lines of two files. counts: of skipped lines."""
+def read_parallel(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
+    """Yield the pairs of the lines of two files. Count the skipped lines in `counts`."""
     for pair in zip(*align_lines([file, file.translation]), strict=True):
         if all(pair):
             yield pair
@@ -131,8 +131,8 @@ def read_parallel(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
             counts["are skipped, because one side is empty"] += 1
 
 
-def read_lines(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of a file's lines. counts: of lines with more columns."""
+def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
+    """Yield the pairs of a file's lines. Count the lines with more than two columns in `counts`."""
     lines, numbers = 0, Counter()
     for number, line in enumerate(read_nfc_lines(file), 1):
         if not line:
@@ -141,7 +141,7 @@ def read_lines(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
         if len(cells) < 2 or not all(cells[:2]):
             problem = f"needs two columns, neither of them empty ({FORM}): {line[:40]!r}"
         elif not lines and len({*cells}) > 1 and all(re.split("[-_]", cell.lower())[0] in NAMES for cell in cells[:3]):
-            problem = "is a header, not a pair: remove it"
+            problem = "is a header, not a pair. Remove it."
         if problem:
             raise errors.UserError(f"{file.name}, line {number} {problem}")
         lines += 1
@@ -151,24 +151,24 @@ def read_lines(file: files.File, counts: Counter[str]) -> Iterator[Pair]:
         yield tuple(cells[:2])
     for column, n in numbers.items():
         if 2 * n > lines:
-            problem = f"contains numbers in {n:,} of {lines:,} lines: remove it, the first two columns are the pair"
+            problem = f"contains numbers in {n:,} of {lines:,} lines. Remove it: the first two columns are the pair."
             raise errors.UserError(f"column {column + 1} of {file.name} {problem}")
 
 
-def align_lines(parallel: Sequence[files.File]) -> list[list[str]]:
+def align_lines(parallel: Sequence[data_files.File]) -> list[list[str]]:
     """Return the sentences of each file, empty lines included. Raises UserError if one has more lines than another."""
     sides = [[line.strip() for line in read_nfc_lines(file)] for file in parallel]
-    sides = [side[:-1] if side[-1] == "" else side for side in sides]  # after the last line's end
+    sides = [side[:-1] if side[-1] == "" else side for side in sides]  # nothing after the end of the last line
     for file, side in zip(parallel, sides, strict=True):
         if len(side) != len(sides[0]):
-            problem = f"has {len(sides[0]):,} lines and {file.name} has {len(side):,} lines: make them translations"
-            raise errors.UserError(f"{parallel[0].name} {problem}, line by line")
+            problem = f"has {len(sides[0]):,} lines and {file.name} has {len(side):,} lines. Make them translations"
+            raise errors.UserError(f"{parallel[0].name} {problem}, line by line.")
     return sides
 
 
-def read_nfc_lines(file: files.File) -> Iterator[str]:
+def read_nfc_lines(file: data_files.File) -> Iterator[str]:
     """Yield the lines of a file, in NFC."""
-    for line in files.read(file).split(b"\n"):
+    for line in data_files.read(file).split(b"\n"):
         yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
 
 
@@ -178,9 +178,9 @@ def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:
 
 
 def share_of_words(sentences: Iterable[str], words: Iterable[str]) -> float:
-    """Return the share of the sentences' words that are among these."""
-    known_words, every = {*words}, " ".join(map(sentence_key, sentences)).split()
-    return sum(word in known_words for word in every) / max(len(every), 1)
+    """Return the share of the sentences' words that are among these words."""
+    common, spoken = {*words}, " ".join(map(sentence_key, sentences)).split()
+    return sum(word in common for word in spoken) / max(len(spoken), 1)
 
 
 class Subwords(pretrained_tokenizer.Published):
@@ -195,27 +195,27 @@ class Subwords(pretrained_tokenizer.Published):
 
     def rows(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the ids of each sentence, without special tokens. Raises UserError if one is not Unicode text."""
-        encodings = self.library.encode_batch([*map(tokenizer.check_unicode, sentences)])
+        encodings = self.library.encode_batch([*map(tokenization.check_unicode, sentences)])
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text before the first [EOS], without special tokens, with U+FFFD for bytes that are not UTF-8."""
-        ids = tokenizer.to_list(ids)
+        ids = tokenization.to_list(ids)
         return super().decode(ids[: ids.index(EOS)] if EOS in ids else ids)
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
-    """Return W ids, or fewer if the text has too few pairs to merge. The order of the sentences does not matter."""
-    config.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # the bytes
-    return Subwords(bpe.learn(map(tokenizer.check_unicode, sentences), W=W, specials=SPECIALS))
+    """Learn W token ids, or fewer if the text has too few pairs to merge. The order of sentences does not matter."""
+    configs.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # special tokens and bytes
+    return Subwords(bpe.learn(map(tokenization.check_unicode, sentences), W=W, specials=SPECIALS))
 
 
 class Rows(NamedTuple):
-    """The ids of the pairs."""
+    """The token ids of the pairs that fit, padded to N (`pad`)."""
 
     source_BS: np.ndarray
     target_BN: np.ndarray
-    longer: int  # pairs that do not fit, and have no row
+    longer: int  # number of pairs that do not fit, and have no row
 
 
 def pad(subwords: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
@@ -233,7 +233,7 @@ def pad(subwords: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
 
 
 def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
-    """Return the pairs as padded arrays, in their order; pairs with a side of more than N tokens are left out.
+    """Return the pairs as padded arrays, in their order, without pairs of more than N tokens (with [EOS]) a side.
 
     Raises UserError if no pair fits.
     """
@@ -241,14 +241,14 @@ def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
     target_BN, target_fits_B = pad(subwords, [target for _, target in pairs], N=N)
     fits_B &= target_fits_B
     if not fits_B.any():
-        raise errors.UserError(f"none of {len(pairs)} pairs has at most pairs.N = {N} tokens a side: choose a larger N")
+        raise errors.UserError(f"none of {len(pairs)} pairs fits into pairs.N = {N} tokens a side. Choose a larger N.")
     return Rows(source_BN[fits_B], target_BN[fits_B], int(np.sum(~fits_B)))
 
 
 def examples(rows: Rows) -> tuple[batches.Fetch, int]:
     """Return `(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN`, `weight_BN`.
 
-    `w_BN` is [BOS] and the target, one position later: the tokens before each token to be predicted. `weight_BN`
+    `w_BN` is [BOS], followed by the target without its last id: the token before each target token. `weight_BN`
     (float32) is 1 for every token of the target and its [EOS], and 0 for padding.
     """
 

@@ -4,24 +4,24 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from experiments.data import tokenizer
+from experiments.data import tokenization
 
 PIECE = 2**12  # characters that are decoded together
-LONGEST = 50  # bytes of an average word; a larger average means that no spaces separate the words
+LONGEST = 50  # bytes: if words are longer on average, no spaces separate the words of the language
 
 
 class Size(NamedTuple):
-    """The bytes of a text, and its words, which are separated by spaces, tabs and line ends."""
+    """The numbers of bytes and words of a text. Words are separated by spaces, tabs and line ends."""
 
     bytes: int
     words: int
 
 
 def size(text: Iterable[bytes], first: str = "") -> Size:
-    """Return the numbers of bytes and of words of a text, given in pieces as in Tokenizer.join.
+    """Return the size of a text, in pieces as in Tokenizer.join.
 
-    NUL, between documents, is not counted and separates words. first: the text of the first token, which is not
-    predicted: its bytes do not count, its words do.
+    NUL, which separates documents, also separates words and does not count. first: the text of the first token. No
+    model predicts this token, so that its bytes do not count; its words do.
     """
     n, words, inside = -len(first.encode()), 0, False
     for piece in filter(None, text):
@@ -32,14 +32,14 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
     return Size(n, words)
 
 
-def find_difference(chosen: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
-    """Return how decoding differs from the first `most` characters of a text; '' if it gives them back."""
-    if isinstance(chosen, tokenizer.Plain) and chosen.kind == "bytes":  # also for text that is not UTF-8
+def find_difference(tokenizer: tokenization.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
+    """Return the first difference between a text and its decoded ids; '' if there is none in `most` characters."""
+    if isinstance(tokenizer, tokenization.Plain) and tokenizer.kind == "bytes":  # also for text that is not UTF-8
         return ""
-    decoded = tokenizer.decode_pieces(text)
-    parts = (part for piece in decoded for part in piece.split(tokenizer.SEPARATOR))
+    decoded = tokenization.decode_pieces(text)
+    parts = (part for piece in decoded for part in piece.split(tokenization.SEPARATOR))
     for piece in (part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)):
-        result, expected = chosen.decode(chosen.encode(piece, specials=False)).lstrip(" "), piece.lstrip(" ")
+        result, expected = tokenizer.decode(tokenizer.encode(piece, specials=False)).lstrip(" "), piece.lstrip(" ")
         if result != expected:
             pairs = enumerate(zip(result, expected, strict=False))
             at = next((i for i, (a, b) in pairs if a != b), len(result))
@@ -51,7 +51,7 @@ def find_difference(chosen: tokenizer.Tokenizer, text: Iterable[bytes], most: in
 
 
 def measure(nats: float, *, tokens: int, text: Size) -> dict[str, float]:
-    """Return bits per byte, nats / (ln 2 bytes), and the perplexities exp(nats / words) and exp(nats / tokens).
+    """Return nats per token, bits per byte, nats / (ln 2 bytes), and perplexities exp(nats / tokens or words).
 
     nats: -sum ln p of all tokens. The word perplexity is left out if no spaces separate the words (LONGEST).
     """

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, tokenizer, tokenizer_config, vocabulary_files
+from experiments.data import bpe, tokenization, tokenizer_config, vocabulary_files
 from experiments.engine import disk, errors
 
 BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
-FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # in a folder, in this order
-# Files next to tokenizer.json name the special token of each role; without them, these names decide.
+FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # in a folder; the first that exists is read
+# Files next to tokenizer.json name the special token of each role. For other roles, the first of DEFAULT_NAMES in the
+# vocabulary decides.
 ROLE_FILES = (tokenizer_config.CONFIG, tokenizer_config.MAP)
 DEFAULT_NAMES = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
@@ -32,14 +33,14 @@ SPECIALS = (b"<unk>", b"<s>", b"</s>")  # of llama2.c
 UNKNOWN, BOS, EOS = range(len(SPECIALS))
 
 
-class OfRun(tokenizer.Plain):
-    """The tokenizer of another run, used like a published one: nothing separates documents."""
+class OfRun(tokenization.Plain):
+    """The tokenizer of another run, used like a published one: no token separates documents."""
 
-    encode_text = tokenizer.Tokenizer.encode_text
+    encode_text, document_start = tokenization.Tokenizer.encode_text, None
 
 
-class Published(tokenizer.Tokenizer):
-    """A `tokenizers.Tokenizer`. `roles` names the special tokens: bos, eos, mask, pad, and between documents."""
+class Published(tokenization.Tokenizer):
+    """A `tokenizers.Tokenizer`. roles: the names of the special tokens bos, eos, mask, pad and between (documents)."""
 
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
@@ -56,13 +57,15 @@ class Published(tokenizer.Tokenizer):
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         """Return the ids of a text."""
-        return np.asarray(self.library.encode(tokenizer.check_unicode(text), add_special_tokens=specials).ids, np.int32)
+        return np.asarray(
+            self.library.encode(tokenization.check_unicode(text), add_special_tokens=specials).ids, np.int32
+        )
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of the documents, with the special tokens around each, and `between` from one to the next."""
         between = [] if self.between is None else [self.between]
-        before, after, first = *self._around(), True
-        for batch in batches(tokenizer.documents(text)):
+        before, after, first = *self._find_specials(), True
+        for batch in batches(tokenization.documents(text)):
             texts = [piece.text for piece in batch]
             ids: list[int] = []
             encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
@@ -73,8 +76,14 @@ class Published(tokenizer.Tokenizer):
                 first = False
             yield np.array(ids, self.dtype)
 
-    def _around(self) -> tuple[list[int], list[int]]:
-        """Return the special tokens before and after a text."""
+    @property
+    def document_start(self) -> int | None:
+        before, after = self._find_specials()
+        between = [] if self.between is None else [self.between]
+        return [None, *after, *between, *before][-1]
+
+    def _find_specials(self) -> tuple[list[int], list[int]]:
+        """Return the ids of the special tokens before and after a text."""
         complete, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
         starts = (i for i in range(len(complete)) if complete[i : i + len(bare)] == bare)
         start = next(starts, 0)
@@ -82,15 +91,15 @@ class Published(tokenizer.Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text, without special tokens."""
-        valid_ids = [id for id in tokenizer.to_list(ids) if 0 <= id < self.size]
+        valid_ids = [id for id in tokenization.to_list(ids) if 0 <= id < self.size]
         return self.library.decode(valid_ids, skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
         """Yield the text that each id adds, in complete characters."""
         # What an id adds depends on earlier ids; the ids of the last piece are enough. (If bytes are not UTF-8, the
         # byte fallback of the library may change text that was yielded before.)
-        window = tokenizer.to_list(after)
-        start = len(window)  # of the ids without yielded text
+        window = tokenization.to_list(after)
+        start = len(window)  # the first id whose text was not yielded
         for id in ids:
             window.append(int(id))
             text, before = self.decode(window), self.decode(window[:start])
@@ -101,11 +110,11 @@ class Published(tokenizer.Tokenizer):
             yield rest
 
     def name(self, id: int) -> str:
-        """Return the name of an id; a row of the model without a token has the name [id]."""
+        """Return the name of an id; for an id of the model without a token it is the number in brackets."""
         return self.library.id_to_token(id) or f"[{id}]"
 
 
-def batches(pieces: Iterable[tokenizer.Piece]) -> Iterator[list[tokenizer.Piece]]:
+def batches(pieces: Iterable[tokenization.Piece]) -> Iterator[list[tokenization.Piece]]:
     """Yield lists of pieces with at least BATCH characters."""
     batch, n = [], 0
     for piece in pieces:
@@ -117,15 +126,15 @@ def batches(pieces: Iterable[tokenizer.Piece]) -> Iterator[list[tokenizer.Piece]
     yield batch
 
 
-class Pieces(tokenizer.Tokenizer):
+class Pieces(tokenization.Tokenizer):
     """The tokenizer in a tok*.bin of https://github.com/karpathy/llama2.c.
 
-    Of all pairs of neighbours that form a piece, the pair with the best score is merged first. A piece <0x41> is the
-    byte 0x41, for characters that are not a piece. The `tokenizers` library cannot do this: it ranks pairs of pieces,
-    not the resulting pieces, and merges others if pairs overlap.
+    Of all pairs of neighbours that form a piece, the pair whose piece has the best score is merged first. A piece
+    <0x41> is the byte 0x41, for characters that are not a piece. The `tokenizers` library cannot do this: it ranks the
+    pairs, not the pieces that result, and merges other pairs where pairs overlap.
     """
 
-    bos, eos, unknown = BOS, EOS, UNKNOWN
+    bos, eos, unknown, document_start = BOS, EOS, UNKNOWN, BOS
 
     def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
         self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}
@@ -134,13 +143,13 @@ class Pieces(tokenizer.Tokenizer):
         self._byte_of = {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
         self._id_of_byte = {content[0]: i for i, content in self._byte_of.items()}
         not_text = self.special | self._byte_of.keys()
-        # The pieces that text can have; of two equal pieces the first.
+        # Pieces that occur in text -> ids; of two equal pieces the first.
         self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in not_text}
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         """Return the ids of a text."""
         ids: list[int] = []
-        for character in " " + tokenizer.check_unicode(text) if text else "":
+        for character in " " + tokenization.check_unicode(text) if text else "":
             content = character.encode()
             byte_ids = [self._id_of_byte.get(byte, UNKNOWN) for byte in content]
             ids += [self._id_of[content]] if content in self._id_of else byte_ids
@@ -161,7 +170,7 @@ class Pieces(tokenizer.Tokenizer):
         return self.table[id].decode("utf-8", "replace")
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """Merge neighbours as long as possible: the best score first, of equal scores the leftmost."""
+        """Merge neighbours until no pair forms a piece: the best score first, of equal scores the leftmost."""
         left_of, right_of = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
         pairs: list[tuple] = []
 
@@ -184,16 +193,16 @@ class Pieces(tokenizer.Tokenizer):
         return [i for i in ids if i >= 0]
 
 
-def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
+def read(path: str | os.PathLike) -> tokenization.Tokenizer:
     """Return the tokenizer in a file, or in a folder with tokenizer.json or else another of FILES.
 
-    Raises UserError for no tokenizer, and for more than one.
+    Raises UserError if there is no tokenizer, or more than one.
     """
     path = pathlib.Path(path)
     if path.is_dir():
         candidates = next((files for pattern in FILES if (files := sorted(path.glob(pattern)))), [])
         if len(candidates) != 1:
-            several = f"{len(candidates)} tokenizers: give the path of one, as {candidates[0] if candidates else ''}"
+            several = f"{len(candidates)} tokenizers. Give the path of one: {candidates[0] if candidates else ''}"
             raise errors.UserError(f"the folder {path} has {several if candidates else 'none of ' + ', '.join(FILES)}")
         path = candidates[0]
     content = read_content(path)
@@ -203,13 +212,13 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
         saved = json.loads(content)
         if "model" in saved:
             return read_library(path, content)
-        if saved["kind"] not in tokenizer.KINDS:
-            raise ValueError(f"unknown kind {saved['kind']!r}")
+        if saved["kind"] not in tokenization.KINDS:
+            raise ValueError(f"kind = {saved['kind']!r} must be one of {', '.join(tokenization.KINDS)}")
         return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
 
 
 def read_content(path: pathlib.Path) -> bytes:
-    """Return the content of the file; for an older vocabulary, the content of an equal tokenizer.json."""
+    """Return the content of the file; vocab.txt and vocab.json become an equal tokenizer.json."""
     with disk.reading(path, Exception):  # the library raises Exception for a damaged file
         if path.name in vocabulary_files.NAMES:
             return vocabulary_files.read_library(path).to_str().encode()
@@ -218,25 +227,25 @@ def read_content(path: pathlib.Path) -> bytes:
 
 def make(
     name: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
-) -> tokenizer.Tokenizer:
-    """Return the tokenizer that text.tokenizer names: one of tokenizer.KINDS, a BPE ('bpe:8192'), or a path."""
+) -> tokenization.Tokenizer:
+    """Return the tokenizer that text.tokenizer names: one of tokenization.KINDS, a BPE ('bpe:8192'), or a path."""
     if W := bpe.size(name):
         return read(bpe.find_or_train(text, W=W, specials=specials))
     path = pathlib.Path(os.path.expanduser(name))
-    if name in tokenizer.KINDS or not name or not path.exists():
-        return tokenizer.make(name, text, specials=specials, evaluation=evaluation)
+    if name in tokenization.KINDS or not name or not path.exists():
+        return tokenization.make(name, text, specials=specials, evaluation=evaluation)
     return read(path)
 
 
 def read_library(path: pathlib.Path, content: bytes) -> Published:
     """Return the tokenizer of a tokenizer.json with this content and of the files next to it."""
     config = tokenizer_config.read(path.parent, vocabulary_files.CLASSES.get(path.name, tokenizer_config.FROM_FILE))
-    with disk.reading(path, Exception):  # as above
+    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
         library = tokenizer_config.apply(content, config)
         vocabulary = library.get_vocab(with_added_tokens=True)
-        library.no_padding()  # the file contains settings of its model's training
+        library.no_padding()  # padding and truncation in the file are for the training of its model
         library.no_truncation()
-        library.encode("\uf8ff")  # a private character: fails if there is no id for unknown characters
+        library.encode("\uf8ff")  # a private character: this raises if there is no id for unknown characters
         around = library.encode("").ids
     roles = {role: next((name for name in names if name in vocabulary), None) for role, names in DEFAULT_NAMES.items()}
     roles |= {role: tokenizer_config.name_special(config, role) for role in roles if f"{role}_token" in config}
@@ -246,15 +255,15 @@ def read_library(path: pathlib.Path, content: bytes) -> Published:
     files = {"tokenizer.json": content} | {file.name: file.read_bytes() for file in role_files}
     saved = files.get(tokenizer_config.CONFIG, b"")
     if config["tokenizer_class"] != tokenizer_config.FROM_FILE and b"tokenizer_class" not in saved:
-        files[tokenizer_config.CONFIG] = disk.as_json(config)  # only the model's config.json names it
+        files[tokenizer_config.CONFIG] = disk.as_json(config)  # else only the model's config.json has it
     return Published(library, roles, files)
 
 
 def read_pieces(content: bytes) -> Pieces:
     """Return the tokenizer in a tok*.bin of llama2.c.
 
-    The file has a little-endian int32, the length of the longest piece; then for each piece a float32 score, an int32
-    length, and its bytes. Raises struct.error or ValueError for other content.
+    The file has a little-endian int32, the length of the longest piece. Then follow, for each piece, a float32 score,
+    an int32 length, and the bytes. Raises struct.error or ValueError for other content.
     """
     pieces, scores, at = [], [], 4
     while at < len(content):

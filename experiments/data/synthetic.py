@@ -11,36 +11,36 @@ from experiments.engine import batches, by_name, errors
 EPOCH = 2**16  # training examples of an epoch; their contents are new each time
 MAX_TOKENS = 1024
 ROWS = 4  # rows of uniform numbers from which one example is made, each as long as the larger of N and W
-HELD_OUT = 0x5EED  # first half of the random key of a held-out example; the second is the example's number
+HELD_OUT = 0x5EED  # first half of the random key of a held-out example; the second half is the example's index
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # w_BN, target_BN, weight_BN
 
 
 class Rule(NamedTuple):
-    """A task: a function that makes examples from uniform numbers in [0, 1), and the fewest tokens."""
+    """A task: the function that makes its examples from uniform numbers in [0, 1), and its smallest N."""
 
     make: Callable[[np.ndarray, int, int], Answer]  # (u_BRX, N, W): X is the larger of N and W
     min_tokens: int
 
 
 def examples(task: str, *, N: int, W: int) -> batches.Fetch:
-    """Return `fetch(index_B, rng)` of the task of this name, with N tokens below W >= 2 N.
+    """Return `fetch(index_B, rng)` of the task of this name. Its examples have N tokens with ids below W >= 2 N.
 
     A batch has `w_BN` and `target_BN` (int32, below W) and `weight_BN` (float32): 1 if the token has a target, else 0.
-    With an `rng` (training) examples are new each time. Without one (held out) each follows from its number alone.
-    Raises UserError for an unknown task, and too few or too many tokens.
+    With an `rng` (training) examples are new each time. Without one (evaluation) an example depends only on its index.
+    Raises UserError for an unknown task, and for too few or too many tokens.
     """
     rule = RULES[by_name.choose("task", task, {name: name for name in RULES})]
     if not rule.min_tokens <= N <= MAX_TOKENS:
         allowed = f"from {rule.min_tokens} to {MAX_TOKENS}"
-        raise errors.UserError(f"synthetic.task = {task}:{N} has {N} tokens: choose {allowed}, as in {task}:12")
+        raise errors.UserError(f"synthetic.task = {task}:{N} has {N} tokens. Choose {allowed}, as in {task}:12.")
     sizes = ROWS, max(N, W)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         if rng is not None:
             u_BRX = rng.random((len(index_B), *sizes))
         else:
-            generators = [np.random.Generator(np.random.Philox(key=[HELD_OUT, number])) for number in index_B.tolist()]
+            generators = [np.random.Generator(np.random.Philox(key=[HELD_OUT, index])) for index in index_B.tolist()]
             u_BRX = np.stack([generator.random(sizes) for generator in generators])
         w_BN, target_BN, weight_BN = rule.make(u_BRX, N, W)
         w_BN, target_BN = w_BN.astype(np.int32), target_BN.astype(np.int32)
@@ -51,7 +51,7 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
 
 def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
     """Return the tokens of one example as a figure shows them."""
-    spellings: dict[str, Callable[[int, int], str]] = {  # of token w at place n
+    spellings: dict[str, Callable[[int, int], str]] = {  # of token w at position n
         "reachability": lambda w, n: f"{n}→{w % N}" + " source" * (w >= N),
         "beats": lambda w, n: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}",
         "membership": lambda w, n: f"{w}" + "?" * (n >= N // 2),
@@ -62,31 +62,31 @@ def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
 
 
 def scale(u: np.ndarray, n: int | np.ndarray) -> np.ndarray:
-    """Return integers from 0 to n - 1, all equally likely."""
+    """Return floor(u n): integers from 0 to n - 1, equally likely if u is uniform in [0, 1)."""
     return (u * n).astype(np.int64)
 
 
 def make_ring(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make the target the token before, on a ring: w_{n-1 mod N}."""
+    """Make tokens whose target is the previous token on a ring: w_{(n-1) mod N}."""
     w_BN = scale(u_BRX[:, 0, :N], W)
     return w_BN, np.roll(w_BN, 1, axis=1), np.ones(w_BN.shape)
 
 
 def make_previous(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make the target the token before, w_{n-1}, on a line: the first token has no target."""
+    """Make tokens whose target is the previous token, w_{n-1}. The first token has no target."""
     w_BN, target_BN, weight_BN = make_ring(u_BRX, N, W)
     return w_BN, target_BN, weight_BN * (np.arange(N) > 0)
 
 
 def make_reachability(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make the target 1 if an edge leads from a source to the node, else 0; sources have no target.
+    """Make graphs: the target of a node is 1 if an edge leads from a source to it, else 0. A source has no target.
 
-    The graph has one edge from every node: token p at place n is an edge from n to p. Token N + p is the same edge,
-    from a source.
+    Every node has one outgoing edge: token p at position n is an edge from n to p. Token N + p is the same edge, and
+    marks n as a source.
     """
     other_BN = scale(u_BRX[:, 0, :N], N - 1)
     pointer_BN = other_BN + (other_BN >= np.arange(N))  # never to itself
-    # Each of the N - 1 other nodes points here with probability 1 / (N - 1): this share of sources reaches about half.
+    # Each other node points to a node with probability 1 / (N - 1). This share of sources reaches about half of all.
     share = (N - 1) * (1 - 0.5 ** (1 / (N - 1)))
     source_BN = u_BRX[:, 1, :N] < share
     reached_BN = source_BN.copy()
@@ -96,38 +96,39 @@ def make_reachability(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 
 
 def make_beats(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make the target the payload of the kind that the token's kind beats.
+    """Make tokens of a kind and a payload. The target is the payload of the kind that the token's kind beats.
 
     Rock (0) beats scissors (1) beats paper (2) beats rock. A token is kind * P + payload, P = W // 3. An example has
     all three kinds, each with one payload.
     """
     P = W // 3
     payload_BC = scale(u_BRX[:, 0, :3], P)
-    place_BN = u_BRX[:, 1, :N].argsort(axis=1).argsort(axis=1)  # one token of each kind stands anywhere
-    kind_BN = np.where(place_BN < 3, place_BN, scale(u_BRX[:, 2, :N], 3))
+    rank_BN = u_BRX[:, 1, :N].argsort(axis=1).argsort(axis=1)  # ranks 0, 1, 2: a token of each kind
+    kind_BN = np.where(rank_BN < 3, rank_BN, scale(u_BRX[:, 2, :N], 3))
     w_BN = kind_BN * P + np.take_along_axis(payload_BC, kind_BN, axis=1)
     return w_BN, np.take_along_axis(payload_BC, (kind_BN + 1) % 3, axis=1), np.ones(w_BN.shape)
 
 
 def make_membership(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make the target of a token in the second half 1 if the first half, a set of different tokens, has it, else 0.
+    """Make a set (first half) and queries (second half). The target of a query is 1 if the set contains it, else 0.
 
-    Both are equally likely. Tokens of the first half have no target.
+    The tokens of the set differ, and have no target. Both targets are equally likely.
     """
     n_set = N // 2
     order_BW = u_BRX[:, 0, :W].argsort(axis=1)
     inside_BN = u_BRX[:, 1, : N - n_set] < 0.5
     u_BN = u_BRX[:, 2, : N - n_set]
-    chosen_BN = np.where(inside_BN, scale(u_BN, n_set), n_set + scale(u_BN, W - n_set))
-    w_BN = np.concatenate([order_BW[:, :n_set], np.take_along_axis(order_BW, chosen_BN, axis=1)], axis=1)
+    index_BN = np.where(inside_BN, scale(u_BN, n_set), n_set + scale(u_BN, W - n_set))
+    w_BN = np.concatenate([order_BW[:, :n_set], np.take_along_axis(order_BW, index_BN, axis=1)], axis=1)
     target_BN = np.concatenate([np.zeros((len(w_BN), n_set)), inside_BN], axis=1)
     return w_BN, target_BN, np.broadcast_to(np.arange(N) >= n_set, w_BN.shape)
 
 
 def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make the target the payload of the nearest other token with the same key.
+    """Make tokens of a key and a payload. The target is the payload of the nearest other token with the same key.
 
-    A token has no target without such a token, or if two are equally near. It is key * P + payload, P = floor(sqrt(W)).
+    A token is key * P + payload, P = floor(sqrt(W)). It has no target if no other token has its key, or if the two
+    nearest are equally near.
     """
     P = math.isqrt(W)
     w_BN = scale(u_BRX[:, 0, :N], W // P * P)

@@ -1,4 +1,4 @@
-"""Read documents from a field of tables: JSON lines, CSV, Parquet, and data sets of Hugging Face's `datasets`."""
+"""Read the documents in a field of tables: JSON lines, CSV, Parquet, and data sets of Hugging Face's `datasets`."""
 
 import csv
 import itertools
@@ -9,23 +9,23 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.data import files
+from experiments.data import files as data_files
 from experiments.engine import disk
 
-HUB = "hub:"  # prefix of the name of a data set
+HUB = "hub:"  # prefix of the name of a data set of `datasets`
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
 MAX_CELL = 2**30  # characters of a cell in CSV
-OTHERS = (";", "\t", "|", ",")  # separators of columns in other tables
-Row = tuple[str, Mapping[str, Any]]  # its place in the file, and its fields
+OTHERS = (";", "\t", "|", ",")  # separators that a header may have by mistake
+Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "line 3", and its fields
 
 
-def read_json(file: files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of JSON lines, or of one list of objects, if a .json file begins with a bracket."""
-    for number, line in enumerate(files.lines(files.pieces(file)), 1):
+def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
+    """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
+    for number, line in enumerate(data_files.lines(data_files.pieces(file)), 1):
         place = f"line {number:,}"
         is_list = number == 1 and line.lstrip().startswith(b"[") and ending(file) == ".json"
         with disk.reading(f"{file.name}, {place}"):
-            rows = json.loads(files.read(file)) if is_list else [json.loads(line)] if line.strip() else []
+            rows = json.loads(data_files.read(file)) if is_list else [json.loads(line)] if line.strip() else []
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"{place} must be an object with the field {fields[0]!r}")
@@ -34,14 +34,14 @@ def read_json(file: files.File, *fields: str) -> Iterator[Row]:
             return
 
 
-def read_cells(file: files.File, *fields: str) -> Iterator[Row]:
+def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a .csv or .tsv table. In a .tsv a quotation mark is a character like any other.
 
-    Raises ValueError for a wrong header, a row of another length, and a wrong quotation mark.
+    Raises ValueError for a wrong header, a row of another length, and a misplaced quotation mark.
     """
     separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
     csv.field_size_limit(MAX_CELL)
-    lines = (line.decode() + "\n" for line in files.lines(files.pieces(file)))
+    lines = (line.decode() + "\n" for line in data_files.lines(data_files.pieces(file)))
     rows, names, last = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True), [], 0
     try:
         for cells in rows:
@@ -52,27 +52,28 @@ def read_cells(file: files.File, *fields: str) -> Iterator[Row]:
                 names = cells
                 check_header(place, names, separator)
             elif len(cells) != len(names):
-                raise ValueError(f"{place} has {len(cells)} cells, and the header {len(names)} (by {separator!r})")
+                problem = f"has {len(cells)} cells, but the header has {len(names)} (separator {separator!r})"
+                raise ValueError(f"{place} {problem}")
             else:
                 yield place, dict(zip(names, cells, strict=True))
     except csv.Error as error:
-        remedy = 'put a cell with quotation marks or line ends in quotation marks, with "" inside'
+        remedy = 'Put quotation marks around a cell that has quotation marks or line ends, and write "" inside.'
         raise ValueError(f"the row that begins in line {last + 1:,}: {error}. {remedy}") from error
 
 
 def check_header(place: str, names: Sequence[str], separator: str) -> None:
-    """Raise ValueError for names that repeat, or that have another separator between them."""
+    """Raise ValueError if names of columns repeat, or have another separator between them."""
     if len({*names}) < len(names):
         repeated = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{place}: the column {repeated!r} is there twice: rename one of them")
+        raise ValueError(f"{place}: two columns have the name {repeated!r}. Rename one of them.")
     separators = [character for character in OTHERS if character in names[0]]
     if len(names) == 1 and separators:
-        raise ValueError(f"{place}: {separators[0]!r} separates its columns: it must be {separator!r}")
+        raise ValueError(f"{place}: {separators[0]!r} separates the columns. The separator must be {separator!r}.")
 
 
-def read_parquet(file: files.File, *fields: str) -> Iterator[Row]:
+def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a Parquet table."""
-    with files.require_extra(f"the Parquet table {file.name}"):
+    with data_files.require_extra(f"the Parquet table {file.name}"):
         from pyarrow import parquet
     with file.open() as content:
         table = parquet.ParquetFile(content)
@@ -84,9 +85,9 @@ def read_parquet(file: files.File, *fields: str) -> Iterator[Row]:
         yield from ((f"row {number:,}", row) for number, row in enumerate(rows, 1))
 
 
-def read_hub(file: files.File, *fields: str) -> Iterator[Row]:
+def read_hub(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a split of a data set."""
-    with disk.reading(file.name, Exception):  # of `datasets` and whatever it downloads with
+    with disk.reading(file.name, Exception):  # `datasets` and its libraries for downloads raise errors of many types
         yield from ((f"row {number:,}", row) for number, row in enumerate(file.open(), 1))
 
 
@@ -94,81 +95,87 @@ KINDS: dict[str, Callable[..., Iterator[Row]]] = {".jsonl": read_json, ".ndjson"
 KINDS |= {".csv": read_cells, ".tsv": read_cells, ".parquet": read_parquet}
 
 
-def ending(file: files.File) -> str:
-    """Return the end of the file's name, without .gz or .zst."""
+def ending(file: data_files.File) -> str:
+    """Return the last suffix of the file's name in lower case, without .gz or .zst: '.csv' for A.CSV.gz."""
     return pathlib.PurePath(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
-def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
-    """Return the function that reads the rows of a file; None if it is not a table.
+def kind(file: data_files.File) -> Callable[..., Iterator[Row]] | None:
+    """Return the function that reads the rows of a file; None if the file is not a table.
 
-    It follows from the end of the file's name; `read_hub` reads a data set of the hub.
+    The end of the file's name decides; for a split of a data set it is `read_hub`.
     """
     return read_hub if file.version else KINDS.get(ending(file))
 
 
-def select(every: Sequence[files.File], in_folders: Sequence[files.File] = ()) -> list[files.File]:
-    """Return the tables, or else `in_folders`. A .json may describe other files: it is a table if it is alone."""
-    tables = [file for file in every if kind(file)]
+def select(files: Sequence[data_files.File], in_folders: Sequence[data_files.File] = ()) -> list[data_files.File]:
+    """Return the tables, or else `in_folders`. A .json may only describe other files, so others come first."""
+    tables = [file for file in files if kind(file)]
     return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
 
-def content(file: files.File) -> Iterable[bytes]:
-    """Return bytes that are the same for the same table."""
-    return [file.version.encode()] if file.version else files.pieces(file, text=kind(file) is not read_parquet)
+def content(file: data_files.File) -> Iterable[bytes]:
+    """Return bytes that identify a table: its content, or the version of a data set."""
+    return [file.version.encode()] if file.version else data_files.pieces(file, text=kind(file) is not read_parquet)
 
 
-def rows(file: files.File, field: str) -> Iterator[bytes]:
-    """Yield the documents in a field of a table, without empty ones, in UTF-8. Raises UserError as `pairs`."""
+def rows(file: data_files.File, field: str) -> Iterator[bytes]:
+    """Yield the documents in a field of a table that are not empty, in UTF-8. Raises UserError as `pairs` does."""
     return (text.encode() for text, _ in pairs(file, field))
 
 
-def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts in a field of a table, without empty ones, and the field `label` of their rows, or ''.
+def pairs(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text in a field of a table that is not empty, with the field `label` of its row ('' if label is '').
 
-    Raises UserError if a field is missing, is not text, or names no class.
+    Raises UserError if a field is missing or not text, or if a label is not the name of a class.
     """
+    return ((text, name) for _, text, name in read(file, field, label) if text)
+
+
+def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the place, text and label of each row of a table, as in `pairs`, also of rows with an empty text."""
     names = [field, label] if label else [field]
     with disk.reading(file.name):
         for place, row in kind(file)(file, *names):
             if missing := [name for name in names if name not in row]:
-                raise ValueError(f"{place}: no field text.field = {missing[0]!r}; its fields: {', '.join(row)}")
+                rule = f"Set text.field (in a tool: --field) to one of {', '.join(row)}."
+                raise ValueError(f"{place}: no column {missing[0]!r}. {rule}")
             if row[field] or not isinstance(row[field], str | None):
                 check_row(place, row, field, label)
-                yield row[field], str(row[label]) if label else ""
+            yield place, row[field] or "", str(row[label]) if label and row[label] is not None else ""
 
 
 def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> None:
     """Raise ValueError unless the field holds text, and the label names a class."""
     problems = [] if isinstance(row[field], str) else [f"the field {field!r} is not text: {str(row[field])[:40]!r}"]
     if label and (row[label] in (None, "") or isinstance(row[label], list | dict | bytes)):
-        problems.append(f"the field {label!r} names no class: {str(row[label])[:40]!r}")
+        problems.append(f"the field {label!r} is not the name of a class: {str(row[label])[:40]!r}")
     for name in (field, label) if label else (field,):
-        if character := re.search("[\0\ud800-\udfff]", str(row[name])):  # UTF-8 has no half a character
-            problems.append(f"the field {name!r} holds {character[0]!r}: correct or leave out that row")
+        if character := re.search("[\0\ud800-\udfff]", str(row[name])):  # NUL, half a character
+            problems.append(f"the field {name!r} has the character {character[0]!r}. Correct or remove the row.")
     if problems:
         raise ValueError(f"{place}: {problems[0]}")
 
 
-def find(source: str, *fields: str, alternatives: str, hint: str = "") -> list[files.File]:
-    """Return the file at a path, the files of a folder (`files.find`), or the splits of a data set (`load_hub`)."""
-    return load_hub(source, *fields) if source.startswith(HUB) else files.find(source, alternatives, hint=hint)
+def find(source: str, *fields: str, alternatives: str, hint: str = "") -> list[data_files.File]:
+    """Return the file at a path, the files of a folder (`data_files.find`), or a data set's splits (`load_hub`)."""
+    return load_hub(source, *fields) if source.startswith(HUB) else data_files.find(source, alternatives, hint=hint)
 
 
-def load_hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
-    """Return the splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files with their names.
+def load_hub(source: str, *fields: str, stream: bool = True) -> list[data_files.File]:
+    """Return the splits of 'hub:NAME' or 'hub:NAME:CONFIG' as `File`s. fields: the columns to load, () for all.
 
     NAME is a data set of the Hugging Face hub, streamed or downloaded, a folder of data files, or a folder that
     `save_to_disk` has written. Raises UserError if it is missing.
     """
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
-    with files.require_extra(source):
+    with data_files.require_extra(source):
         import datasets
-    with disk.reading(source, Exception):  # as in `read_hub`
+    with disk.reading(source, Exception):  # for the reason in `read_hub`
         if any(os.path.isfile(os.path.join(folder, saved)) for saved in SAVED):
             loaded, version = datasets.load_from_disk(folder), ""
-            splits = loaded if isinstance(loaded, dict) else {files.TRAIN: loaded}
+            splits = loaded if isinstance(loaded, dict) else {data_files.TRAIN: loaded}
         else:
             builder = datasets.load_dataset_builder(folder if os.path.isdir(folder) else name, config or None)
             version = f"{builder.config_id} {builder.hash}"
@@ -178,10 +185,10 @@ def load_hub(source: str, *fields: str, stream: bool = True) -> list[files.File]
         return [as_file(source, name, rows, fields, version) for name, rows in splits.items()]
 
 
-def as_file(source: str, name: str, rows: Any, fields: tuple[str, ...], version: str) -> files.File:
-    """Return a split of a data set as a file, with these columns only, if it has them."""
+def as_file(source: str, name: str, rows: Any, fields: tuple[str, ...], version: str) -> data_files.File:
+    """Return a split of a data set as a `File`; with these fields only, if it has all of them."""
     selected = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     info = (rows.info.splits or {}).get(name)
     size = (info and info.num_bytes) or 1
     version = f"{source} {name} {version or rows._fingerprint}"
-    return files.File(pathlib.PurePath(name), f"{source} ({name})", size, lambda: selected, version=version)
+    return data_files.File(pathlib.PurePath(name), f"{source} ({name})", size, lambda: selected, version=version)

@@ -1,4 +1,4 @@
-"""Texts: find them and split them into training and held-out data, by the contents of their files alone."""
+"""Texts: find their files, and split them into training and held-out data by the files' names or contents."""
 
 import ast
 import dataclasses
@@ -9,38 +9,39 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.data import download, files, tables, tokenizer
+from experiments.data import download, files as data_files, tables, tokenization
 from experiments.engine import errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 NAMED = (STDLIB, DOCSTRINGS, *sorted(download.NAMED))
 EVALUATION_SHARE, MOST_EVALUATED = 0.1, 2**22  # bytes; a tenth of 10 GB would take hours to evaluate
-LARGE = 2**26  # bytes of a text from which on its token ids are kept in a file
-SEPARATOR = tokenizer.SEPARATOR.encode()
+LARGE = 2**26  # bytes: the token ids of a text of at least this size are kept in a file
+SEPARATOR = tokenization.SEPARATOR.encode()
 Read = Callable[[], Iterator[bytes]]  # yields the bytes of a document in pieces, from its beginning
 
 
 class Source(NamedTuple):
-    """A document, or a table of many, after it was read once."""
+    """A document, or a table of documents, that was read once for its size and digest and can be read again."""
 
-    file: files.File
+    file: data_files.File
     read: Read
     size: int  # bytes, unpacked
-    digest: bytes  # the same for the same documents
+    digest: bytes  # identifies the documents
     rows: Read | None = None  # the documents of a table, one by one
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Documents. Iteration yields their bytes in pieces that end anywhere, with NUL between two documents.
+    """Documents: the training or the held-out part of a text.
 
-    They are read again each time, and never held in memory as a whole.
+    Iteration yields their bytes in pieces that end anywhere, with NUL between two documents. It reads the documents
+    again each time, and never holds all of them in memory.
     """
 
     reads: tuple[Read, ...]
-    size: int  # bytes; for rows of tables, about
-    digest: str  # the same for the same documents
-    names: tuple[str, ...]  # the file of each
+    size: int  # bytes; an estimate for rows of tables
+    digest: str  # identifies the documents
+    names: tuple[str, ...]  # the file of each of `reads`
 
     def __iter__(self) -> Iterator[bytes]:
         is_first = True
@@ -52,7 +53,7 @@ class Part:
 
 
 class Text(NamedTuple):
-    """A text and its two parts."""
+    """A text, split into two parts."""
 
     name: str
     train: Part
@@ -62,27 +63,27 @@ class Text(NamedTuple):
     @property
     def sha256(self) -> str:
         """The digest of both parts."""
-        return files.sha256(self.train.digest, self.evaluation.digest)
+        return data_files.sha256(self.train.digest, self.evaluation.digest)
 
 
 def load(source: str, field: str = "") -> Text:
-    """Return text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a
-    path.
+    """Return text from 'stdlib' (Python's source files), 'docstrings' (the English in them), a named set, or a path.
 
-    With a field it is the field's text in each row of tables (`tables.KINDS`) or of a data set 'hub:NAME'. Hidden files
-    and folders, links to folders and empty files are skipped. File names may define the parts (`files.split_by_names`).
-    Otherwise a single text is cut in two, the first 90 % for training. About 10 % of several texts, or of rows, are
-    held out by their contents, but never more than MOST_EVALUATED bytes. Raises UserError without enough text.
+    field: the column with the text in tables (`tables.KINDS`) or in a data set 'hub:NAME'. Hidden files and folders,
+    links to folders and empty files are skipped. File names may define the splits, of any size
+    (`data_files.split_by_names`). Otherwise a single text is cut in two, the first 90 % for training. Of several texts,
+    or of rows, about 10 % are held out by content. The held-out share is smaller if the text is large: about
+    MOST_EVALUATED bytes, but at least one whole file of several. Raises UserError if there is not enough text.
     """
-    every, used = find(source, field)
-    if by_name := files.split_by_names("text", used):  # files that are not in a folder have no such names
+    files, used = find(source, field)
+    if by_name := data_files.split_by_names("text", used):  # files that are not in a folder have no such names
         text = divide_by_names(source, by_name, field)
     else:
         text = divide_by_contents(source, read_once(source, used, field))
     path, empty = pathlib.Path(source).expanduser(), sum(not file.size for file in used)
-    lines = files.describe_skipped(path, every, used) if source not in NAMED and path.is_dir() else []
+    lines = data_files.describe_skipped(path, files, used) if source not in NAMED and path.is_dir() else []
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
-    return text._replace(description=files.join_lines(source, text.description, lines))
+    return text._replace(description=data_files.join_lines(source, text.description, lines))
 
 
 def load_whole(source: str, field: str = "") -> Part:
@@ -90,27 +91,27 @@ def load_whole(source: str, field: str = "") -> Part:
     return make_part(read_once(source, find(source, field)[1], field))
 
 
-def find(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
-    """Return all files of a source, and those that contain its text. Raises UserError if the field does not suit."""
+def find(source: str, field: str) -> tuple[list[data_files.File], list[data_files.File]]:
+    """Return all files of a source, and those that contain its text. Raises UserError if the field does not fit."""
     if source in (STDLIB, DOCSTRINGS):
-        every = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
+        files = [data_files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
-        every = [files.on_disk(download.fetch(*download.NAMED[source]))]
+        files = [data_files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
         alternatives = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        every = tables.find(source, field, alternatives=alternatives)
-    selected, problem = tables.select(every), ""
-    if every and every == selected and not field:  # a model does not learn commas
-        next(tables.rows(every[0], field), None)  # its error lists the fields
-        problem = f"has no text in {every[0].name}, a table without rows"
+        files = tables.find(source, field, alternatives=alternatives)
+    selected, problem = tables.select(files), ""
+    if files and files == selected and not field:  # without a field, a model would learn commas
+        next(tables.rows(files[0], field), None)  # its error lists the fields
+        problem = f"finds no text in {files[0].name}, a table without rows. Give a table with rows."
     elif field and not selected:
-        problem = f"is for tables ({', '.join(tables.KINDS)}), and {source} has none: leave it empty"
+        problem = f"is for tables ({', '.join(tables.KINDS)}), and {source} has none. Leave it empty."
     if problem:
         raise errors.UserError(f"text.field = {field!r} {problem}")
-    return every, selected if field else every
+    return files, selected if field else files
 
 
-def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[Source]:
+def read_once(name: str, candidates: Sequence[data_files.File], field: str) -> list[Source]:
     """Read each file once for its size and digest. Return a Source, which can read it again, for each file with text.
 
     field: the column of a table that holds the text. Raises UserError if no file has text.
@@ -120,12 +121,12 @@ def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[S
         kind, rows, digest = tables.kind(file), None, hashlib.sha256()
         if kind and (field or kind in (tables.read_parquet, tables.read_hub)):
             rows, digest = functools.partial(tables.rows, file, field), hashlib.sha256(field.encode())
-            next(rows(), None)  # raises at once for errors that all rows share
+            next(rows(), None)  # raises UserError now if the table lacks the field
             read = functools.partial(join, rows)
         elif name == DOCSTRINGS:
             read = functools.partial(read_docstrings, file)
         else:
-            read = functools.partial(files.pieces, file, utf8=False)
+            read = functools.partial(data_files.pieces, file, utf8=False)
         content = tables.content(file) if rows else read()
         size = 0
         for piece in content:
@@ -134,60 +135,70 @@ def read_once(name: str, candidates: Sequence[files.File], field: str) -> list[S
         if size:
             texts.append(Source(file, read, max(file.size, LARGE) if file.version else size, digest.digest(), rows))
     if not texts:
-        raise errors.UserError(f"{name} contains no text: give a file or folder with text")
+        raise errors.UserError(f"{name} contains no text. Give a file or folder with text.")
     return texts
 
 
-def divide_by_names(name: str, by_name: Mapping[str, Sequence[files.File]], field: str) -> Text:
-    """Return the parts that file names define, and count the texts that are in both."""
+def documents(source: str, field: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of each document: a file and its path, or a row and its place in a table."""
+    for text in read_once(source, find(source, field)[1], field):
+        if text.rows:
+            rows = tables.read(text.file, field)
+            yield from ((f"{text.file}, {place}", content.encode()) for place, content, _ in rows if content)
+        else:
+            yield str(text.file), b"".join(text.read())
+
+
+def divide_by_names(name: str, by_name: Mapping[str, Sequence[data_files.File]], field: str) -> Text:
+    """Return the parts that file names define. The description counts the texts that are in both parts."""
     train, evaluation = (
-        read_once(f"{name}: the part {part} ({files.join_names(by_name[part])})", by_name[part], field)
-        for part in (files.TRAIN, files.evaluation_part(by_name))
+        read_once(f"{name}: the part {part} ({data_files.join_names(by_name[part])})", by_name[part], field)
+        for part in (data_files.TRAIN, data_files.evaluation_part(by_name))
     )
-    description = files.describe_named(name, by_name, digests(train), [*digests(evaluation)])
+    description = data_files.describe_named(name, by_name, digests(train), [*digests(evaluation)])
     return Text(name, make_part(train), make_part(evaluation), description)
 
 
 def digests(texts: Sequence[Source]) -> Iterator[bytes]:
-    """Yield the digests of documents; a single one for a data set of the hub, which is not loaded a second time."""
+    """Yield the digest of each document; one for a whole data set of the hub, which is not loaded a second time."""
     for text in texts:
-        yield from map(files.digest, text.rows()) if text.rows and not text.file.version else [text.digest[:8]]
+        yield from map(data_files.digest, text.rows()) if text.rows and not text.file.version else [text.digest[:8]]
 
 
 def divide_by_contents(name: str, texts: Sequence[Source]) -> Text:
-    """Return a single text cut in two; of several texts, or of rows, hold out some."""
+    """Return a single text cut in two, or several texts or rows, divided by their digests."""
     rows = any(text.rows for text in texts)
     if len({text.digest for text in texts}) == 1 and not rows:
         return cut(name, texts[0])
     share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
-    bound = int(share * 2**64).to_bytes(8, "big")  # of rows
+    bound = int(share * 2**64).to_bytes(8, "big")  # rows with smaller digests are held out
     if not rows:
-        bound = files.held_out_below([text.digest[:8] for text in texts], share=share)
-    train, evaluation = ([side for text in texts if (side := select_side(text, bound, held))] for held in (False, True))
+        bound = data_files.held_out_below([text.digest[:8] for text in texts], share=share)
+    train, evaluation = ([side for text in texts if (side := select_side(text, bound, low))] for low in (False, True))
     if rows:
-        names = files.join_names([text.file for text in texts])
+        names = data_files.join_names([text.file for text in texts])
         description = f"{name}: about {share:.2%} of the rows of {names} are held out, by their contents"
     else:
-        by_part = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
-        description = "" if name in NAMED else files.describe_parts(name, "by their contents,", by_part)
+        by_part = {data_files.TRAIN: [text.file for text in train], data_files.TEST: [text.file for text in evaluation]}
+        description = "" if name in NAMED else data_files.describe_parts(name, "by their contents,", by_part)
     return Text(name, make_part(train), make_part(evaluation), description)
 
 
-def select_side(text: Source, bound: bytes, held: bool) -> Source | None:
-    """Return the held-out rows of a source, or the other rows; a document is held out as a whole."""
+def select_side(text: Source, bound: bytes, low: bool) -> Source | None:
+    """Return a source with its rows on one side of the bound (low: below it); a document, if it is there, else None."""
     if not text.rows:
-        return text if (text.digest[:8] < bound) == held else None
-    digest = hashlib.sha256(text.digest + bound + bytes([held])).digest()
-    return text._replace(read=functools.partial(join, text.rows, bound, held), digest=digest)
+        return text if (text.digest[:8] < bound) == low else None
+    digest = hashlib.sha256(text.digest + bound + bytes([low])).digest()
+    return text._replace(read=functools.partial(join, text.rows, bound, low), digest=digest)
 
 
-def join(rows: Read, bound: bytes = b"", held: bool = False) -> Iterator[bytes]:
-    """Yield the rows on one side of the bound, joined to pieces, with NUL between two rows."""
+def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
+    """Yield the rows on one side of the bound, joined to larger pieces, with NUL between two rows."""
     batch, n = [], 0
-    for row in (row for row in rows() if (files.digest(row) < bound) == held):
+    for row in (row for row in rows() if (data_files.digest(row) < bound) == low):
         batch.append(row)
         n += len(row)
-        if n >= files.CHUNK:
+        if n >= data_files.CHUNK:
             yield SEPARATOR.join(batch)
             batch, n = [b""], 0
     if any(batch):
@@ -195,14 +206,14 @@ def join(rows: Read, bound: bytes = b"", held: bool = False) -> Iterator[bytes]:
 
 
 def cut(name: str, text: Source) -> Text:
-    """Return the first part of a document, and the rest, cut between two characters."""
+    """Return a document cut in two, between two UTF-8 characters. Raises UserError if it is too short."""
     at = max(text.size * 9 // 10, text.size - MOST_EVALUATED)
     first = max(at - 3, 0)
     near = b"".join(slice_bytes(text.read, first, at + 1))
     while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
         at -= 1
     if not 0 < at < text.size:
-        raise errors.UserError(f"{name} has too little text to hold out a part of it: give more text")
+        raise errors.UserError(f"{name} has too little text to hold out a part of it. Give more text.")
     ends = (0, at), (at, text.size)
     parts = (make_part([text._replace(read=functools.partial(slice_bytes, text.read, *end))], end) for end in ends)
     description = f"{name}: the first {100 * at / text.size:.4g} % are for training, the rest is held out"
@@ -210,7 +221,7 @@ def cut(name: str, text: Source) -> Text:
 
 
 def slice_bytes(read: Read, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the bytes from start to stop."""
+    """Yield the bytes from `start` to before `stop`."""
     n = 0
     for piece in read():
         if inside := piece[max(start - n, 0) : max(stop - n, 0)]:
@@ -221,19 +232,22 @@ def slice_bytes(read: Read, start: int, stop: int) -> Iterator[bytes]:
 
 
 def make_part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
-    """Return a part of these texts. ends: the first byte of a single document, and the byte after its last."""
+    """Return these texts as a part. ends: for a piece of one document, its first byte and the byte after its last."""
     size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
     digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
     return Part(tuple(text.read for text in texts), size, digest.hexdigest(), tuple(text.file.name for text in texts))
 
 
-def read_docstrings(file: files.File) -> Iterator[bytes]:
-    """Yield the docstrings of a Python file."""
+def read_docstrings(file: data_files.File) -> Iterator[bytes]:
+    """Yield one document: the docstrings of a Python file, with empty lines between them, or b"" if it has none.
+
+    Raises SyntaxError if the file is not valid Python.
+    """
     yield "\n\n".join(list_docstrings(file, ast.Module)).encode()
 
 
-def list_docstrings(file: files.File, *extra: type) -> Iterator[str]:
+def list_docstrings(file: data_files.File, *extra: type) -> Iterator[str]:
     """Yield the docstrings of a program's classes and functions, and of nodes of the types `extra`."""
     described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *extra)
-    nodes = (node for node in ast.walk(ast.parse(files.read(file))) if isinstance(node, described))
+    nodes = (node for node in ast.walk(ast.parse(data_files.read(file))) if isinstance(node, described))
     return filter(None, map(ast.get_docstring, nodes))

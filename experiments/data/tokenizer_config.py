@@ -27,18 +27,18 @@ QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}
 
 
 class Rules(NamedTuple):
-    """A class: its kind of model, and its special tokens. `make_parts` returns what it replaces."""
+    """A tokenizer class: its type of model, and its special tokens. `make_parts` returns the parts that it replaces."""
 
     model: str
-    names: Mapping[str, str]  # of the special tokens, if the config does not name them
+    names: Mapping[str, str]  # role -> name of a special token that the config does not name
     around: tuple[str, ...] = ()  # roles of the special tokens around a text; (): as in tokenizer.json
 
 
 def read(folder: pathlib.Path, default: str = FROM_FILE) -> dict[str, Any]:
     """Return the fields of a folder's tokenizer_config.json, with its `tokenizer_class`.
 
-    Fields of special_tokens_map.json have priority, unless the config lists added tokens. default: the class, if no
-    file names one. Raises UserError if the class is unknown or a switch is not a boolean.
+    Fields of special_tokens_map.json have priority, unless the config lists added tokens. default: the class if no file
+    names one. Raises UserError if the class is unknown or a switch is not a boolean.
     """
     config, specials = (
         disk.read_json(folder / name, says="how text becomes tokens") if (folder / name).is_file() else {}
@@ -46,13 +46,16 @@ def read(folder: pathlib.Path, default: str = FROM_FILE) -> dict[str, Any]:
     )
     for name in SWITCHES:  # "no" would count as true
         is_boolean = isinstance(config.get(name), bool | None)
-        errors.refuse((not is_boolean, f"{folder / CONFIG}: {name} = {config.get(name)!r} must be true or false"))
+        errors.refuse((not is_boolean, f"{folder / CONFIG}: {name} = {config.get(name)!r} must be true or false."))
     specials = {} if "added_tokens_decoder" in config else specials
     return config | specials | {"tokenizer_class": choose_class(folder, config, default)}
 
 
 def choose_class(folder: pathlib.Path, config: Mapping[str, Any], default: str) -> str:
-    """Return the class of RULES, or FROM_FILE, that the config names, or else the model's config.json."""
+    """Return the class (of RULES, or FROM_FILE) that the config names, or else the model's config.json, or default.
+
+    Raises UserError if the class is unknown.
+    """
     name, file = config.get("tokenizer_class"), folder / CONFIG
     if not name and (folder / MODEL).is_file():
         file = folder / MODEL
@@ -63,15 +66,17 @@ def choose_class(folder: pathlib.Path, config: Mapping[str, Any], default: str) 
     if name not in ALIASES:
         raise errors.UserError(
             f"{file}: tokenizer_class = {name!r} is not one of {', '.join(ALIASES)}. If tokenizer.json alone gives the "
-            f"expected ids, set tokenizer_class in {CONFIG} to {FROM_FILE}"
+            f"expected ids, set tokenizer_class in {CONFIG} to {FROM_FILE}."
         )
     return ALIASES[name]
 
 
 def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json with the fields of `read`.
+    """Return the tokenizer of a tokenizer.json, changed as tokenizer_config.json says.
 
-    Raises ValueError for another kind of model, and, like the library, Exception for damaged content.
+    content: the bytes of tokenizer.json. config: the fields that `read` returns. Raises ValueError if the config's
+    tokenizer_class needs another type of model than tokenizer.json has. The tokenizers library raises Exception for
+    damaged content.
     """
     saved, name = json.loads(content), config["tokenizer_class"]
     byte_level = '"type": "ByteLevel"' in json.dumps([saved.get("pre_tokenizer"), saved.get("decoder")])
@@ -81,7 +86,7 @@ def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if rules and kind not in (rules.model, None):
         raise ValueError(
             f"tokenizer.json has a model of type {kind}, but tokenizer_class = {name!r} needs {rules.model}. If "
-            f"tokenizer.json alone gives the expected ids, set tokenizer_class to {FROM_FILE}"
+            f"tokenizer.json alone gives the expected ids, set tokenizer_class to {FROM_FILE}."
         )
     if rules and "added_tokens_decoder" in config:
         library = tokenizers.Tokenizer.from_str(json.dumps(saved | {"added_tokens": []}))
@@ -100,13 +105,13 @@ def apply(content: bytes, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def name_special(config: Mapping[str, Any], role: str, names: Mapping[str, str] = {}) -> str | None:
-    """Return the name of the special token with that role, or None."""
+    """Return the name of the special token with this role (bos, eos, ...), or None. names: for roles not in config."""
     token = parse_token(config.get(f"{role}_token", names.get(role)))
     return token and token.content
 
 
 def list_added(config: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[AddedToken]:
-    """Yield the tokens that a config adds, in the order of their new ids."""
+    """Yield the tokens that a config adds, in the order of their new ids. names: for roles not in the config."""
     by_id = config.get("added_tokens_decoder", {})
     yield from (parse_token(by_id[id]) for id in sorted(by_id, key=int))
     roles = [f"{role}_token" for role in ROLES]
@@ -125,7 +130,7 @@ def parse_token(value: Any) -> AddedToken | None:
 
 
 def make_parts(name: str, config: Mapping[str, Any], precompiled: list[Any]) -> tuple[Any, Any, Any]:
-    """Return the normalizer, the pre-tokenizer and the decoder of a class. precompiled: of `read_precompiled`."""
+    """Return the normalizer, the pre-tokenizer and the decoder of a class. precompiled: from `read_precompiled`."""
     prefix, lowercase = config.get("add_prefix_space"), config.get("do_lower_case") is not False
     pieces_to_text = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if name == "BertTokenizer":
@@ -159,13 +164,13 @@ def make_parts(name: str, config: Mapping[str, Any], precompiled: list[Any]) -> 
 
 
 def read_precompiled(normalizer: dict | None) -> list[Any]:
-    """Return SentencePiece's table of characters in a tokenizer.json, which all classes keep."""
+    """Return the steps with SentencePiece's table of characters in the normalizer of a tokenizer.json (one or none)."""
     steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
     tables = [step["precompiled_charsmap"] for step in steps if step.get("type") == "Precompiled"]
     return [normalizers.Precompiled(base64.b64decode(table)) for table in tables[:1]]
 
 
-RULES = {  # by class; `make_parts` knows the same ones
+RULES = {  # by class; `make_parts` has a case for each
     "BertTokenizer": Rules("WordPiece", vocabulary_files.WORDPIECE, ("cls", "sep")),
     "GPT2Tokenizer": Rules("BPE", dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")),
     "RobertaTokenizer": Rules("BPE", vocabulary_files.BPE, ("cls", "sep")),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.data import files
+from experiments.data import files as data_files
 
 SCRIPTS = {  # of languages without spaces between words
     "kana": re.compile("[\u3040-\u30ff]"),
@@ -18,7 +18,7 @@ SCRIPTS = {  # of languages without spaces between words
 def scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return chrF (Popovic 2015: 2-fold weighted recall, character 6-grams) and BLEU (Papineni et al. 2002), 0 to 100.
 
-    Both are over all sentences together, with sacrebleu's defaults except for the tokenizer of BLEU
+    Both are computed over all sentences together, with sacrebleu's defaults except for the tokenizer of BLEU
     (`choose_tokenizer`). A sentence may have several references.
     """
     return {name: metric.corpus_score(*inputs).score for name, metric, inputs in prepare(translations, references)}
@@ -57,8 +57,8 @@ def prepare(
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:
-    """Return the metrics by name. tokenizer: of BLEU. Raises UserError if `sacrebleu` is missing."""
-    with files.require_extra("a score (chrF, BLEU)", extra="text"):
+    """Return the metrics by name. tokenizer: of sacrebleu, for BLEU. Raises UserError if `sacrebleu` is missing."""
+    with data_files.require_extra("a score (chrF, BLEU)", extra="text"):
         from sacrebleu import metrics as library
-    # force: sentences may end in " ."; without it, 100 such sentences print a warning
+    # force: without it, 100 sentences that end in " ." print a warning
     return {"chrf": library.CHRF(), "bleu": library.BLEU(force=True, tokenize=tokenizer)}

@@ -15,13 +15,13 @@ CLASSES = {"vocab.txt": "BertTokenizer"}
 
 
 def read_library(path: pathlib.Path) -> tokenizers.Tokenizer:
-    """Return the model in such a file; tokenizer_config.py adds the rest of its class.
+    """Return a tokenizer with only the model in a vocab.txt or vocab.json; tokenizer_config.py adds all other parts.
 
-    Raises ValueError if special tokens are missing or in a further file, and, like the library, Exception for a damaged
+    Raises ValueError if special tokens are missing or in a further file. The library raises Exception for a damaged
     file.
     """
     if path.with_name("added_tokens.json").is_file():
-        raise ValueError("added_tokens.json next to it is not supported: save a tokenizer.json with transformers")
+        raise ValueError("added_tokens.json next to it is not supported. Save a tokenizer.json with transformers.")
     if path.suffix == ".txt":
         vocabulary = models.WordPiece.read_file(str(path))
         if missing := [WORDPIECE[role] for role in ("unk", "cls", "sep") if WORDPIECE[role] not in vocabulary]:

@@ -1,4 +1,4 @@
-"""Compile a run without starting it, and report the bytes on each device and the collectives of its programs."""
+"""Compile the programs of a run without running them, and report their bytes on each device and collectives."""
 
 import math
 import pathlib
@@ -9,60 +9,60 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.dry_run import topology
+from experiments.dry_run import topology as topologies
 from experiments.engine import (
     compilation,
-    config,
+    config as configs,
     disk,
     errors,
     mesh as meshes,
     run as runs,
     run_plan,
     summary as summaries,
-    train_step as steps,
+    train_step,
 )
 
-MEMORY = ("argument", "output", "alias", "temp", "generated_code")  # parts of XLA's memory analysis
+MEMORY = ("argument", "output", "alias", "temp", "generated_code")  # kinds of memory in XLA's analysis
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ((?:{'|'.join(KINDS)})(?:-start)?)\((?:.*(chain_id=\S+?)[,}}])?")
-Target = topology.Topology | None
+Target = topologies.Topology | None
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def dry_run(
-    settings: config.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
+    settings: configs.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
     """Print the parameter table of a run, compile its step and evaluation for its mesh, and report their memory.
 
-    target and file are arguments of `compile_and_report`. Raises RunError if the compiler refuses a program.
+    target, file: arguments of `compile_and_report`. Raises RunError if the compiler refuses a program.
     """
-    plan, state = run_plan.prepare(settings, work.task, mesh, described=True)
-    with steps.device_errors():
+    plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
+    with train_step.device_errors():
         summaries.print_model(plan, state)
         compile_and_report(programs(plan, state), target, file, parameters=state.params, optimiser=state.opt_state)
 
 
-def programs(plan: run_plan.Plan, state: steps.State) -> Iterator[topology.Request]:
-    """Yield the training step for each batch size, and the evaluation."""
+def programs(plan: run_plan.Plan, state: train_step.State) -> Iterator[topologies.Request]:
+    """Yield requests to compile the training step at each batch size, and the evaluation."""
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
         batch = meshes.abstract_batch(plan.mesh, plan.task.train[first])
-        arguments = state, batch, steps.abstract_alive(plan.mesh)
-        yield topology.Request(f"step of {size:,} examples", plan.step, arguments)
+        arguments = state, batch, train_step.abstract_alive(plan.mesh)
+        yield topologies.Request(f"step of {size:,} examples", plan.step, arguments)
     batch = plan.task.evaluation[0]
     arguments, size = (state.params, meshes.abstract_batch(plan.mesh, batch)), len(jax.tree.leaves(batch)[0])
-    evaluate = jax.jit(steps.make_held_out(plan.task, plan.mesh))
-    yield topology.Request(f"evaluation of {size:,} examples", evaluate, arguments)
+    evaluate = jax.jit(train_step.make_held_out(plan.task, plan.mesh))
+    yield topologies.Request(f"evaluation of {size:,} examples", evaluate, arguments)
 
 
 def compile_and_report(
-    requests: Iterable[topology.Request], target: Target, file: str | None = None, **parts: Any
+    requests: Iterable[topologies.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
     """Compile programs, print their memory and collectives, and write them to `file` as JSON.
 
-    target: the chips of the arguments' shardings; None: this machine's devices. parts: abstract trees among the
-    arguments, to print their bytes on each device. Raises RunError if the compiler refuses a program.
+    target: the chips to compile for; None: this machine's devices. parts: abstract pytrees by name (parameters,
+    optimiser), to report their bytes on each device. Raises RunError if the compiler refuses a program.
     """
-    records = [describe_program(program) for program in topology.compile_programs(requests)]
+    records = [describe_program(program) for program in topologies.compile_programs(requests)]
     print("\n".join(report_lines(records, parts, target)), flush=True)
     failures = "; ".join(f"{record['name']} {record['reason']}" for record in records if not record["compiled"])
     if target and file:
@@ -71,8 +71,8 @@ def compile_and_report(
         raise errors.RunError(f"not compiled for {target.name if target else 'these devices'}: {failures}")
 
 
-def describe_program(program: topology.Program) -> dict[str, Any]:
-    """Return a record of the program: its bytes on each device, and its collectives."""
+def describe_program(program: topologies.Program) -> dict[str, Any]:
+    """Return a record of the program for the report: its bytes on each device, and its collectives."""
     record = {"name": program.request.name, "compiled": program.compiled is not None, "reason": program.reason}
     if program.compiled is None:
         return record
@@ -84,15 +84,17 @@ def describe_program(program: topology.Program) -> dict[str, Any]:
         "temp": memory.temp_size_in_bytes,
         "generated_code": memory.generated_code_size_in_bytes,
     }
-    record["needed_bytes"] = sum(sizes.values()) - 2 * sizes["alias"]  # a result in place of an argument counts once
+    record["needed_bytes"] = (
+        sum(sizes.values()) - 2 * sizes["alias"]
+    )  # a result that reuses an argument's memory counts once
     record |= {f"{name}_bytes": size for name, size in sizes.items()}
     return record | {"collectives": count_collectives(program.compiled.as_text())}
 
 
 def count_collectives(text: str) -> dict[str, dict[str, int]]:
-    """Return {kind: {"times", "bytes"}} of the collectives in a compiled program, with their results' bytes per device.
+    """Return {kind: {"times", "bytes"}} of the collectives in a compiled program; bytes of results on each device.
 
-    The body of a loop counts once. Fusions with the same chain_id are parts of one collective, and count once.
+    The body of a loop counts once. Fusions with the same chain_id are parts of one collective and count once.
     """
     counts: dict[str, dict[str, int]] = {}
     unique = {match[3] or match.start(): match for match in COLLECTIVE.finditer(text)}
@@ -104,7 +106,7 @@ def count_collectives(text: str) -> dict[str, dict[str, int]]:
 
 
 def result_bytes(shape: str, opcode: str) -> int:
-    """Return the bytes of the outputs in a shape in XLA's notation, such as "(f32[2,3], bf16[4])"."""
+    """Return the bytes of a collective's outputs. shape: in XLA's notation, such as "(f32[2,3], bf16[4])"."""
     sizes = []
     for dtype, dimensions in ARRAY.findall(shape):
         bits = int((re.findall(r"\d+", dtype) or [8])[0])  # "pred" has no number and takes a byte
@@ -114,8 +116,8 @@ def result_bytes(shape: str, opcode: str) -> int:
     return sum(sizes[len(sizes) // 2 :] if opcode == "all-gather-start" else sizes)  # (inputs, outputs)
 
 
-def write_report(file: str, records: list[dict], failures: str, target: topology.Topology, parts: dict) -> None:
-    """Write the records as JSON."""
+def write_report(file: str, records: list[dict], failures: str, target: topologies.Topology, parts: dict) -> None:
+    """Write the records as JSON. Raises RunError if the file cannot be written."""
     report = {"topology": target.name, "chips": len(target.devices), "hbm_bytes": int(target.memory)}
     report |= {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     report |= {"compiled": not failures, "reason": failures, "programs": records}
@@ -123,14 +125,14 @@ def write_report(file: str, records: list[dict], failures: str, target: topology
     try:
         disk.write_json(pathlib.Path(file), report)
     except OSError as error:
-        raise errors.RunError(f"--json={file} cannot be written: {error.strerror}") from error
+        raise errors.RunError(f"--json={file} cannot be written ({error.strerror}). Choose another file.") from error
 
 
 def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterator[str]:
-    """Yield the lines of the report."""
+    """Yield the lines of the report. The arguments are those of `compile_and_report`."""
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"
-        yield f"  compiled for {target.name}, {chips}, by libtpu {compilation.libtpu()}; nothing runs"
+        yield f"  compiled for {target.name}, {chips}, by libtpu {compilation.libtpu()}; not run"
     if parts:
         yield "  bytes on each device"
     for name, tree in parts.items():
@@ -140,7 +142,7 @@ def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> 
     limit = f" of {disk.size(target.memory)}" if target else ""
     for record in records:
         if not record["compiled"]:
-            yield f"  {record['name']}: not compiled, it {record['reason']}"
+            yield f"  {record['name']}: not compiled. It {record['reason']}"
             continue
         sizes = ", ".join(f"{part.replace('_', ' ')} {disk.size(record[f'{part}_bytes'])}" for part in MEMORY)
         yield f"  {record['name']}: {disk.size(record['needed_bytes'])}{limit} on each device ({sizes})"

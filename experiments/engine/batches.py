@@ -1,4 +1,4 @@
-"""Batches: each is a function of (seed, step), so nothing is saved, and a run resumes at any step.
+"""Batches: each is a function of (seed, step), so a run resumes at any step without saved data.
 
 `fetch(index_B, rng) -> {name: array}` returns the examples with these indices; every array's first axis is B. Shuffling
 permutes indices and moves no data.
@@ -24,27 +24,28 @@ Fetch = Callable[[np.ndarray, np.random.Generator | None], Batch]
 
 
 def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ()) -> grain.MapDataset:
-    """Return endless batches of `n` examples: `dataset[step]` is the batch of that step, with the array `example_B`.
+    """Return the endless dataset of training batches, drawn from n examples: `dataset[step]` is the batch of that step.
 
-    Every example occurs once in each epoch (`n` consecutive examples), in an order that differs by epoch, also if the
-    batch size changes (`growth`: pairs [step, size], as in train.growth). The `rng` of `fetch` depends only on (seed,
-    step). Raises UserError if a batch is empty or larger than the training data.
+    Each epoch (n consecutive examples) has every example once, in another order, also if the batch size changes. A
+    batch has the additional array `example_B`, the indices of its examples. growth: pairs [step, size], as in
+    train.growth. The `rng` of `fetch` depends only on (seed, step). Raises UserError if a batch is empty or larger
+    than the training data.
     """
     sizes = parse_growth(batch, growth)
     if 0 < n < max(sizes.sizes):
         key = "train.batch_size" if n < batch else GROWTH
         raise errors.UserError(
-            f"{key} = {max(sizes.sizes)} exceeds the {n} examples of the training data: choose at most {n}"
+            f"{key} = {max(sizes.sizes)} exceeds the {n} examples of the training data. Choose at most {n}"
         )
-    _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
+    _check(fetch, np.random.default_rng(0), n=n, batch=batch, n_buffered=max(sizes.sizes) * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
-    number = np.int32 if n <= 2**31 else np.int64
+    index_dtype = np.int32 if n <= 2**31 else np.int64
 
     def select(step: int, _: int) -> np.ndarray:
         return np.array([stream[i] for i in range(sizes.before(step), sizes.before(step + 1))], np.int64)
 
     def fetch_with_index(index_B: np.ndarray, rng: np.random.Generator) -> Batch:
-        return fetch(index_B, rng) | {"example_B": index_B.astype(number)}
+        return fetch(index_B, rng) | {"example_B": index_B.astype(index_dtype)}
 
     return stream.map_with_index(select).random_map(fetch_with_index)
 
@@ -55,7 +56,7 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
     All batches have `batch` rows, so one compiled function serves them: the last is padded with its last example, for
     which every array named `weight_...` is 0. `fetch` receives `rng=None`: it must not depend on a run.
     """
-    _check(fetch, None, n=n, batch=batch, ready=batch * 2)
+    _check(fetch, None, n=n, batch=batch, n_buffered=batch * 2)
 
     def fetch_padded(step: int) -> Batch:
         index_B = step * batch + np.arange(batch)
@@ -74,13 +75,16 @@ def iterate(dataset: grain.MapDataset, *, start: int) -> Iterator[Batch]:
     return iter(dataset[start:].to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=BUFFER)))
 
 
-def _check(fetch: Fetch, rng: np.random.Generator | None, *, n: int, batch: int, ready: int) -> None:
-    """Raise UserError if there is no example, or not enough memory for so many examples, each as large as the first."""
+def _check(fetch: Fetch, rng: np.random.Generator | None, *, n: int, batch: int, n_buffered: int) -> None:
+    """Raise UserError if n or batch is below 1, or if memory is too small for the buffer.
+
+    n_buffered: the number of examples in the buffer, each as large as the first example.
+    """
     for name, number in (("the batch size", batch), ("the number of examples", n)):
         if number < 1:
-            raise errors.UserError(f"{name} is {number}; it must be at least 1")
+            raise errors.UserError(f"{name} is {number}. It must be at least 1")
     size = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
-    disk.check_memory(f"the buffer of batches, {ready} examples of {size} bytes,", ready * size)
+    disk.check_memory(f"the buffer of batches, {n_buffered} examples of {size} bytes,", n_buffered * size)
 
 
 class Growth(NamedTuple):
@@ -90,15 +94,15 @@ class Growth(NamedTuple):
     sizes: tuple[int, ...]
 
     def before(self, step: int) -> int:
-        """Return the number of examples in all batches before this step: where its batch begins in the stream."""
+        """Return the number of examples before this step, which is the position of its batch in the stream."""
         phases = zip(self.firsts, (*self.firsts[1:], step), self.sizes, strict=True)
         return sum(size * max(0, min(step, end) - first) for first, end, size in phases)
 
 
 def parse_growth(batch: int, pairs: Any = ()) -> Growth:
-    """Return the phases: `batch` examples first, then those of each pair [step, size] of train.growth.
+    """Return the phases: batches of `batch` examples first, and of `size` after each pair [step, size] of train.growth.
 
-    Raises UserError unless the pairs are whole numbers, sizes at least 1, and steps ascend from 1.
+    Raises UserError unless all numbers are integers of at least 1 and the steps ascend.
     """
     firsts, sizes = [0], [batch]
     for pair in pairs:

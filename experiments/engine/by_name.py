@@ -56,7 +56,7 @@ FOREIGN_NAMES = {
 
 
 def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> list[str]:
-    """Return our settings that other projects call `name`, or whose section is `name`; [] if there are none."""
+    """Return our settings that other projects call `name`, and those that are called `name` in their section."""
     last = name.rpartition(".")[2].lower()
     return [
         setting
@@ -68,14 +68,14 @@ def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> lis
 def suggest(name: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`."""
     allowed = list(allowed)
-    # difflib: d is as far from D as from M
+    # Before difflib, for which "d" is as far from "D" as from "M".
     same = [candidate for candidate in allowed if candidate.lower() == name.lower()]
     similar = same or translate_foreign(name, allowed) or difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     return f' (did you mean "{similar[0]}"?)' if similar else ""
 
 
 def candidates(module: Any) -> dict[str, Any]:
-    """Return the variants of a module: its public attributes that are tuples of functions, `init` among them."""
+    """Return the variants of a module: its public attributes that are named tuples with a field `init`."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -84,10 +84,10 @@ def candidates(module: Any) -> dict[str, Any]:
 
 
 def choose(kind: str, name: str, allowed: Mapping[str, Any]) -> Any:
-    """Return the variant called `name`; for functions and tuples of functions also the user's "my_file:my_variant".
+    """Return the allowed variant called `name`, or import the user's, "my_file:my_variant".
 
-    kind: what the variants are, for messages. Raises UserError if there is none of this name, or the user's does not
-    fit.
+    The user's is accepted if the allowed variants are functions or tuples of functions, and must have their form. kind:
+    a noun for the variants, for messages. Raises UserError if the name is unknown or the user's variant is invalid.
     """
     example = next(iter(allowed.values()))
     accepts_users = callable(example) or hasattr(example, "_fields")
@@ -99,15 +99,15 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     if not CODE.fullmatch(name):
         raise errors.UserError(f'the {kind} "{name}" must have the form my_file:my_variant{suggest(module, allowed)}')
-    loaded = _import_users(kind, name, module.removesuffix(".py"), attribute)
+    loaded = import_user_module(kind, name, module.removesuffix(".py"), attribute)
     return _as_variant(f'the {kind} "{name}"', getattr(loaded, attribute), example)
 
 
 def _as_variant(label: str, variant: Any, example: Any) -> Any:
-    """Return the user's variant as a tuple of the type of `example`.
+    """Return the user's variant as a named tuple of the type of `example`; if that is a function, as it is.
 
-    It may be a plain tuple, or an object with these attributes; those with a default may be missing. Raises UserError
-    for anything else.
+    The variant may be a plain tuple, or an object with the attributes; those with a default may be missing. Raises
+    UserError for anything else.
     """
     fields, defaults = getattr(example, "_fields", ()), getattr(example, "_field_defaults", {})
     required = [field for field in fields if field not in defaults]
@@ -122,10 +122,10 @@ def _as_variant(label: str, variant: Any, example: Any) -> Any:
     return variant
 
 
-def _import_users(kind: str, name: str, module: str, *attributes: str) -> ModuleType:
-    """Import a module of the user's that has these attributes.
+def import_user_module(kind: str, name: str, module: str, *attributes: str) -> ModuleType:
+    """Import a module of the user's. Raises UserError if it fails, or if it lacks one of these attributes.
 
-    It may be in the working directory, in the folder of the config, or installed.
+    The module may be in the working directory, in the folder of the config, or installed.
     """
     _search_working_directory()
     label = f'the {kind} "{name}" cannot be imported'
@@ -133,7 +133,7 @@ def _import_users(kind: str, name: str, module: str, *attributes: str) -> Module
         try:
             loaded = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):  # the user's module imports a missing one
+            if not f"{module}.".startswith(f"{error.name}."):  # the module exists, and imports one that does not
                 raise
             folders = [path for path in sys.path if is_user_code(f"{path}{os.sep}") and os.path.isdir(path or ".")]
             places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
@@ -145,7 +145,7 @@ def _import_users(kind: str, name: str, module: str, *attributes: str) -> Module
 
 
 def _search_working_directory() -> None:
-    """Let Python import from the working directory, as its own command does."""
+    """Let Python import from the working directory, as the command `python` does."""
     if "" not in sys.path:
         sys.path.insert(0, "")
 
@@ -153,12 +153,12 @@ def _search_working_directory() -> None:
 def load_experiment(name: str) -> ModuleType:
     """Return the experiment of this name: experiments/<name>.py, or a file of the user's.
 
-    It has config() -> {section: its fields} and prepare(settings, mesh) -> run.Work; a study (ablation) has run()
-    instead of prepare. The user's file is found like "my_file:my_score". Raises UserError if there is no such
-    experiment.
+    It has config() -> {section: its fields} and prepare(settings, mesh) -> runs.Work. Only the built-in study,
+    ablation, has run() instead of prepare. The user's file is in one of the places of `import_user_module`. Raises
+    UserError if there is no such experiment, or if the user's file fails or lacks config or prepare.
     """
     if is_user_experiment(name):
-        return _import_users("experiment", name, name, "config", "prepare")
+        return import_user_module("experiment", name, name, "config", "prepare")
     if (module := _built_in(name)) is not None:
         return module
     names = list_experiments()
@@ -175,7 +175,7 @@ def list_experiments() -> list[str]:
 
 
 def is_user_experiment(name: str) -> bool:
-    """Return True if this is a module that can be imported and is not a built-in experiment."""
+    """Return True if `name` is a module that can be imported, and no built-in experiment."""
     if _built_in(name) is not None or not all(part.isidentifier() for part in name.split(".")):
         return False
     _search_working_directory()
@@ -199,8 +199,8 @@ def user_errors(
 ) -> Iterator[None]:
     """Context manager: convert any exception of the user's code into a UserError of one sentence.
 
-    all_is_users: False converts only exceptions that passed through a line of the user's files. explain: returns the
-    text for an exception; None: `describe_error`.
+    all_is_users: whether the block runs only the user's code. If False, only exceptions whose traceback has a line of
+    the user's files are converted. explain: returns the text for an exception; None: `describe_error`.
     """
     try:
         yield
@@ -215,7 +215,7 @@ def user_errors(
 
 
 def find_user_line(error: BaseException) -> str:
-    """Return the user's last line in the traceback of an exception, as "my_file.py, line 3: ", or ""."""
+    """Return the last line of the user's code in a traceback, as "my_file.py, line 3: ", or ""."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
     return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:])
 
@@ -226,13 +226,13 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_user_code(file: str) -> bool:
-    """Return True for a file that is neither installed nor part of this project."""
+    """Return True for a file that is neither installed nor part of this project, whose configs count as the user's."""
     return not file.startswith(_other_code())
 
 
 @functools.cache
 def _other_code() -> tuple[str, ...]:
-    """Return the beginnings of the paths of code that is not the user's."""
+    """Return the path prefixes of code that is not the user's: installed, generated ("<string>"), or the project's."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = (f"{ROOT / package}{os.sep}" for package in ("tfm", "experiments", "benchmarks"))
     return ("<", *installed, *packages, str(ROOT / "launch.py"))

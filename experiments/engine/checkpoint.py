@@ -1,7 +1,7 @@
 """Checkpoints with Orbax: written in the background, complete or absent, and verified before they are used.
 
-Not Orbax's CheckpointManager: it takes metrics only at the save, which here precedes the evaluation, and it commits a
-checkpoint before a manifest of its files can be in it.
+Orbax's CheckpointManager is not used. It accepts metrics only at the save, which here precedes the evaluation. And it
+commits a checkpoint before a manifest of the files can be added.
 """
 
 import concurrent.futures
@@ -10,34 +10,57 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments.engine import disk, distributed, errors, manifest, mesh
+from experiments.engine import disk, distributed, errors, manifest, mesh as meshes
 from tfm import shapes
 
-BETTER = {"loss": min, "accuracy": max, "explained": max}  # by the last part of a metric's name
+BETTER = {"loss": "less", "accuracy": "more", "explained": "more"}  # last part of a metric's name -> better values
 FAILURES = (OSError, ValueError, RuntimeError)  # raised by Orbax, tensorstore and the system if a save fails
 
 
-class Checkpoints:
-    """The checkpoints of a run: the newest `keep` and the best by the metric `best` ('': none) are kept.
+class Best(NamedTuple):
+    """A metric, '' for none, and which of its values are better: "more" or "less"."""
 
-    Every process creates one of these and calls all methods; process 0 writes manifests, renames and deletes.
-    measured: the metrics of each checkpoint, by its step. Raises UserError if the folder cannot be used.
+    metric: str
+    better: str
+
+
+NONE = Best("", "more")
+
+
+def choose_best(metric: str, better: Mapping[str, str], *, key: str = "train.keep_best") -> Best:
+    """Return the metric with its direction: of BETTER, of the user's metrics (Task.better), or less for eval/loss_....
+
+    Raises UserError for another metric: neither its name nor the user says which values are better.
+    """
+    name = metric.rpartition("/")[2]
+    direction = (BETTER | dict(better)).get(name, "less" if name.startswith("loss_") else "")
+    if metric and not direction:
+        names = ", ".join([*BETTER, *better])
+        raise errors.UserError(f'{key} = "{metric}" must end in one of {names}, or in loss_NAME')
+    return Best(metric, direction or "more")
+
+
+class Checkpoints:
+    """The checkpoints of a run: the newest `keep`, and the best by the metric `best`.
+
+    Every process must create an instance and call all methods. Process 0 writes manifests, renames and deletes.
+    measured: step of each checkpoint -> metrics. Raises UserError if the folder cannot be read or written.
     """
 
-    def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
+    def __init__(self, folder: pathlib.Path, *, keep: int, best: Best = NONE):
         self._folder, self._keep, self._best = folder.absolute(), keep, best
-        self._step = -1  # of the newest save
+        self._step = -1  # step of the newest save
         with disk.writing(folder):
             if distributed.is_main():
                 manifest.tidy(self._folder)
             self.measured = {n: manifest.metrics(self._folder / str(n)) for n in manifest.steps(self._folder)}
-        # One device writes an array that several hold: to write a part each would cost a compilation for every shape.
+        # If several devices hold an array, one writes it. If each wrote a part, every shape would cost a compilation.
         types = ocp.type_handlers
         handler = types.ArrayHandler(use_replica_parallel=False)
         handlers = types.create_type_handler_registry((jax.Array, handler), (np.ndarray, types.NumpyHandler()))
@@ -46,10 +69,10 @@ class Checkpoints:
         self._pending: concurrent.futures.Future | None = None
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
-        """Copy the state to the host and write it in the background; a step that is on the disk is not saved again.
+        """Copy the state to the host and write it in the background. Do nothing if this step is saved already.
 
-        Wait first for the save before, so that the memory never holds more than two copies of the state. Raises
-        RunError if that save failed, or if this one cannot begin.
+        Wait first for the previous save, so that memory never holds more than two copies of the state. Raises RunError
+        if the previous save failed, or if this one cannot begin.
         """
         self.wait()
         if step in self.measured:
@@ -58,23 +81,23 @@ class Checkpoints:
         with self._writing(step):
             if distributed.is_main():
                 self._path(manifest.WRITING).mkdir()
-            self._orbax.save(self._path(manifest.WRITING) / manifest.STATE, args=ocp.args.PyTreeSave(_numbers(state)))
+            self._orbax.save(self._path(manifest.WRITING) / manifest.STATE, args=ocp.args.PyTreeSave(_unwrap(state)))
         self._pending = self._thread.submit(self._finish)
 
     def _path(self, end: str = "") -> pathlib.Path:
         return self._folder / f"{self._step}{end}"
 
     def _finish(self) -> None:
-        """Wait for Orbax in all processes, and make a checkpoint of what it wrote; in the background."""
+        """Wait for Orbax in all processes, add the manifest, and rename the folder. This runs in the background."""
         self._orbax.wait_until_finished()
         if distributed.is_main():
-            manifest.write(self._path(manifest.WRITING), metrics=self.measured[self._step], versions=mesh.versions())
+            manifest.write(self._path(manifest.WRITING), metrics=self.measured[self._step], versions=meshes.versions())
             self._path(manifest.WRITING).rename(self._path())
             disk.flush(self._folder)
         self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
 
-    def note(self, step: int, metrics: dict[str, float]) -> None:
-        """Add to the checkpoint of this step, if there is one, what was measured after the save. Raises RunError."""
+    def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Replace the metrics in the checkpoint of this step, if it exists. Raises RunError if this fails."""
         self.wait()
         if step in self.measured:
             self.measured[step] = _finite(metrics)
@@ -92,7 +115,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Raise RunError if the save of this step fails, and delete what is there of it: it may fill the disk."""
+        """Context manager: if the save of this step fails, delete its partial files, and raise RunError."""
         try:
             yield
         except FAILURES as error:
@@ -101,10 +124,10 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     disk.remove(self._path(manifest.WRITING))
             failed = f"step {step:,} could not be saved in {self._folder}: {disk.reason(error)}"
-            raise errors.RunError(f"{failed}. The same command goes on from the last checkpoint.") from error
+            raise errors.RunError(f"{failed}. The same command resumes from the last checkpoint.") from error
 
     def wait(self) -> None:
-        """Return when the newest save is on the disk. Raises RunError if it failed."""
+        """Wait until the newest save is on the disk. Raises RunError if it failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with self._writing(self._step):
@@ -116,19 +139,19 @@ class Checkpoints:
             self.wait()
 
     def close(self) -> None:
-        """Wait for the newest save, as `wait`, and end the threads."""
+        """Wait for the newest save, and end the threads. Raises RunError if the save failed."""
         try:
             self.wait()
         finally:
             self._thread.shutdown()
-            with contextlib.suppress(*FAILURES):  # what `wait` has raised
+            with contextlib.suppress(*FAILURES):  # `wait` has raised the same failure
                 self._orbax.close()
 
     def resume(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
         """Return the step and the state of a checkpoint, on the mesh of `like`; None if there is no checkpoint.
 
-        like: the tree, types and shardings of the state. step: which checkpoint, after which later ones are deleted;
-        None: the newest. Raises UserError if it is damaged or holds other arrays than `like`.
+        like: the tree, types and shardings of the state. step: the checkpoint to use; later ones are deleted. None: the
+        newest. Raises UserError if the checkpoint is damaged or holds other arrays than `like`.
         """
         self.wait()
         newest = max(self.measured, default=-1)
@@ -140,30 +163,26 @@ class Checkpoints:
         distributed.call_in_main(lambda: self._verify(step))
         state = _restore(self._folder / str(step), like)
         self._delete([n for n in self.measured if n > step])
-        self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # what a killed run has left
+        self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # a killed run may leave too many
         return step, state
 
     def _verify(self, step: int) -> int:
-        """Raise UserError if the checkpoint of this step is damaged, which says how to go on without it."""
+        """Return the step. Raises UserError if its checkpoint is damaged, with advice on how to continue without it."""
         try:
             manifest.verify(self._folder / str(step))
         except errors.UserError as error:
             earlier = max((n for n in self.measured if n < step), default=None)
-            advice = f"--resume={earlier} goes on from step {earlier}; in a study, delete {self._folder / str(step)}."
-            none = f"There is no earlier checkpoint: delete {self._folder} to begin again."
-            raise errors.UserError(f"{error}. {none if earlier is None else advice}") from error
+            advice = f"Resume with --resume={earlier}; in a study, delete {self._folder / str(step)}."
+            restart = f"There is no earlier checkpoint. Delete {self._folder} to start again from step 0."
+            raise errors.UserError(f"{error}. {restart if earlier is None else advice}") from error
         return step
 
 
-def check_best(best: str, *, key: str = "train.keep_best") -> None:
-    """Raise UserError unless the value of this setting is '' or a metric that BETTER has."""
-    if best and best.rpartition("/")[2] not in BETTER:
-        raise errors.UserError(f'{key} = "{best}" must be a metric that ends in {", ".join(BETTER)}')
+def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: Best) -> list[int]:
+    """Return the steps that are neither among the newest `keep` nor the best by the metric `best`.
 
-
-def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: str) -> list[int]:
-    """Return the steps that are neither among the newest `keep` nor the best by the metric `best`: of equally good ones
-    the newest. measured: the metrics at each step."""
+    If several steps are equally good, the newest is the best. measured: step -> metrics.
+    """
     keep_steps = set(sorted(measured)[-keep:])
     scores = {step: score(values, best) for step, values in measured.items()}
     if max(scores.values(), default=-math.inf) > -math.inf:
@@ -171,12 +190,12 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
     return sorted(measured.keys() - keep_steps)
 
 
-def score(values: Mapping[str, float], metric: str) -> float:
-    """Return the value of the metric, negated if less is better; -inf if there is no finite value."""
-    value = values.get(metric, math.nan)
+def score(values: Mapping[str, float], best: Best) -> float:
+    """Return the value of the metric, negated if less is better; -inf if it is missing or not finite."""
+    value = values.get(best.metric, math.nan)
     if not math.isfinite(value):
         return -math.inf
-    return -value if BETTER[metric.rpartition("/")[2]] is min else value
+    return -value if best.better == "less" else value
 
 
 def newest(folder: pathlib.Path) -> int | None:
@@ -185,17 +204,15 @@ def newest(folder: pathlib.Path) -> int | None:
         return max(manifest.steps(folder), default=None)
 
 
-def best(folder: pathlib.Path, metric: Any) -> dict[str, Any] | None:
+def find_best(folder: pathlib.Path, best: Best) -> dict[str, Any] | None:
     """Return the step and the metrics of the best checkpoint by this metric; None if no checkpoint has the metric."""
-    if not isinstance(metric, str) or metric.rpartition("/")[2] not in BETTER:
-        return None
     rows = [{"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder)]
-    rows = [row for row in rows if score(row, metric) > -math.inf]
-    return max(rows, key=lambda row: (score(row, metric), row["step"]), default=None)
+    rows = [row for row in rows if score(row, best) > -math.inf]
+    return max(rows, key=lambda row: (score(row, best), row["step"]), default=None)
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
-    """Return the parameters of a checkpoint as numpy arrays. Raises UserError if it is damaged."""
+    """Return the parameters of the checkpoint folder/step as numpy arrays. Raises UserError if it is damaged."""
     checkpoint, handler = folder.absolute() / str(step), ocp.PyTreeCheckpointHandler()
     manifest.verify(checkpoint)
     with disk.reading(checkpoint):
@@ -207,21 +224,21 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 
 
 def _restore(checkpoint: pathlib.Path, like: Any) -> Any:
-    """Return the state of a verified checkpoint, laid out as `like`. Raises UserError if it holds other arrays."""
+    """Return the state of a verified checkpoint, sharded as `like`. Raises UserError if its arrays differ."""
 
     def abstract(x: Any) -> jax.ShapeDtypeStruct:
-        numbers = jax.eval_shape(_numbers, x)
-        return jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=x.sharding)
+        array = jax.eval_shape(_unwrap, x)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=x.sharding)
 
     needed = jax.tree.map(abstract, like)
     with disk.reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-        saved = _described(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)
-        expected = _described(needed)
+        saved = _describe_leaves(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)
+        expected = _describe_leaves(needed)
         for name in sorted(saved.keys() | expected.keys()):
             if saved.get(name) != expected.get(name):
                 raise errors.UserError(
-                    f"the checkpoint {checkpoint} is of another model or optimiser: {name} is "
-                    f"{saved.get(name, 'missing')} in it, and {expected.get(name, 'missing')} here"
+                    f"the checkpoint {checkpoint} has another model or optimiser than this config: {name} is "
+                    f"{saved.get(name, 'missing')} in the checkpoint, and {expected.get(name, 'missing')} in the config"
                 )
         state = reader.restore(checkpoint / manifest.STATE, args=ocp.args.StandardRestore(needed))
     return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, state)
@@ -231,18 +248,18 @@ def _is_key(x: Any) -> bool:
     return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _numbers(tree: Any) -> Any:
-    """Return the tree with the numbers of random keys in their places, as it is saved."""
+def _unwrap(tree: Any) -> Any:
+    """Return the tree as it is saved: random keys replaced by their uint32 data."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 
-def _described(tree: Any) -> dict[str, str]:
-    """Return {'params/head/G_CD': 'float32 (3, 25)'}."""
+def _describe_leaves(tree: Any) -> dict[str, str]:
+    """Return the dtype and shape of each leaf: {"params/head/G_CD": "float32 (3, 25)"}."""
     return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in shapes.flat(tree).items()}
 
 
 def digest(params: Any) -> str:
-    """Return the SHA-256 over the names and bytes of all parameters, in sorted order."""
+    """Return the SHA-256 over the names and bytes of all parameters, sorted by name."""
     leaves, total = shapes.flat(params), hashlib.sha256()
     for name in sorted(leaves):
         total.update(name.encode())

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from experiments.engine import by_name, disk, distributed, errors
 
-MOST_FAKE = 4096  # fake devices; each starts threads
-UNLIMITED = 2**50  # bytes, more than any device has
-FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
+MOST_FAKE = 4096  # largest number of fake devices: each starts threads
+UNLIMITED = 2**50  # bytes: more than the memory of any device
+FOLDER = "JAX_COMPILATION_CACHE_DIR"  # the environment variable of JAX for the folder of its cache
 NO_TPU = (
     "A TPU belongs to one process: end the other one, or call launch.run in the notebook that has it, or restart its "
     "runtime (on Colab: Runtime > Change runtime type). --device=cpu trains on the CPU"
@@ -27,7 +27,7 @@ NO_TPU = (
 
 
 def start(device: str) -> None:
-    """Select the backend; "any" takes what JAX finds. Raises UserError if "cpu", "gpu" or "tpu" is not available."""
+    """Start JAX on a device: "any", "cpu", "gpu" or "tpu". Raises UserError if the device is not available."""
     by_name.choose("device", device, dict.fromkeys(["any", "cpu", "gpu", "tpu"]))
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -43,19 +43,19 @@ def start(device: str) -> None:
     if backend == "cpu" and jax.process_count() > 1:
         # A program that XLA:CPU reads from a cache loses the order of its collectives (JAX 0.10.2 and 0.12, not 0.8):
         # one process sums gradients while another gathers weights, and both wait forever.
-        keep_nothing()
+        disable_cache()
 
 
 def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[jax.Device] | None:
-    """Split the CPU into as many devices as a mesh of these sizes needs, up to its cores. Call it before any use of a
-    device.
+    """Split the CPU into as many devices as a mesh of these sizes needs, if it has that many cores.
 
-    It does nothing if several processes run or XLA_FLAGS sets the number of devices. fake: for a dry run, return that
-    many fake CPU devices if JAX has fewer, else None. device: as in `start`.
+    Call this before any use of a device. It does nothing if several processes run, or if XLA_FLAGS sets the number of
+    devices. fake: for a dry run, ignore the cores, and return that many fake CPU devices if JAX has fewer devices;
+    otherwise the result is None. device: as in `start`.
     """
     n_devices = math.prod(n for n in sizes.values() if n > 1)
     if fake and n_devices > MOST_FAKE:
-        raise errors.UserError(f"mesh: {n_devices} devices are too many for a dry run: at most {MOST_FAKE}")
+        raise errors.UserError(f"mesh has {n_devices} devices. A dry run can have at most {MOST_FAKE}")
     enough = fake or n_devices <= (os.cpu_count() or 1)
     if (
         enough
@@ -71,23 +71,23 @@ def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[
 
 
 def libtpu() -> str | None:
-    """Return the version of the installed libtpu, or None."""
+    """Return the version of the installed libtpu; without the package, $TPU_LIBRARY_PATH or None."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("libtpu")
     return os.environ.get("TPU_LIBRARY_PATH")
 
 
-def foreign() -> str:
+def describe_libtpu_mismatch() -> str:
     """Return a sentence if the installed libtpu is not the version that this JAX requires, else ''."""
     matches = (re.match(r"libtpu==([\w.*]+)", line) for line in importlib.metadata.requires("jax") or ())
     installed, required = libtpu(), next((match[1] for match in matches if match), "")
     if not required or installed is None or re.fullmatch(re.escape(required).replace(r"\*", ".*"), installed):
         return ""
-    return f"libtpu {installed} does not belong to JAX {importlib.metadata.version('jax')}, which needs {required}"
+    return f"libtpu {installed} is not the version for JAX {importlib.metadata.version('jax')}, which needs {required}"
 
 
-def keep() -> None:
-    """Keep compiled programs for later processes, in JAX_COMPILATION_CACHE_DIR or the user's cache folder.
+def enable_cache() -> None:
+    """Cache compiled programs for later processes, in JAX_COMPILATION_CACHE_DIR or the user's cache folder.
 
     Print a line if the folder cannot be written.
     """
@@ -105,24 +105,35 @@ def keep() -> None:
     print(f"compiled programs are not cached: {folder} cannot be written", flush=True)
 
 
-def keep_nothing() -> None:
-    """Stop keeping compiled programs."""
+def disable_cache() -> None:
+    """Stop caching compiled programs."""
     compilation_cache.reset_cache()
     jax.config.update("jax_enable_compilation_cache", False)
 
 
-def for_one_run(mesh: Mesh) -> dict[str, int]:
+def run_once_options(mesh: Mesh) -> dict[str, int]:
     """Return the `compiler_options` of jax.jit for a program that runs once.
 
-    On CPUs LLVM optimises less, which takes a third of the time; the numbers are the same. A level in XLA_FLAGS has
-    priority.
+    On a CPU, LLVM optimises less, so the compilation takes a third of the time; the results are the same. A level in
+    XLA_FLAGS has priority.
     """
     level, cpu = "xla_backend_optimization_level", mesh.devices.flat[0].platform == "cpu"
     return {level: 1} if cpu and level not in os.environ.get("XLA_FLAGS", "") else {}
 
 
+def deterministic_options(mesh: Mesh, deterministic: bool) -> dict[str, bool]:
+    """Return the `compiler_options` of jax.jit for a program of training or evaluation.
+
+    deterministic: the setting train.deterministic. On a GPU, XLA then uses operations that give the same bits in every
+    execution, and does not choose kernels by their measured times. A flag in XLA_FLAGS would do the same, but only
+    before JAX starts, and for every program of the process.
+    """
+    is_gpu = mesh.devices.flat[0].platform == "gpu"
+    return {"xla_gpu_deterministic_ops": True} if deterministic and is_gpu else {}
+
+
 class Compiled(dict):
-    """The compiled training step for each batch size. Calling it selects the step for the size of the given batch."""
+    """{batch size: compiled training step}. A call uses the step for the size of the batch in its arguments."""
 
     def __call__(self, state: Any, batch: dict, *rest: Any) -> Any:
         return self[len(next(iter(batch.values())))](state, batch, *rest)
@@ -136,25 +147,25 @@ def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:
     """Return the floating-point operations of all matrix products in function(*arguments), two for each multiply-add.
 
     They are counted on the traced program, because XLA's analysis counts the body of a loop once. Arguments may be
-    abstract. kernels: only the products inside Pallas kernels. Blocks that a mask hides count.
+    abstract. kernels: count only products inside Pallas kernels, masked blocks included.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr, not kernels)
 
 
-def _count(jaxpr: Any, counts: bool) -> int:
-    """Return the FLOPs of a jaxpr. counts: its own products count, not only those in kernels."""
+def _count(jaxpr: Any, outside_kernels: bool) -> int:
+    """Return the FLOPs of the matrix products in a jaxpr. outside_kernels: whether those outside Pallas count."""
     total = 0
     for equation in jaxpr.eqns:
-        kernel = equation.primitive.name == "pallas_call"
-        if equation.primitive.name == "dot_general" and counts:
+        is_kernel = equation.primitive.name == "pallas_call"
+        if equation.primitive.name == "dot_general" and outside_kernels:
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        times = math.prod(equation.params["grid_mapping"].grid) if kernel else times
-        for value in equation.params.values():  # the body of a loop, or branches, of which the most expensive counts
+        times = math.prod(equation.params["grid_mapping"].grid) if is_kernel else times
+        for value in equation.params.values():  # the body of a loop; of branches the most expensive one
             inner = [getattr(item, "jaxpr", item) for item in (value if isinstance(value, tuple) else (value,))]
-            costs = [_count(item, counts or kernel) for item in inner if hasattr(item, "eqns")]
+            costs = [_count(item, outside_kernels or is_kernel) for item in inner if hasattr(item, "eqns")]
             total += times * max(costs, default=0)
     return total
 
@@ -170,9 +181,10 @@ def device_bytes(tree: Any) -> int:
 
 
 def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
-    """Return the rate of float32 matrix products on these devices in FLOP/s: the best of a few large products.
+    """Return the speed of large float32 matrix products on these devices, in FLOP/s: the best of a few repeats.
 
-    One device is measured. All CPU "devices" share the same processor, which one product already uses fully.
+    One device is measured, and its speed is multiplied by the number of devices, except on a CPU: all CPU "devices"
+    share one processor, which one product already uses fully.
     """
     device = devices.local_devices[0]
     size, count = (1536, 1) if device.platform == "cpu" else (8192, devices.size)
@@ -185,27 +197,26 @@ def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
     return count * 2 * size**3 / best
 
 
-def check_state(state: Any, mesh: Mesh, *, described: bool) -> None:
+def check_state(state: Any, mesh: Mesh, *, dry_run: bool) -> None:
     """Raise UserError if parameters, gradients and optimiser do not fit into memory. `state` is abstract.
 
-    described: the devices are only described, so only what fits into no device is refused. CPU devices share one
-    memory.
+    dry_run: the limit is UNLIMITED, because this machine will not run the program. CPU devices share one memory.
     """
     needed = device_bytes(state) + device_bytes(state.params)  # the gradient is as large as the parameters
     local = mesh.local_devices
-    limit = UNLIMITED if described else (local[0].memory_stats() or {}).get("bytes_limit")
+    limit = UNLIMITED if dry_run else (local[0].memory_stats() or {}).get("bytes_limit")
     devices = len(local) if limit is None else 1
-    label = "the model with its gradients and optimiser" + f" on {devices} devices of one memory" * (devices > 1)
-    disk.check_memory(label, needed * devices, limit, ": make model.D, model.M or another size smaller")
+    label = "the model with its gradients and optimiser" + f" on {devices} devices with a shared memory" * (devices > 1)
+    disk.check_memory(label, needed * devices, limit, ". Make model.D, model.M or another size smaller")
 
 
 def check_step(compiled: Any, mesh: Mesh) -> None:
     """Raise UserError if the temporary arrays of a compiled step need more memory than the host has left.
 
-    The operating system would end the process; other devices report this themselves.
+    The operating system would kill the process. Devices with their own memory report an error themselves.
     """
     local, analysis = mesh.local_devices, compiled.memory_analysis()
     if analysis is not None and not local[0].memory_stats():
-        label = "a training step" + f" on {len(local)} devices of one memory" * (len(local) > 1)
-        remedy = ": make train.batch_size or the model smaller"
+        label = "a training step" + f" on {len(local)} devices with a shared memory" * (len(local) > 1)
+        remedy = ". Make train.batch_size or the model smaller"
         disk.check_memory(label, len(local) * analysis.temp_size_in_bytes, None, remedy)

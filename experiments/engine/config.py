@@ -1,4 +1,4 @@
-"""Settings: read, assign and check the values of a config, and refuse settings that nothing uses."""
+"""Settings: read, assign and check the values of a config, and reject settings that nothing reads."""
 
 import copy
 import json
@@ -16,22 +16,22 @@ import numpy as np
 from experiments.engine import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
-TEXTS = ("source", "init_from", "init_fresh", "lora")  # settings, in any section, whose values name no code
-TUNE = "study.tune"  # pairs of a setting and a list of its values
-NAMED = ("experiment", "study.experiment")  # settings whose value may be a file of the user's
-SOURCES = ("model.D", "model.H")  # settings from which others are derived
+TEXTS = ("source", "init_from", "init_fresh", "lora")  # last parts of the keys whose texts never name code
+TUNE = "study.tune"  # its value is a list of pairs [setting, values to try]
+EXPERIMENT_KEYS = ("experiment", "study.experiment")  # their values may name a file of the user's
+BASE_KEYS = ("model.D", "model.H")  # other settings are derived from them
 SEEDS = ("seed", "study.seeds")
-TYPES = (bool, int, float, str, list)  # of settings
+TYPES = (bool, int, float, str, list)  # allowed types of settings
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 PARSERS = {bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, list: json.loads}
 
 
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Return the plain nested values, including derived ones (K = D // H)."""
+    """Return the config as nested dicts, with derived values (K = D // H). Raises UserError if model.H is 0."""
     try:
         return config.to_dict()
     except ZeroDivisionError as error:
-        raise errors.UserError("model.H = 0 must be at least 1: model.K is model.D // model.H") from error
+        raise errors.UserError("model.H = 0 must be at least 1, because model.K is model.D // model.H") from error
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the items of `flat`."""
+    """Yield (key, value) of every setting, with keys such as "train.steps", and lists in place of tuples."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -63,9 +63,9 @@ def check_known(key: str, settings: Mapping[str, Any]) -> str:
 
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
-    """Set config.<key> to a value, or to the value that a text stands for in the type of the setting.
+    """Set config.<key> to a value. A text is parsed to the type of the setting.
 
-    Raises UserError for an unknown key, and for a value of another type.
+    Raises UserError if the key is unknown, or if the value has another type.
     """
     values, value = flat(values_of(config)), to_plain(value)
     kind = type(values[check_known(key, values)])
@@ -88,15 +88,15 @@ def check_type(key: str, value: Any, kind: type) -> None:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as a config holds it: paths as text, NumPy numbers and tuples as Python's."""
+    """Return a value in the types of a config: a path as text, a tuple as a list, a NumPy number as Python's."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     return list(value) if isinstance(value, tuple) else value.item() if isinstance(value, np.generic) else value
 
 
 def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) of every text in a value that can import, and so execute, a module ("my_file:my_score").
+    """Yield (setting, text) for every text in a value that names code, such as "my_file:my_score".
 
-    Only the settings of TEXTS are known to name no code.
+    Importing the code executes a module. Texts of the settings in TEXTS never name code, and are not yielded.
     """
     if isinstance(value, Mapping):
         for name, item in leaves(value):
@@ -110,9 +110,9 @@ def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return a section of a config from its fields: name -> (default, comment), a default, or a section.
+    """Return a section of a config. fields: name -> a default, (default, comment), or the fields of a nested section.
 
-    A default that is a function of the section so far gives a derived value (K = D // H).
+    A callable default receives the section so far, and returns a derived value (K = D // H).
     """
     config = ml_collections.ConfigDict()
     for name, field in fields.items():
@@ -138,14 +138,14 @@ def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
-    """Return the sections that an experiment adds to a config, by name. Raises UserError if the user's are invalid."""
+    """Return the sections that an experiment adds to a config, by name. Raises UserError if a default is invalid."""
     module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
     with by_name.user_errors(label):
         added = {key: section(fields) for key, fields in module.config().items()}
     for key, value in flat({key: values_of(fields) for key, fields in added.items()}).items():
         if not isinstance(value, TYPES):
             types = ", ".join(kind.__name__ for kind in TYPES)
-            raise errors.UserError(f"{label}: {key} = {format_value(value)} must be one of {types}")
+            raise errors.UserError(f"{label}: {key} = {format_value(value)} must have one of the types {types}")
     return added
 
 
@@ -155,7 +155,7 @@ def check_seed(seed: int) -> None:
 
 
 def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
-    """Raise UserError for the first of these settings, by key, that is not a finite number from `least` to `most`."""
+    """Raise UserError unless the value of each key is a finite number from `least` to `most`."""
     for key, value in values.items():
         errors.refuse(
             (value > most, f"{key} = {value:,} must be at most {most:,}"),
@@ -164,7 +164,7 @@ def at_least(least: float, values: Mapping[str, float], most: float = math.inf) 
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:
-    """Raise UserError for the first number that is infinite, NaN, or too large for an index or a float32."""
+    """Raise UserError if a number is infinite, NaN, or too large for int32 (a seed: uint32) or float32."""
     for key, value in leaves(values):
         numbers = [item for item in value if not isinstance(item, Mapping)] if isinstance(value, list) else [value]
         for number in numbers:
@@ -174,13 +174,13 @@ def check_numbers(values: Mapping[str, Any]) -> None:
             is_integer, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
             infinite = isinstance(number, float) and not abs(number) <= LARGEST_FLOAT
             errors.refuse(
-                (is_integer and abs(number) > largest, f"{key} = {format_value(number)} is too large"),
+                (is_integer and abs(number) > largest, f"{key} = {format_value(number)} must be at most +-{largest:,}"),
                 (infinite, f"{key} = {format_value(number)} must be a finite number"),
             )
 
 
 def format_value(value: Any) -> str:
-    """Return a value for a message. Python refuses to write numbers of thousands of digits."""
+    """Return a value as a short text for a message. Python raises ValueError for integers of thousands of digits."""
     try:
         return shorten(repr(value))
     except (ValueError, RecursionError):
@@ -188,12 +188,12 @@ def format_value(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return at most 200 characters of a text."""
+    """Return a text, cut to at most 200 characters."""
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 class Settings:
-    """A read-only view of a config that records which settings are read, so that unused ones can be refused."""
+    """A read-only view of a config that records which settings are read, so that unused settings can be rejected."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Settings:
         file: str | None = None,
         explicit: Iterable[str] = (),
     ):
-        """defaults: a config of the same fields. file: the config file. explicit: keys set on the command line."""
+        """defaults: a config with the same keys. file: the config file. explicit: keys set on the command line."""
         self._config, self._base, self._file, self._explicit = config, defaults, file, frozenset(explicit)
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
@@ -222,9 +222,10 @@ class Settings:
         return inner
 
     def replace(self, changes: Mapping[str, Any], *, without: str = "", explicit: Iterable[str] = ()) -> "Settings":
-        """Return these settings with other values by key, and without a section; derived values follow.
+        """Return a copy of these settings with the changes, key -> value. Derived values are recomputed.
 
-        explicit: keys that count as set by the user. Only for a whole config, not for a section.
+        without: the name of a section to remove. explicit: further keys that count as set by the user. Call this for a
+        whole config, not for a section.
         """
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
         if without:
@@ -240,19 +241,21 @@ class Settings:
         return key in self._explicit
 
     def list_chosen(self) -> set[str]:
-        """Return the keys whose values the user chose: on the command line, or in the config.
+        """Return the keys whose values the user chose.
 
-        A value equal to the default, or derived from other settings (F from D), is not chosen. Only for a whole config.
+        These are all keys that the command line, or an arm or condition of a study, sets. Of the config, they are the
+        keys with another value than the default, or than the one derived from other settings (F from D). Call this for
+        a whole config, not for a section.
         """
         expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._explicit)
-        for key in sorted(values, key=lambda key: (key not in SOURCES, key)):
+        for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
             if values[key] != flat(values_of(expected))[key]:
                 assign(expected, key, values[key])
                 chosen.add(key)
         return chosen
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain nested values."""
+        """Return the settings as nested dicts."""
         return self._values
 
     def defaults(self) -> dict[str, Any]:
@@ -260,13 +263,14 @@ class Settings:
         return self._defaults
 
     def sources(self) -> dict[pathlib.Path, str]:
-        """Return the files of the user's code that these settings use, if they were imported, with their names.
+        """Return the paths of the user's code that these settings use, with a file name for a copy of each.
 
-        These are the config, the modules that settings name ("my_file:my_score"), and modules from the same folders.
+        These are the config, the modules that settings name ("my_file:my_score"), and other imported modules from the
+        folders of these.
         """
         values = flat(self._values)
         modules = [text.partition(":")[0] for setting in values.items() for _, text in find_code(*setting)]
-        modules += [values[key] for key in NAMED if by_name.is_user_experiment(values.get(key, ""))]
+        modules += [values[key] for key in EXPERIMENT_KEYS if by_name.is_user_experiment(values.get(key, ""))]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
         files = {self._file or "": pathlib.Path(self._file or "").name}
         files |= {imported[name]: f"{name}.py" for name in modules if name in imported}
@@ -277,8 +281,10 @@ class Settings:
         return {pathlib.Path(file).absolute(): name for file, name in files.items() if file.endswith(".py")}
 
     def refuse_unused(self) -> None:
-        """Raise UserError for settings that differ from their default but that this experiment never read."""
+        """Raise UserError if the user chose a value of a setting other than its default, but nothing has read it."""
         values = flat(self._values)
         unused = [key for key in values if key not in self._read and values[key] != self._defaults.get(key)]
-        if unused:
-            raise errors.UserError(f"this experiment does not use {', '.join(unused)}: remove these settings")
+        if unused := [key for key in unused if key in self.list_chosen()]:
+            defaults = " ".join(f"--config.{key}={format_value(self._defaults.get(key))}" for key in unused)
+            rule = f"Remove these settings, or set the defaults: {defaults}"
+            raise errors.UserError(f"this experiment does not use {', '.join(unused)}. {rule}")

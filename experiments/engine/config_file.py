@@ -1,7 +1,7 @@
 """Load a config: a `.py` file with get_config(), which is executed, or a `.json` file of a run, which is only read.
 
-Every field must be known, present and of its type. (ml_collections.config_flags reads no JSON, and does not suggest the
-nearest setting or our name of another project's setting.)
+A config must have exactly the fields of its experiment, with their types. ml_collections.config_flags is not used: it
+reads no JSON, and for an unknown name it does not suggest a similar setting, or our setting for another project's name.
 """
 
 import importlib
@@ -18,38 +18,45 @@ import ml_collections
 
 from experiments.engine import by_name, config as configs, errors, optim
 
-Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
+Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> config of defaults
 
 
-def load_settings(path: str, changes: Mapping[str, Any]) -> configs.Settings:
-    """Return the settings of a config file with these changes, values or texts by key."""
-    base = importlib.import_module("configs.base").get_config  # forgotten and executed again by each run of a process
-    config = load(place(path), base=base, explicit=changes)
+def load_settings(path: str, changes: Mapping[str, Any], wrap: Callable | None = None) -> configs.Settings:
+    """Return the settings of a config file with changes: key -> a value, or its text from the command line.
+
+    wrap: (config, base) -> the config to use in place of the file's, before the changes.
+    """
+    # Imported here, because `forget_user_modules` removes configs.base between two runs of a process.
+    base = importlib.import_module("configs.base").get_config
+    config = load(find_config(path), base=base, explicit=changes)
+    config = wrap(config, base) if wrap else config
     for key, value in changes.items():
         configs.assign(config, key, value)
     settings = configs.Settings(config, defaults(config, base), file=path, explicit=changes)
     if (warmup := optim.warmup_steps(settings)) != (default := config.optim.warmup_steps):
-        print(f"optim.warmup_steps = {warmup}, a tenth of train.steps, because the default {default} is not smaller")
+        print(f"optim.warmup_steps = {warmup}, a tenth of train.steps, because the default {default} is not below it")
     return settings
 
 
-def place(path: str) -> str:
-    """Return the path of a config, which may be given without .py; a config of configs/ may be given by its name."""
-    file, ours = pathlib.Path(path), by_name.ROOT / "configs"
-    folders = [file.parent] + [ours] * (str(file.parent) in (".", "configs"))
+def find_config(path: str) -> str:
+    """Return the path of a config file. `path` may lack .py, and may be the name of a config in configs/.
+
+    Raises UserError if there is no such file.
+    """
+    file, built_in = pathlib.Path(path), by_name.ROOT / "configs"
+    folders = [file.parent] + [built_in] * (str(file.parent) in (".", "configs"))
     for candidate in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
         if os.path.isfile(candidate):  # also False for a name that is too long
             return str(candidate)
-    hint = by_name.suggest(file.stem, [config.stem for config in ours.glob("[a-z]*.py")])
+    hint = by_name.suggest(file.stem, [config.stem for config in built_in.glob("[a-z]*.py")])
     raise errors.UserError(f"there is no config file {path}{hint}")
 
 
 def load(path: str, *, base: Base, explicit: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
     """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, in the fields of `base`).
 
-    Raises UserError for a `.json` that names code, except in `explicit` keys, which the command line sets. The
-    user's modules are
-    imported from the folder of a `.py` after all other places, and never from the folder of a `.json`.
+    The folder of a `.py` is the last place from which the user's modules are imported; the folder of a `.json` is not
+    searched. Raises UserError if a `.json` names code, except in `explicit`, the keys that the command line sets.
     """
     file = pathlib.Path(path)
     if file.suffix == ".json":
@@ -65,35 +72,35 @@ def load(path: str, *, base: Base, explicit: Mapping[str, Any] | None = None) ->
 
 
 def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.ConfigDict:
-    """Return the defaults of the config's experiment. Raises UserError if fields or types differ."""
+    """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
     values = configs.flat(configs.values_of(config))
-    for key in configs.NAMED:
+    for key in configs.EXPERIMENT_KEYS:
         configs.check_type(key, values.get(key, ""), str)
     default = base(config.experiment, of=values.get("study.experiment", ""))
     expected = configs.flat(configs.values_of(default))
-    for key in sorted(values.keys() ^ expected.keys()):  # unlocked, or begun with another experiment's config
-        of = ', of="language"' if "study.arms" in expected else ""
+    for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
+        argument = ', of="language"' if "study.arms" in expected else ""
         raise errors.UserError(
-            f'the config {"has" if key in values else "lacks"} the key "{key}": a config of the experiment'
-            f' {config.experiment} begins with base.get_config("{config.experiment}"{of})'
+            f'the config {"has the unknown" if key in values else "lacks the"} key "{key}". A config of the experiment'
+            f' {config.experiment} must begin with base.get_config("{config.experiment}"{argument})'
         )
-    for key, value in values.items():  # a ConfigDict accepts None for anything, and True for 1
+    for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
         configs.check_type(key, value, type(expected[key]))
     return default
 
 
 def _from_json(file: pathlib.Path, base: Base, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return the config of a JSON file of a run."""
+    """Return the config in a JSON file: {key: value}, or config.json of a run. Raises UserError if it is invalid."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.UserError(f"{file} is not a config in JSON, an object of settings: {error}") from error
+        raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error
     config = base(*_experiments(file, values, explicit))
     settings = configs.flat(configs.values_of(config))
     saved_values = {configs.check_known(key, settings): value for key, value in configs.leaves(values)}
-    for key, value in sorted(saved_values.items()):  # D and H come before F and K, which are derived from them
-        if key in configs.NAMED:
+    for key, value in sorted(saved_values.items()):  # D and H come before F and K, which derive from them
+        if key in configs.EXPERIMENT_KEYS:
             continue
         if (code := next(configs.find_code(key, value), None)) is not None:
             if key not in explicit:
@@ -104,13 +111,14 @@ def _from_json(file: pathlib.Path, base: Base, explicit: Mapping[str, Any]) -> m
 
 
 def _experiments(file: pathlib.Path, values: Mapping[str, Any], explicit: Mapping[str, Any]) -> list[str]:
-    """Return the experiment, and that of a study's runs. Raises UserError for a user's module that was not
-    confirmed.
+    """Return the names of the experiment, and of the experiment of a study's runs ("" if there is none).
+
+    Raises UserError if a name is that of a user's module and its key is not in `explicit`.
     """
     study = values.get("study")
-    of = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
-    names = {"experiment": values.get("experiment", ""), "study.experiment": of}
-    for key, name in (names | {key: explicit[key] for key in configs.NAMED if key in explicit}).items():
+    of_runs = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
+    names = {"experiment": values.get("experiment", ""), "study.experiment": of_runs}
+    for key, name in (names | {key: explicit[key] for key in configs.EXPERIMENT_KEYS if key in explicit}).items():
         configs.check_type(key, name, str)
         if key not in explicit and by_name.is_user_experiment(name):
             raise distrust(file, key, name, inside=key)
@@ -119,16 +127,17 @@ def _experiments(file: pathlib.Path, values: Mapping[str, Any], explicit: Mappin
 
 
 def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
-    """Return the error for code that a file names. inside: the setting that contains this one, such as study.arms."""
-    place, argument = ("", value) if inside == key else (f" in {inside}", "...")
+    """Return the error for a JSON file that names code. inside: the setting that contains `key`, such as study.arms."""
+    container, argument = ("", value) if inside == key else (f" in {inside}", "...")
     return errors.UserError(
-        f'{file} has {key} = "{value}"{place}, which would execute a program. If you trust it, repeat it on the command'
-        f" line: --config.{inside}={argument}. The run has a copy of your files: --config WORKDIR/source/NAME.py"
+        f'{file} has {key} = "{value}"{container}, which would execute code. If you trust it, repeat the setting on the'
+        f" command line: --config.{inside}={argument}. Or use the run's copy of your config: --config"
+        " WORKDIR/source/NAME.py"
     )
 
 
 def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
-    """Execute a Python file and return its get_config()."""
+    """Execute a Python file and return the result of its get_config()."""
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     if (folder := str(file.parent.absolute())) not in sys.path:
@@ -142,7 +151,7 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
 
 
 def _explain(error: BaseException) -> str:
-    """Return an exception of the file as one sentence, without ml_collections' print-out of the whole config."""
+    """Return one sentence for an exception of a config file, without the whole config, which ml_collections adds."""
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
@@ -153,7 +162,7 @@ def _explain(error: BaseException) -> str:
 
 
 def forget_user_modules(config_folder: pathlib.Path) -> None:
-    """Forget the user's modules, so that a second run in the same process (a notebook) imports them again.
+    """Remove the user's modules from sys.modules, so that the next run in this process (a notebook) imports them again.
 
     These are modules from the working directory, the project's folder, and the folder of a config.
     """

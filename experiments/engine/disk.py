@@ -1,4 +1,4 @@
-"""Files: readable errors, atomic writes, and what fits into memory."""
+"""File I/O with one-sentence errors and atomic writes, and checks that data fit into memory."""
 
 import contextlib
 import csv
@@ -20,11 +20,11 @@ import numpy as np
 
 from experiments.engine import errors
 
-DRAFT = ".tfm-draft"  # ends the name of a file that is being written; a killed process leaves it
+DRAFT = ".tfm-draft"  # suffix of a file that is being written; a killed process leaves such a file
 MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
-GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # the limit of a container or a batch system
-OTHER_CACHE = "; make room, or let $XDG_CACHE_HOME name another folder"
-_NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # from a mounted drive that cannot flush
+GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container or batch job (cgroup v2)
+OTHER_CACHE = ". Free disk space, or set $XDG_CACHE_HOME to another folder"
+_NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of fsync on a mounted drive without flush
 # What the standard library and numpy raise for a file that is missing, damaged, or of another format.
 UNREADABLE = (OSError, ValueError, LookupError, EOFError, MemoryError, RecursionError)
 UNREADABLE += (csv.Error, struct.error, zipfile.BadZipFile, zlib.error)
@@ -32,9 +32,9 @@ UNREADABLE += (csv.Error, struct.error, zipfile.BadZipFile, zlib.error)
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise UserError "path: reason" if the block cannot read the file.
+    """Context manager: raise UserError "path: reason" if the block cannot read the file.
 
-    kinds: exceptions of the library that reads it, in addition to UNREADABLE.
+    kinds: exception types of the library that reads the file, in addition to UNREADABLE.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def reading(path: str | os.PathLike, *kinds: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path, remedy: str = "") -> Iterator[None]:
-    """Raise UserError if the block cannot write the file or folder."""
+    """Context manager: raise UserError if the block cannot write the file or folder. remedy: the end of the message."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,10 @@ def writing(path: pathlib.Path, remedy: str = "") -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return the system's reason, which tensorstore hides in its message, or the first line of the message."""
+    """Return the operating system's reason for an error, or the first line of its message.
+
+    tensorstore reports the system's error number only inside its message.
+    """
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(code[1]))
     first = str(error).strip().partition("\n")[0][:200]
@@ -66,36 +69,40 @@ def cache_folder() -> pathlib.Path:
 
 
 def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
-    """Return the object in the file. Raises UserError if it is missing (`says`: what it would say) or not JSON."""
+    """Return the JSON object in the file. says: what the file records, for the message if it is missing.
+
+    Raises UserError if the file is missing or holds no JSON object.
+    """
     if not file.exists():
-        raise errors.UserError(f"there is no {file}, which says {says}")
+        raise errors.UserError(f"{file} is missing. It records {says}")
     with reading(file):
         content = json.loads(file.read_bytes())
     if not isinstance(content, dict):
-        raise errors.UserError(f"{file} must hold an object of JSON, {{...}}")
+        raise errors.UserError(f"{file} must hold a JSON object, {{...}}")
     return content
 
 
 def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by name: those of the first choice of names that it has; without choices all.
+    """Return the arrays of an .npz file by name.
 
-    Raises UserError if it has no choice completely, is damaged, or does not fit into memory unpacked.
+    choices: groups of names; the first group that the file has completely is read. Without choices, all arrays are
+    read. Raises UserError if no group is complete, the file is damaged, or its arrays do not fit into memory.
     """
     with reading(path):
         with zipfile.ZipFile(path) as members:
             n = sum(member.file_size for member in members.infolist())
-        check_memory(f"what {path} holds unpacked", n)
+        check_memory(f"{path}, unpacked,", n)
         with np.load(path, allow_pickle=False) as file:
             names = next((names for names in choices or [file.files] if set(names) <= set(file.files)), None)
             if names is None:
                 needed = " or ".join("(" + ", ".join(names) + ")" for names in choices)
-                raise errors.UserError(f"{path} needs the arrays {needed}, and has {', '.join(file.files) or 'none'}")
+                raise errors.UserError(f"{path} has the arrays {', '.join(file.files) or '()'}. It needs {needed}")
             return {name: np.asarray(file[name]) for name in names}
 
 
 @contextlib.contextmanager
 def draft(file: pathlib.Path) -> Iterator[BinaryIO]:
-    """Yield a new file, which replaces `file` if the block succeeds. Raises OSError."""
+    """Context manager: yield a temporary file, which replaces `file` if the block succeeds. Raises OSError."""
     path = file.with_name(f"{file.name}.{secrets.token_hex(4)}{DRAFT}")
     try:
         with path.open("xb") as new:
@@ -113,7 +120,7 @@ def write(file: pathlib.Path, content: bytes) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return the value as JSON gives it back, with None for numbers that JSON does not have (NaN, infinity)."""
+    """Return the value after a round trip through JSON, with None for NaN and infinity, which JSON does not have."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
@@ -128,35 +135,35 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 
 
 def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Return the path of a file that `write_new` is to write. Raises UserError if it exists."""
+    """Return folder/name, a path for `write_new`. Raises UserError if this file exists."""
     file = folder / name
     if file.exists():
-        raise errors.UserError(f"{file} is there already: choose another --workdir")
+        raise errors.UserError(f"{file} exists already. Choose another --workdir")
     return file
 
 
 def check_new(folder: pathlib.Path, remedy: str) -> None:
-    """Raise UserError if the folder exists and is not empty."""
+    """Raise UserError if the folder exists and is not empty. remedy: the flag to change, for the message."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.UserError(f"{folder} is there already: choose another {remedy}")
+        raise errors.UserError(f"{folder} exists already. Choose another {remedy}")
 
 
 def write_new(file: pathlib.Path, content: bytes) -> None:
-    """Write the file atomically, in a folder that is created if it is missing. Raises UserError if it cannot be."""
+    """Write the file atomically, and create its folder if it is missing. Raises UserError if this fails."""
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, content)
 
 
-def folder(above: pathlib.Path, *names: str) -> pathlib.Path:
-    """Return the folder above/names, which is created if it is missing. Raises OSError."""
-    path = above.joinpath(*names)
+def folder(parent: pathlib.Path, *names: str) -> pathlib.Path:
+    """Return the folder parent/names[0]/names[1]/..., and create it if it is missing. Raises OSError."""
+    path = parent.joinpath(*names)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def flush(path: pathlib.Path) -> None:
-    """Return when the disk has this file, or this folder's list of names. Raises OSError."""
+    """Wait until this file, or this folder's list of names, is on the disk (fsync). Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -183,7 +190,7 @@ def remove(path: pathlib.Path) -> None:
 
 
 def host_memory() -> int:
-    """Return the bytes of the host's memory that are still free; sys.maxsize if the system does not tell."""
+    """Return the available bytes of the host's memory, at most the cgroup's limit; sys.maxsize if both are unknown."""
     limits = [sys.maxsize]
     with contextlib.suppress(OSError, ValueError):  # no such file, or no limit ("max")
         limits.append(int(GROUP.read_text()))
@@ -197,10 +204,14 @@ def host_memory() -> int:
 
 
 def check_memory(label: str, needed: float, available: float | None = None, remedy: str = "") -> None:
-    """Raise UserError if an object needs more bytes than are available; None: than the host has left."""
+    """Raise UserError if `needed` bytes are more than the `available` ones (None: `host_memory`).
+
+    label, remedy: the beginning and the end of the message.
+    """
     available = host_memory() if available is None else available
     if needed > available:
-        raise errors.UserError(f"{label} needs {size(needed)} of memory, and there are {size(available)}{remedy}")
+        amounts = f"{size(needed)} of memory, but only {size(available)} are available"
+        raise errors.UserError(f"{label} needs {amounts}{remedy}")
 
 
 def size(n: float) -> str:

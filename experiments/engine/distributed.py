@@ -1,8 +1,7 @@
-"""Several processes of one run, one on each host: join them, and agree on values.
+"""A run with several processes, one on each host: connect them, and exchange values between them.
 
-"All call it" means: if one process does not call it, the others wait forever. JAX's coordination service misses a
-process that dies, after HEARTBEAT_SECONDS at the latest, and ends the others; the same commands go on from the last
-checkpoint.
+If every process must call a function and one does not, the others wait forever. JAX's coordination service detects a
+dead process within HEARTBEAT_SECONDS, and ends the others. The same commands then resume from the last checkpoint.
 """
 
 import contextlib
@@ -18,13 +17,13 @@ from jax.sharding import NamedSharding
 from experiments.engine import errors
 from tfm import shapes
 
-START_SECONDS = 120  # for all processes to be there
-HEARTBEAT_SECONDS = 30  # without a heartbeat, a process is dead
+START_SECONDS = 120  # timeout for all processes to connect
+HEARTBEAT_SECONDS = 30  # a process without a heartbeat for so long is dead
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 class Group(NamedTuple):
-    """The processes of a run: the address of process 0 (host:port), how many there are, which one this is."""
+    """The processes of a run: the address of process 0 (host:port), their number, the index of this one."""
 
     coordinator: str
     processes: int
@@ -32,9 +31,9 @@ class Group(NamedTuple):
 
 
 def parse_group(coordinator: str | None, processes: int | None, process: int | None) -> Group | None:
-    """Return the group from the flags or JAX's environment variables; None if neither sets anything.
+    """Return the group from the flags, or from JAX's environment variables; None if none of them is set.
 
-    Raises UserError if something is missing or invalid.
+    Raises UserError if a value is missing or invalid.
     """
     flags = coordinator, processes, process
     values = [os.environ.get(name) if flag is None else flag for flag, name in zip(flags, VARIABLES, strict=True)]
@@ -44,18 +43,21 @@ def parse_group(coordinator: str | None, processes: int | None, process: int | N
     try:
         group = Group(str(values[0]), int(values[1]), int(values[2]))
     except (TypeError, ValueError):
-        raise errors.UserError(f"--coordinator, --processes and --process go together ({sources})") from None
+        raise errors.UserError(
+            f"{sources}: set --coordinator to host:port, and --processes and --process to integers"
+        ) from None
     host, _, port = group.coordinator.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16 and 0 <= group.process < group.processes):
-        raise errors.UserError(f"several processes need host:port and 0 <= process < processes ({sources})")
+        raise errors.UserError(f"{sources}: --coordinator must be host:port, and 0 <= --process < --processes")
     return group
 
 
 @contextlib.contextmanager
 def join(group: Group | None, *, detect: bool = False) -> Iterator[None]:
-    """Run the block in all processes of the group; only process 0 prints. Enter it before a device is used.
+    """Context manager: connect the processes of the group; in the block, only process 0 prints.
 
-    detect: without a group, JAX asks the cluster (Slurm, TPU pods, ...). With neither, nothing is changed.
+    Enter it before any use of a device. detect: without a group, JAX detects the cluster (Slurm, TPU pods, ...).
+    Without a group and `detect`, do nothing.
     """
     if group is None and not detect:
         yield
@@ -69,7 +71,7 @@ def join(group: Group | None, *, detect: bool = False) -> Iterator[None]:
 
 
 def start(group: Group | None) -> None:
-    """Meet the other processes. Raises RunError if they do not come, UserError if no cluster can be detected."""
+    """Connect to the other processes. Raises RunError if this fails, UserError if no cluster can be detected."""
     options: dict[str, Any] = {"initialization_timeout": START_SECONDS, "heartbeat_timeout_seconds": HEARTBEAT_SECONDS}
     if group:
         options |= dict(zip(("coordinator_address", "num_processes", "process_id"), group, strict=True))
@@ -81,13 +83,16 @@ def start(group: Group | None) -> None:
         reason = str(error).strip().partition("\n")[0]
         if group is None:
             raise errors.UserError(
-                f"--distributed finds no cluster ({reason}): set --coordinator, --processes, --process"
+                f"--distributed finds no cluster ({reason}). Set --coordinator, --processes and --process"
             ) from error
-        raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {reason}") from error
+        raise errors.RunError(f"the processes cannot connect at {group.coordinator}: {reason}") from error
 
 
 def call_in_main(action: Callable[[], int]) -> int:
-    """Call `action` in process 0 and return its number in all: all call it. If it fails, all raise an error."""
+    """Call `action` in process 0, and return its result, an integer >= 0, in all processes.
+
+    Every process must call this. If the action raises UserError or RunError, all processes raise an error.
+    """
     if jax.process_count() == 1:
         return action()
     value, failure = -1, None
@@ -99,22 +104,22 @@ def call_in_main(action: Callable[[], int]) -> int:
     if failure is not None:
         raise failure
     if values[0] < 0:
-        raise errors.UserError("process 0 ends with an error, which it prints")
+        raise errors.UserError("process 0 has failed, and prints its error")
     return int(values[0])
 
 
 def is_joined() -> bool:
-    """Return True after `start`, without using a device."""
+    """Return True if the processes are connected (`start`). This does not use a device."""
     return jax.distributed.is_initialized()
 
 
 def is_main() -> bool:
-    """Return True in process 0, which writes and prints for all."""
+    """Return True in process 0, which writes and prints for all processes."""
     return jax.process_index() == 0
 
 
 def put(tree: Any, shardings: Any) -> Any:
-    """Place arrays of the host, the same in every process, on the devices: each process places its own parts."""
+    """Place the host's arrays, equal in all processes, on the devices. Each process places its devices' shards."""
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
 
@@ -126,7 +131,10 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def put_into(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the tree with these arrays, by path, in place of its leaves, on their devices; broadcast over runs."""
+    """Return the tree, with the leaves at these paths replaced by the arrays, in the same dtype, shape and sharding.
+
+    An array is broadcast over the first axis if the leaf has one row for each run.
+    """
     leaves = shapes.flat(tree)
     for path in arrays.keys() & leaves.keys():
         leaf = leaves[path]
@@ -135,28 +143,28 @@ def put_into(tree: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """Return the whole arrays as numpy, however they are sharded over devices and processes: all call it.
+    """Return the global arrays as numpy, from all devices and processes. Every process must call this.
 
-    One leaf after the other, so that never more than one of them is whole on the devices.
+    Leaves are gathered in sequence, so that the devices never hold more than one of them unsharded.
     """
 
-    def whole(leaf: Any) -> Any:
-        apart = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
-        return multihost_utils.process_allgather(leaf, tiled=True) if apart else jax.device_get(leaf)
+    def gather(leaf: Any) -> Any:
+        is_remote = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+        return multihost_utils.process_allgather(leaf, tiled=True) if is_remote else jax.device_get(leaf)
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(gather, tree)
 
 
 def agree(value: int) -> int:
-    """Return the largest of the processes' values (as int32): all call it."""
+    """Return the largest of the processes' values (as int32). Every process must call this."""
     return value if jax.process_count() == 1 else int(multihost_utils.process_allgather(np.int32(value)).max())
 
 
 def is_same(value: int) -> bool:
-    """Return True if the value (as int32) is the same in every process: all call it."""
+    """Return True if the value (as int32) is the same in all processes. Every process must call this."""
     return agree(value) == -agree(-value)
 
 
 def barrier() -> None:
-    """Wait until every process is here: all call it."""
+    """Wait until all processes have called this. Every process must call this."""
     multihost_utils.sync_global_devices("tfm")

@@ -16,7 +16,7 @@ class UserError(_Sentence, Exception):
 
 
 class RunError(_Sentence, Exception):
-    """A run that was good cannot go on (numbers that are not finite, a full disk): one sentence. Exit code 1."""
+    """A run with a valid config cannot continue (a loss that is not finite, a full disk): one sentence. Exit code 1."""
 
 
 class Interrupted(_Sentence, KeyboardInterrupt):
@@ -31,12 +31,12 @@ class Interrupted(_Sentence, KeyboardInterrupt):
 
 
 def refuse(*faults: tuple[Any, str]) -> None:
-    """Raise UserError with the message of the first fault whose condition holds. faults: (condition, message)."""
+    """Raise UserError with the message of the first true condition, if there is one. faults: (condition, message)."""
     for condition, message in faults:
         if condition:
             raise UserError(message)
 
 
 def line(error: BaseException) -> str:
-    """Return the message on one line, with control characters escaped."""
+    """Return the message of an error on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))

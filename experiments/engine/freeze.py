@@ -1,4 +1,4 @@
-"""Frozen parameters: the patterns of optim.frozen, and of an experiment or an adapter that trains only some."""
+"""Frozen parameters, selected by the patterns of optim.frozen, of an experiment, or of an adapter."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from tfm import shapes
 
 
 def select_trained(params: Any, frozen: Sequence[str]) -> Any:
-    """Return a tree of bools: False for a leaf if a pattern of `frozen` matches.
+    """Return a tree of bools: True for each parameter that is trained, False for each frozen one.
 
-    A pattern is the path of a parameter or of a node that contains it, with * for anything: "embed/E_WD", "blocks",
-    "*/b?_*". The last matching pattern decides; with a leading "!" it means trained: ["*", "!head"].
+    A pattern is the path of a parameter or of a node above it, with * for anything: "embed/E_WD", "blocks", "*/b?_*".
+    If several patterns match, the last one decides. A leading "!" unfreezes: ["*", "!head"] trains only the head.
     """
     paths = find_frozen(params, frozen)
     return jax.tree.unflatten(jax.tree.structure(params), [path not in paths for path in shapes.flat(params)])
@@ -22,34 +22,35 @@ def select_trained(params: Any, frozen: Sequence[str]) -> Any:
 
 def find_frozen(params: Any, frozen: Sequence[str]) -> set[str]:
     """Return the paths of the parameters that the patterns of `frozen` freeze (`select_trained`)."""
-    last = {path: pattern for pattern in frozen for path in shapes.flat(params) if _matches(pattern, path)}
-    return {path for path, pattern in last.items() if not pattern.startswith("!")}
+    last_pattern = {path: pattern for pattern in frozen for path in shapes.flat(params) if _matches(pattern, path)}
+    return {path for path, pattern in last_pattern.items() if not pattern.startswith("!")}
 
 
 def stop_gradients(params: Any, paths: set[str]) -> Any:
-    """Return the parameters; those with these paths receive no gradient."""
+    """Return the parameters, with stop_gradient applied to the leaves at these paths."""
     leaves = shapes.flat(params).items()
     stopped = [jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in leaves]
     return jax.tree.unflatten(jax.tree.structure(params), stopped)
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Return True if the pattern, without a leading "!", matches the path of a parameter or of a node around it."""
+    """Return True if the pattern, without a leading "!", matches the path of a parameter or of a node above it."""
     pattern = pattern.removeprefix("!")
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
 
 
 def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ()) -> None:
-    """Raise UserError if a pattern matches no parameter, or changes nothing after the earlier ones, or nothing is
-    trained.
+    """Raise UserError if a pattern matches no parameter or has no effect, or if all parameters are frozen.
+
+    before: patterns that apply before those of `frozen`.
     """
     names = shapes.flat(params)
     for i, pattern in enumerate(frozen):
         if not any(_matches(str(pattern), name) for name in names):
             hint = by_name.suggest(str(pattern), names)
-            raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
+            raise errors.UserError(f'optim.frozen: "{pattern}" matches no parameter{hint}. --dry_run lists all of them')
         earlier = [*before, *frozen[:i]]
         if find_frozen(params, [*earlier, pattern]) == find_frozen(params, earlier):
-            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing: remove it')
+            raise errors.UserError(f'optim.frozen: "{pattern}" has no effect. Remove it')
     if find_frozen(params, [*before, *frozen]) == {*names}:
-        raise errors.UserError("optim.frozen must leave a parameter to train")
+        raise errors.UserError(f"optim.frozen = {[*frozen]} leaves no parameter to train. Unfreeze at least one")

@@ -16,28 +16,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tqdm.auto
-from tensorboardX import record_writer, summary
-from tensorboardX.proto import event_pb2
 
 from experiments.engine import by_name, disk, distributed, errors
 
-# Control characters, and those that reverse the direction of text: a terminal acts on them.
+# Characters that a terminal acts on: control characters, and those that reverse the direction of text.
 CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
-FLUSH_SECONDS = 30.0  # longest time before events reach the disk
-MIN_STEPS, MIN_SECONDS = 9, 10.0  # either is enough to predict the time left: the first steps may be slow
-RECENT = 100  # number of last steps whose median speed is used
+FLUSH_SECONDS = 30.0  # events reach the disk after at most this time
+MIN_STEPS, MIN_SECONDS = 9, 10.0  # more than either, and the time left is predicted: the first steps may be slow
+RECENT = 100  # the speed is the median over this many last steps
 
 
 def say(text: str, end: str = "") -> None:
-    """Print at once. Control characters become U+FFFD, and characters that stdout cannot encode become "?"."""
+    """Print the text and flush. Control characters become U+FFFD; what stdout cannot encode becomes "?"."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = text.replace("\r\n", "\n").translate(CONTROL)
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
 def read(folder: pathlib.Path, *, warn: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, [] if there is none. Skip damaged lines; warn: print their number.
+    """Return the rows of metrics.jsonl; [] if the file is missing. Damaged lines are skipped; warn: print how many.
 
     Raises UserError if the file cannot be read.
     """
@@ -48,12 +46,12 @@ def read(folder: pathlib.Path, *, warn: bool = False) -> list[dict[str, Any]]:
         rows = [_row(line) for line in file.read_bytes().split(b"\n")]
     damaged = sum(row is None for row in rows[:-1])  # the last is empty or incomplete
     if damaged and warn:
-        print(f"{file}: damaged lines are left out: {damaged:,}", flush=True)
+        print(f"{file}: skipped {damaged:,} damaged lines", flush=True)
     return [row for row in rows if row]
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the numbers of a line by name, {"step": ..., ...}; None for an invalid line."""
+    """Return the row of a line, {"step": 7, "train/loss": 0.5, ...}; None if the line is invalid."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -62,18 +60,18 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def finite(value: float) -> float | None:
-    """Return the number as JSON can hold it: None for infinity and NaN."""
+    """Return the number as a float, or None for infinity and NaN, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
 
 
 class Log:
-    """The log of a run that starts or resumes at step `start`. Rows of later steps are deleted first.
+    """The log of a run that starts or resumes at step `start`. Existing rows of later steps are deleted first.
 
-    writers: names of WRITERS. Only process 0 writes. Raises OSError if the disk is full.
+    writers: names in WRITERS; other names are ignored. Only process 0 writes. Raises OSError if the disk is full.
     """
 
     def __init__(self, folder: pathlib.Path, *, start: int, writers: Sequence[str] = ("tensorboard",)):
-        self._open = contextlib.ExitStack()  # closes all, even if one fails
+        self._open = contextlib.ExitStack()  # closes all files and writers, even if one of them fails
         self._writes = distributed.is_main()
         if not self._writes:
             return
@@ -102,57 +100,64 @@ class Log:
 
 
 class Events:
-    """TensorBoard events. On a full disk, tensorboardX.SummaryWriter would lose events and wait forever."""
+    """A writer of TensorBoard events. On a full disk, tensorboardX.SummaryWriter would lose events and wait forever."""
 
     def __init__(self, folder: pathlib.Path, start: int):
-        # `start` puts files of one second in order.
+        # Imported here because tensorboardX imports PyTorch, which takes seconds, if it is installed.
+        from tensorboardX import record_writer
+        from tensorboardX.proto import event_pb2
+
+        # `start` orders the files that are created in the same second.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
+        self._make_event = event_pb2.Event
         self._events = record_writer.RecordWriter(str(disk.folder(folder, "events") / name))
         self._flushed = -math.inf
         self._event(file_version="brain.Event:2")
-        if start:  # TensorBoard then ignores the later steps of an earlier session
+        if start:  # TensorBoard then ignores the events of an earlier session after `start`
             self._event(step=start + 1, session_log={"status": event_pb2.SessionLog.START})
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        scalars = [scalar for name, x in values.items() for scalar in summary.scalar(name, x).value]
+        scalars = [{"tag": name, "simple_value": x} for name, x in values.items()]
         self._event(step=step, summary={"value": scalars})
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self._flushed = time.monotonic()
             self._events.flush()
 
-    def _event(self, **parts: Any) -> None:
-        self._events.write(event_pb2.Event(wall_time=time.time(), **parts).SerializeToString())
+    def _event(self, **fields: Any) -> None:
+        self._events.write(self._make_event(wall_time=time.time(), **fields).SerializeToString())
 
     def close(self) -> None:
         self._events.close()
 
 
 class Wandb:
-    """Weights & Biases: a run of the project WANDB_PROJECT or tfm, which a resumed run continues.
+    """A writer to Weights & Biases, to the project $WANDB_PROJECT or "tfm". A resumed run continues its W&B run.
 
-    WANDB_MODE=offline keeps everything in the run's folder, for `wandb sync`. Nothing about machine or code is sent.
+    WANDB_MODE=offline keeps all data in the run's folder, for `wandb sync`. No data on machine or code are sent.
     """
 
     def __init__(self, folder: pathlib.Path, start: int):
         import wandb
 
-        quiet = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
-        quiet |= {"x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False}
-        before = sorted(disk.folder(folder, "wandb").glob("*run-*-*"))  # offline-run-<time>-<id>
+        options = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
+        options |= {"x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False}
+        earlier = sorted(disk.folder(folder, "wandb").glob("*run-*-*"))  # offline-run-<time>-<id>
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "tfm"),
                 dir=folder,
                 name="/".join(folder.absolute().parts[-2:]),
-                id=before[0].name.partition("run-")[2].split("-")[1] if before else None,
+                id=earlier[0].name.partition("run-")[2].split("-")[1] if earlier else None,
                 resume="allow",
                 reinit="create_new",
-                config=disk.read_json(folder / "config.json", says="what runs")["config"],
-                settings=wandb.Settings(**quiet),
+                config=disk.read_json(folder / "config.json", says="the settings of the run")["config"],
+                settings=wandb.Settings(**options),
             )
         except wandb.Error as error:
-            raise errors.UserError(f"log has wandb: {errors.line(error)}. WANDB_MODE=offline sends nothing") from error
-        self._run.define_metric("*", step_metric="step")  # wandb's own steps cannot return to a checkpoint
+            raise errors.UserError(
+                f"log has wandb: {errors.line(error)}. Set WANDB_MODE=offline to log without a server"
+            ) from error
+        self._run.define_metric("*", step_metric="step")  # wandb's own step cannot go back to that of a checkpoint
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self._run.log({"step": step} | values)
@@ -167,22 +172,22 @@ LOGS = ("jsonl", *WRITERS, SYMMETRY)  # values of the setting `log`; metrics.jso
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise UserError for an unknown log, and for wandb if it is not installed."""
+    """Raise UserError if a name is not in LOGS, or if wandb is requested but not installed."""
     for name in names:
         by_name.choose("log", str(name), dict.fromkeys(LOGS))
     if "wandb" in names and importlib.util.find_spec("wandb") is None:
-        raise errors.UserError('log has wandb, which is not installed: pip install -e ".[wandb]"')
+        raise errors.UserError('log has wandb, which is not installed. Install it: pip install -e ".[wandb]"')
 
 
 class Pace:
-    """The speed of the steps. The first step, which may compile and fills caches, counts only until the second."""
+    """The speed of the steps. When the second step ends, the first is discarded: it may compile, and fills caches."""
 
     def __init__(self) -> None:
         self.seconds, self.work, self.since = 0.0, 0.0, time.perf_counter()
         self._steps, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def step(self, work: float) -> None:
-        """Count a step that ends now. work: its size, in units of the first step."""
+        """Count a step that ends now. work: its cost, in units that the caller chooses."""
         ends, self._steps = time.perf_counter(), self._steps + 1
         if self._steps == 2:
             self.seconds, self.work = 0.0, 0.0
@@ -191,7 +196,7 @@ class Pace:
         self.seconds, self.work, self.since = self.seconds + ends - self.since, self.work + work, ends
 
     def left(self, work: float) -> float | None:
-        """Return the seconds that this work takes; None if too few steps are known."""
+        """Return the predicted seconds for this work; None if too few steps were measured."""
         is_known = len(self._recent) >= MIN_STEPS or (self._recent and self.seconds > MIN_SECONDS)
         return statistics.median(self._recent) * work if is_known else None
 
@@ -210,19 +215,19 @@ class Line:
 
     EVERY_SECONDS = 10.0
 
-    def __init__(self, begins: str, *, total: float, done: float = 0, live: bool = True):
-        """begins: the first part of the bar's format. live: False if another process shows the bar."""
+    def __init__(self, prefix: str, *, total: float, done: float = 0, live: bool = True):
+        """prefix: the first part of tqdm's bar_format. total, done: in units of work. live: whether to show a bar."""
         self._bar = tqdm.auto.tqdm(
             total=total,
             initial=done,
             disable=not (live and (in_notebook() or sys.stderr.isatty())),
-            bar_format=begins + "{postfix} |{bar}|",
+            bar_format=prefix + "{postfix} |{bar}|",
             dynamic_ncols=True,
         )
         self._pace, self._printed = Pace(), time.perf_counter()
 
     def _show(self, text: str, *, done: float, plain: str) -> None:
-        """Advance the bar by `done`. plain: the plain line; "" prints none at this step."""
+        """Advance the bar by `done`, and show the text after it. plain: the line without a bar; "" prints nothing."""
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(done)
         if plain and self._bar.disable and time.perf_counter() - self._printed > self.EVERY_SECONDS:
@@ -231,13 +236,13 @@ class Line:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Context manager: leave an evaluation or a save out of the time of the steps."""
+        """Context manager: exclude the time of the block, an evaluation or a save, from the time of the steps."""
         began = time.perf_counter()
         yield
         self._pace.since += time.perf_counter() - began
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
+        """Print a line, above the bar if there is one."""
         if self._bar.disable:
             print(line, flush=True)
         else:
@@ -267,22 +272,22 @@ class Progress(Line):
         evaluation: float = 0.0,
         evaluations: Callable[[int], int] = lambda n: 0,
     ):
-        """work(n): the cost of the first n steps; more than n if batches have grown. The unit is the first step's cost.
+        """work(n): the cost of the first n steps, in units of the first step; more than n if batches have grown.
 
-        evaluation: the cost of one evaluation, in the same unit. evaluations(n): their number from step n on. peak:
-        FLOP/s of large matrix products; 0: unknown.
+        evaluation: the cost of one evaluation, in the same unit. evaluations(n): the number of evaluations from step n
+        on. peak: the FLOP/s of large matrix products; 0: unknown.
         """
         super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.is_main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
         self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
-        self._at, self._text = start, ""
+        self._last_step, self._text = start, ""
 
     def advance(self, step: int, loss: float | None) -> None:
-        """Count a step, and show the loss if it is known."""
-        self._pace.step(self._work(step) - self._work(self._at))
-        self._at = step
-        ahead = self._work(self._steps) - self._work(step)
-        seconds_left = self._pace.left(ahead + self._evaluation * self._evaluations(step))
+        """Count the step, and show the progress. loss: None if it was not fetched; the last one stays on the bar."""
+        self._pace.step(self._work(step) - self._work(self._last_step))
+        self._last_step = step
+        remaining = self._work(self._steps) - self._work(step)
+        seconds_left = self._pace.left(remaining + self._evaluation * self._evaluations(step))
         if loss is not None:
             speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
             if seconds_left is not None:
@@ -290,9 +295,8 @@ class Progress(Line):
             if seconds_left is not None and self._peak:
                 share = self._flops * speed / self._tokens / self._peak
                 self._text += f", {100 * share:.0f} % of matrix-product speed"
-        line = ", ".join(
-            filter(None, [f"{clock(seconds_left)} left", self._text])
-        )  # time first: a narrow terminal cuts off the end
+        # The time comes first, because a narrow terminal cuts off the end.
+        line = ", ".join(filter(None, [f"{clock(seconds_left)} left", self._text]))
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
     def tokens_per_second(self) -> float:

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: a SHA-256 for each of its files, so that a restore notices any damage.
+"""The manifest of a checkpoint: the SHA-256 of each of its files, so that a restore detects any damage.
 
 A folder of checkpoints holds <step>/state, which Orbax writes, and <step>/manifest.json. A checkpoint is written as
-<step>.writing and deleted as <step>.deleting: a folder named <step> is complete at any moment.
+<step>.writing and deleted as <step>.deleting: so a folder named <step> is always complete.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def steps(folder: pathlib.Path) -> set[int]:
 
 
 def tidy(folder: pathlib.Path) -> None:
-    """Create the folder of checkpoints, and delete what a killed run left incomplete in it. Raises OSError."""
+    """Create the folder of checkpoints, and delete the incomplete checkpoints of a killed run. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.suffix in (WRITING, DELETING):
@@ -31,7 +31,7 @@ def tidy(folder: pathlib.Path) -> None:
 
 
 def write(checkpoint: pathlib.Path, *, metrics: Mapping[str, float], versions: Mapping[str, str]) -> None:
-    """Write the manifest of a checkpoint, and return when the disk has all its files. Raises OSError."""
+    """Write the manifest of a checkpoint, and wait until all its files are on the disk. Raises OSError."""
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     digests = {path.relative_to(checkpoint).as_posix(): _digest(path) for path in files}
     disk.write_json(checkpoint / FILE, {"metrics": metrics, "versions": versions, "files": digests})
@@ -40,14 +40,17 @@ def write(checkpoint: pathlib.Path, *, metrics: Mapping[str, float], versions: M
 
 
 def write_metrics(checkpoint: pathlib.Path, metrics: Mapping[str, float]) -> None:
-    """Replace the metrics in the manifest of a checkpoint. Raises OSError, and UserError if it cannot be read."""
+    """Replace the metrics in the manifest of a checkpoint.
+
+    Raises UserError if the manifest cannot be read, and OSError if it cannot be written.
+    """
     content = _read(checkpoint)
     disk.write_json(checkpoint / FILE, content | {"metrics": metrics})
     disk.flush(checkpoint / FILE)
 
 
 def metrics(checkpoint: pathlib.Path) -> dict[str, float]:
-    """Return what was measured at a checkpoint; nothing if its manifest is damaged, which `verify` reports."""
+    """Return the metrics of a checkpoint; {} if its manifest is damaged, which `verify` reports."""
     try:
         return _read(checkpoint)["metrics"]
     except errors.UserError:
@@ -55,12 +58,12 @@ def metrics(checkpoint: pathlib.Path) -> dict[str, float]:
 
 
 def verify(checkpoint: pathlib.Path) -> None:
-    """Raise UserError unless all files of the checkpoint are those that were saved."""
+    """Raise UserError if a file of the checkpoint is missing, or if its SHA-256 differs from the manifest's."""
     for name, digest in _read(checkpoint)["files"].items():
         file = checkpoint / name
         with disk.reading(file):
             if _digest(file) != digest:
-                raise errors.UserError(f"{file}: its SHA-256 is not that of the file that was saved")
+                raise errors.UserError(f"{file} is damaged: its SHA-256 differs from that in {FILE}")
 
 
 def _read(checkpoint: pathlib.Path) -> dict[str, Any]:

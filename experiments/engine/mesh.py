@@ -1,4 +1,4 @@
-"""Meshes of devices: the only file that arranges devices and uses `shard_map` (distributed.py: several processes)."""
+"""Device meshes: only this file arranges devices and uses `shard_map` (distributed.py: several processes)."""
 
 import contextlib
 import functools
@@ -19,11 +19,11 @@ from experiments.engine import distributed, errors
 from tfm import layout as layouts, shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
-SEED = "seed"  # an axis before these, if several runs are trained together (studies/vmapped_runs.py)
+SEED = "seed"  # an additional first axis, if several runs are trained together (studies/vmapped_runs.py)
 BATCH = (DATA, FSDP)  # the axes that shard the examples of a batch
-WHOLE = PartitionSpec()  # of an array that every device holds whole
-# Flags of libtpu (0.0.23, 0.0.50). KiB next to the matrix units for one fusion, twice the default: the estimated step
-# of GPT-2's 124 M is 3 % shorter on v5e-1, that of configs/colab_v5e.py 13 % (docs/tpu.md).
+WHOLE = PartitionSpec()  # the spec of a replicated array
+# Compiler options of libtpu (0.0.23, 0.0.50): the on-chip memory (VMEM, in KiB) of one fusion, twice the default. On
+# v5e-1 the estimated step is 3 % shorter for GPT-2 (124 M), and 13 % for configs/colab_v5e.py (docs/tpu.md).
 MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")  # that can change a number
 
@@ -44,12 +44,12 @@ def processor() -> str:
 
 
 def shape(mesh: Mesh) -> str:
-    """Return the axes with more than one device, and their sizes."""
+    """Return the sizes of data and of the other axes with more than one device, as "data=4, tensor=2"."""
     return ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1 or axis == DATA)
 
 
 def describe(mesh: Mesh, chips: Sequence[Any] | None = None) -> str:
-    """Return the versions, the backend and the mesh in one line. chips: target devices, if they are not JAX's."""
+    """Return the versions, the backend and the mesh in one line. chips: target devices; None: those of JAX."""
     software = ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax"))
     used = f"{mesh.size} of {len(jax.devices() if chips is None else chips)} devices"
     kinds = [mesh.devices.flat[0].device_kind, *([processor()] if chips is None else [])]
@@ -71,7 +71,7 @@ def make(
     seed: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Return a mesh with the axes data, fsdp, tensor and sequence, and before them seed if it is not 1.
+    """Return a mesh with the axes data, fsdp, tensor and sequence, and a first axis `seed` if its size is not 1.
 
     One size may be -1: all remaining devices. devices: None for JAX's. Raises UserError if the sizes do not fit.
     """
@@ -79,25 +79,30 @@ def make(
     sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
     available = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     invalid = [axis for axis, n in sizes.items() if n < 1 and n != -1]
-    rest = [axis for axis, n in sizes.items() if n == -1]
-    if invalid or len(rest) > 1:
-        values = ", ".join(f"mesh.{axis} = {sizes[axis]}" for axis in invalid or rest)
-        raise errors.UserError(f"{values}: choose at least 1, or -1 for one axis: the remaining devices of {available}")
+    remaining = [axis for axis, n in sizes.items() if n == -1]
+    if invalid or len(remaining) > 1:
+        values = ", ".join(f"mesh.{axis} = {sizes[axis]}" for axis in invalid or remaining)
+        raise errors.UserError(
+            f"{values}: choose at least 1, or -1 on one axis for the remaining devices of {available}"
+        )
     product = math.prod(n for n in sizes.values() if n != -1)
     named_sizes = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
     total = len(devices)
-    used = total if rest else product
+    used = total if remaining else product
     errors.refuse(
-        (product > total or (rest and total % product), f"{named_sizes} does not fit JAX's devices, {available}"),
+        (
+            product > total or (remaining and total % product),
+            f"{named_sizes} does not fit JAX's devices, {available}. Choose sizes with a product that divides {total}",
+        ),
         (used < total and jax.process_count() > 1, f"{named_sizes} must use all {total} devices of several processes"),
     )
-    sizes |= {axis: total // product for axis in rest}
+    sizes |= {axis: total // product for axis in remaining}
     types = (AxisType.Auto,) * len(sizes)  # the default changed between JAX releases
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices[:used])
 
 
 def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:
-    """Return how a model is shared over this mesh. W: size of its vocabulary, which is sharded if it divides evenly."""
+    """Return the layout of a model on this mesh. W: the vocabulary size; the vocabulary is sharded if W allows it."""
     axes = {axis: axis if mesh.shape[axis] > 1 else None for axis in (FSDP, TENSOR, SEQUENCE)}
     vocab = TENSOR if axes[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
     return layouts.Layout(batch=BATCH, vocab=vocab, platform=backend(mesh), **axes)
@@ -121,30 +126,33 @@ def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -
             shared.append((f"a sequence of N = {n} tokens ({name})", n, SEQUENCE))
     for description, n, axis in shared:
         if n % mesh.shape[axis]:
-            raise errors.UserError(f"{description} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}")
+            raise errors.UserError(
+                f"{description} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}. Choose a divisor of {n}"
+            )
 
 
-def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
-    """Raise UserError unless a batch divides evenly over the devices and the microbatches of an accumulation."""
+def check_batch(mesh: Mesh, name: str, *, batch: int, microbatches: int = 1) -> None:
+    """Raise UserError unless a batch divides evenly over devices and microbatches. name: the setting."""
     n = math.prod(mesh.shape[axis] for axis in BATCH)
-    if batch < 1 or batch % (n * parts):
-        over = f"{n} devices" + (f" x {parts} microbatches" if parts > 1 else "")
-        fewer = [d for d in range(1, mesh.shape[DATA]) if batch > 0 and batch % (d * mesh.shape[FSDP] * parts) == 0]
+    if batch < 1 or batch % (n * microbatches):
+        shards = f"{n} devices" + (f" x {microbatches} microbatches" if microbatches > 1 else "")
+        multiple = mesh.shape[FSDP] * microbatches
+        fewer = [d for d in range(1, mesh.shape[DATA]) if batch > 0 and batch % (d * multiple) == 0]
         remedy = f", or fewer devices with mesh.data = {fewer[-1]}" if fewer else ""
         raise errors.UserError(
-            f"{name} = {batch} does not divide evenly over {over}: choose a multiple of {n * parts}{remedy}"
+            f"{name} = {batch} does not divide evenly over {shards}. Choose a multiple of {n * microbatches}{remedy}"
         )
 
 
 def total(tree: Any, mesh: Mesh) -> Any:
-    """Return, inside `sharded`, the sums over all devices that hold different examples or tokens."""
+    """Return the sums over all devices that hold different examples or tokens. Call this inside `sharded`."""
     # Leaf by leaf: JAX 0.7.2 cannot differentiate the psum of a tree.
     tree = jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree)
     return jax.tree.map(lambda x: jax.lax.psum(x, SEQUENCE), tree) if mesh.shape[SEQUENCE] > 1 else tree
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:
-    """Return the function mapped over the devices, each with its part of the arguments, as the specs say.
+    """Return the shard_map of a function: each device calls it with its shard of the arguments, given by the specs.
 
     This covers data parallelism, FSDP, tensor and sequence parallelism. Collectives inside are explicit and checked.
     """
@@ -152,10 +160,10 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = W
 
 
 def side_by_side(mesh: Mesh) -> bool:
-    """Return True if several runs are faster vectorised (vmap) than one after the other (lax.map).
+    """Return True if several runs are faster vectorised (vmap) than in sequence (lax.map).
 
-    On a CPU they are not: batched products of small matrices take longer than single ones. For five seeds of
-    configs/vit.py on two cores a seed's step takes 1.75 times as long with vmap as alone, and 0.91 times with lax.map.
+    On a CPU they are slower, because batched products of small matrices take longer than single ones. For five seeds of
+    configs/vit.py on two cores, the step of one seed takes 1.75 times as long with vmap as alone, 0.91 with lax.map.
     """
     if SEED in mesh.axis_names and jax.__version_info__ < (0, 10):  # vmap inside shard_map fails a type check
         return False
@@ -163,18 +171,18 @@ def side_by_side(mesh: Mesh) -> bool:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Return the `compiler_options` of jax.jit for training on TPUs, without those that this libtpu does not know.
+    """Return the `compiler_options` of jax.jit for training on TPUs, without options unknown to this libtpu.
 
-    Options in XLA_FLAGS or LIBTPU_INIT_ARGS are the user's, and left out.
+    Options that the user has set in XLA_FLAGS or LIBTPU_INIT_ARGS are omitted.
     """
     if backend(mesh) != "tpu":
         return {}
-    users = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    return {flag: value for flag, value in MEMORY.items() if flag not in users and _is_known({flag: value}, mesh)}
+    user_flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    return {flag: value for flag, value in MEMORY.items() if flag not in user_flags and _is_known({flag: value}, mesh)}
 
 
 def _is_known(options: dict[str, str], mesh: Mesh) -> bool:
-    """Return True if the compiler knows these options, by compiling an empty program with them."""
+    """Return True if an empty program compiles with these options."""
     scalar = jax.ShapeDtypeStruct((), np.float32, sharding=replicated(mesh))
     try:
         jax.jit(lambda x: x, compiler_options=options).lower(scalar).compile()
@@ -186,11 +194,12 @@ def _is_known(options: dict[str, str], mesh: Mesh) -> bool:
 
 
 def keys(key: jax.Array, n: int) -> jax.Array:
-    """Return, inside `sharded`, a random key for each of this device's n examples.
+    """Return a random key for each of this device's n examples. Call this inside `sharded`.
 
-    It depends on the example's place in the whole batch, and so not on the number of devices.
+    An example's key depends on its place in the global batch, and so not on the number of devices.
     """
-    zero = 0 * jax.random.key_data(key)[0].astype(np.int32)  # its type varies over the runs (JAX 0.8)
+    # The zero has the type of `key`, which varies over the runs of a study: JAX 0.8 requires equal types.
+    zero = 0 * jax.random.key_data(key)[0].astype(np.int32)
     first = jax.lax.axis_index(BATCH) * n + zero
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + np.arange(n))
 
@@ -202,48 +211,48 @@ def batch_specs(mesh: Mesh, batch: dict) -> dict:
 
 
 def place_batch(mesh: Mesh, batch: dict) -> dict:
-    """Return the batch on the devices. Devices that share a sequence hold every P-th token (tfm/layout.py)."""
-    return distributed.put(_stripe(mesh, batch), _places(mesh, batch))
+    """Place the batch on the devices. Each of P devices that share a sequence has every P-th token (tfm/layout.py)."""
+    return distributed.put(_stripe(mesh, batch), _batch_shardings(mesh, batch))
 
 
 def place_rows(mesh: Mesh, batches: Sequence[dict]) -> dict:
-    """Return the batches of several runs as rows of the same arrays, on the devices."""
+    """Place the batches of several runs on the devices, as rows of the same arrays."""
     striped = [_stripe(mesh, batch) for batch in batches]
     rows = {name: np.stack([batch[name] for batch in striped]) for name in striped[0]}
-    return distributed.put(rows, _places(mesh, striped[0], rows=True))
+    return distributed.put(rows, _batch_shardings(mesh, striped[0], rows=True))
 
 
 def abstract_batch(mesh: Mesh, batch: dict, *, rows: int = 0) -> dict:
-    """Return shapes, dtypes and shardings of the result of `place_batch`, or of `place_rows` of so many runs."""
+    """Return shapes, dtypes and shardings of the result of `place_batch`; with `rows` runs, that of `place_rows`."""
     shape = jax.eval_shape(lambda batch: batch, batch)  # JAX's dtypes, which may differ from NumPy's
-    leading, places = (rows,) * bool(rows), _places(mesh, batch, rows=bool(rows))
+    leading, places = (rows,) * bool(rows), _batch_shardings(mesh, batch, rows=bool(rows))
     return {name: jax.ShapeDtypeStruct(leading + x.shape, x.dtype, sharding=places[name]) for name, x in shape.items()}
 
 
-def _places(mesh: Mesh, batch: dict, *, rows: bool = False) -> dict:
+def _batch_shardings(mesh: Mesh, batch: dict, *, rows: bool = False) -> dict:
     """Return the sharding of each array of a batch."""
     specs = batch_specs(mesh, batch)
     return {name: NamedSharding(mesh, add_row_axis(mesh, spec) if rows else spec) for name, spec in specs.items()}
 
 
 def add_row_axis(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
-    """Return the spec of arrays that hold one row for each run."""
+    """Return the spec with a first axis added, which has one row for each run."""
     return PartitionSpec(SEED if SEED in mesh.axis_names else None, *spec)
 
 
 def _stripe(mesh: Mesh, batch: dict) -> dict:
-    """Return the batch with the tokens 0, P, 2 P, ..., then 1, P + 1, ...: one part for each device of a sequence."""
+    """Return the batch with tokens in the order 0, P, 2 P, ..., 1, P + 1, ...: every P-th for each of P devices."""
     striped = dict(batch)
     for name, x in batch.items():
         i = shapes.letters(name).find("N")
         if i >= 0 and mesh.shape[SEQUENCE] > 1:
-            cut = x.reshape(*x.shape[:i], -1, mesh.shape[SEQUENCE], *x.shape[i + 1 :])
-            striped[name] = cut.swapaxes(i, i + 1).reshape(x.shape)
+            grid = x.reshape(*x.shape[:i], -1, mesh.shape[SEQUENCE], *x.shape[i + 1 :])
+            striped[name] = grid.swapaxes(i, i + 1).reshape(x.shape)
     return striped
 
 
 def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout) -> Any:
-    """Return the shardings of parameters, or of a state with them, from the letters of their names."""
+    """Return the shardings of parameters, or of a state that contains them, from the axes in their names."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), shapes.specs(tree, layout.rules), is_leaf=is_spec)
 
 

@@ -1,4 +1,4 @@
-"""Steps with NaN or infinity: stop the run, and name the step, the examples and the first array."""
+"""Errors of steps with NaN or infinity, which name the step, its examples and the first such array."""
 
 import contextlib
 import functools
@@ -22,43 +22,45 @@ def abort(
     batch: dict,
     metrics: dict,
 ) -> None:
-    """Save the state before step n, and raise RunError with the numbers that are not finite and a command to repeat it.
+    """Save the state before step n, and raise RunError with the non-finite numbers and a command to repeat the step.
 
-    A batch is a function of (seed, step), so resuming from there takes the same step.
+    A batch is a function of (seed, step), so a run that resumes from this state takes the same step.
     """
     check(n - 1, state)
-    place = "its beginning"
+    place = "the beginning"
     if n > 1:
         try:
             saves.save(n - 1, state)
             saves.wait()
-            place = f"step {n - 1:,}, which is saved"
+            place = f"the checkpoint of step {n - 1:,}"
         except errors.RunError as error:  # report both errors
-            place = f"its last checkpoint ({error})"
+            place = f"the last checkpoint ({error})"
     command = f"python launch.py --config={folder / 'config.json'} --workdir={folder}"
     raise errors.RunError(
-        f"{describe(plan, n, state, batch, metrics)}; JAX_DEBUG_NANS=1 {command} takes this step again and names the"
-        f" operation, and the run can go on with train.nan = skip from {place}"
+        f"{describe(plan, n, state, batch, metrics)}. To find the operation, repeat the step: JAX_DEBUG_NANS=1"
+        f" {command}. To skip such steps, resume with train.nan = skip from {place}"
     )
 
 
 def describe(plan: run_plan.Plan, n: int, state: train_step.State, batch: dict, metrics: dict) -> str:
-    """Return a sentence about step n: which numbers are not finite, in which array first, and the examples."""
+    """Return a sentence about step n: its non-finite numbers, the first such array, and the examples."""
     names = {"the loss": train_step.LOSS, "the gradient norm": "gradient_norm", "the learning rate": "learning_rate"}
     values = {name: float(jax.device_get(metrics[key])) for name, key in names.items()}
     faults = [f"{name} ({value})" for name, value in values.items() if not np.isfinite(value)] or ["a statistic"]
     sentence = f"step {n:,}: {' and '.join(faults)} {'is' if len(faults) == 1 else 'are'} not finite"
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the devices have no memory left for it
-        if path := first_culprit(plan, state, batch):
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the devices may have no memory left
+        if path := find_first_nonfinite(plan, state, batch):
             sentence += f", and the first such number is in {path}"
     numbers = np.asarray(batch.get("example_B", ())).tolist()
     rest = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
     return sentence + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{rest}" if numbers else "")
 
 
-def first_culprit(plan: run_plan.Plan, state: train_step.State, batch: dict) -> str:
-    """Compute the gradient again from the state before a step on its batch. Return the path of the first array with a
-    number that is not finite: of the parameters, the batch, the gradient, the running statistics; or ''."""
+def find_first_nonfinite(plan: run_plan.Plan, state: train_step.State, batch: dict) -> str:
+    """Return the path of the first array with NaN or infinity, or ''. state: the state before the step.
+
+    The gradient is recomputed. The order is parameters, batch, gradient, running statistics.
+    """
     params, key = optim.training_params(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)
     device_gradient = functools.partial(
         train_step.gradient, task=plan.task, mesh=plan.mesh, accumulation=plan.accumulation
@@ -82,11 +84,11 @@ def first_culprit(plan: run_plan.Plan, state: train_step.State, batch: dict) -> 
 def check(n: int, state: train_step.State) -> None:
     """Raise RunError if the parameters after step n are not finite, so that they are not saved.
 
-    Each process checks the parameters on its devices. All call it, and all raise.
+    Each process checks the parameters on its devices. Every process must call this; if one fails, all raise.
     """
     shards = (shard.data for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards)
     if distributed.agree(not all(np.isfinite(np.asarray(part, np.float32)).all() for part in shards)):
         raise errors.RunError(
-            f"step {n:,}: an updated parameter is not finite, though loss and gradient are: this step is not saved."
+            f"step {n:,}: an updated parameter is not finite, though loss and gradient are. This step is not saved."
             " Resume from the last checkpoint with a smaller optim.learning_rate"
         )

@@ -1,4 +1,4 @@
-"""Optimisers: AdamW, Muon and the user's, with weight decay, clipping, schedules and averages."""
+"""Optimisers: AdamW, Muon and the user's, with weight decay, clipping, schedules and averaged parameters."""
 
 import functools
 import inspect
@@ -10,37 +10,38 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.engine import by_name, config, errors, freeze, orthogonal
-from tfm import shapes
+from experiments.engine import by_name, config as configs, errors, freeze, orthogonal
+from tfm import mup, shapes
 
 BETAS = ("beta1", "beta2")  # the two values of the setting betas
-SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  # of an optimiser
+SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  # settings that an optimiser may use
 ALIASES = {"b1": "beta1", "b2": "beta2"}  # optax's names of the betas
-FINAL = 0.1  # fraction of the peak at the end, by default
-BELOW_ONE = math.nextafter(1, 0)
+FINAL = 0.1  # default of the final learning rate as a fraction of the peak
+BELOW_ONE = math.nextafter(1, 0)  # the largest float below 1
 
 
 def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the step: linear warm-up from 0 to `peak`, then by name.
+    """Return the learning rate as a function of the step: a linear warm-up to `peak`, then the named schedule.
 
-    "constant"; "linear" and "cosine" fall to a tenth of the peak at `steps`, and "linear:0" to 0; "wsd" (warm-up,
-    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. "my_file:fall" is the user's:
-    (step, steps) -> the fraction of the peak; both count from the end of the warm-up, step is an integer array.
+    "constant" stays at the peak. "linear" and "cosine" fall to a tenth of the peak at `steps`, "linear:0" to 0. "wsd"
+    (warm-up, stable, decay) stays at the peak, and falls linearly over the last fifth of all steps. "my_file:fall" is
+    the user's: (step, steps) -> the fraction of the peak. Both count from the end of the warm-up; step is an int array.
+    Raises UserError if the name is invalid, or if the warm-up is not shorter than `steps`.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
-    kind, colon, last = name.partition(":")
+    kind, colon, suffix = name.partition(":")
     try:
-        fraction = float(last) if colon else FINAL
+        fraction = float(suffix) if colon else FINAL
     except ValueError:  # my_file:fall
         kind, fraction = name, FINAL
     if not 0 <= fraction < math.inf or (colon and kind == "constant"):
         raise errors.UserError(
-            f"optim.schedule = {name}: write a final fraction of at least 0, as linear:0.1, and none after constant"
+            f"optim.schedule = {name}: the final fraction must be at least 0, as in linear:0.1, and constant has none"
         )
     rest, final = steps - warmup_steps, peak * fraction
-    fall = min(max(1, round(steps / 5)), rest)
-    chosen = by_name.choose(
+    decay_steps = min(max(1, round(steps / 5)), rest)
+    make_schedule = by_name.choose(
         "schedule",
         kind,
         {
@@ -48,25 +49,25 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
             "linear": lambda: optax.linear_schedule(peak, final, rest),
             "cosine": lambda: optax.cosine_decay_schedule(peak, rest, alpha=fraction),
             "wsd": lambda: optax.join_schedules(
-                [optax.constant_schedule(peak), optax.linear_schedule(peak, final, fall)], [rest - fall]
+                [optax.constant_schedule(peak), optax.linear_schedule(peak, final, decay_steps)], [rest - decay_steps]
             ),
         },
     )
-    later = _bind_schedule(name, chosen, peak, rest) if ":" in kind else chosen()
-    # Step 0 of a warm-up would have learning rate 0 and do nothing: it starts at peak / warmup_steps.
+    later = _bind_schedule(name, make_schedule, peak, rest) if ":" in kind else make_schedule()
+    # The warm-up starts at peak / warmup_steps, because a step with learning rate 0 would do nothing.
     first = peak / max(warmup_steps, 1)
     return optax.join_schedules([optax.linear_schedule(first, peak, max(warmup_steps - 1, 1)), later], [warmup_steps])
 
 
 def _bind_schedule(name: str, fraction: Callable, peak: Any, steps: int) -> optax.Schedule:
-    """Return peak * fraction(step, steps). Raises UserError if this is not a number."""
+    """Return the schedule peak * fraction(step, steps). Raises UserError if the user's fraction is no number."""
     with by_name.user_errors(f"optim.schedule = {name}, (step, steps) -> the fraction of the peak"):
         jax.eval_shape(lambda n: jnp.reshape(fraction(n, steps), ()), jax.ShapeDtypeStruct((), jnp.int32))
-    return lambda n: peak * fraction(jnp.maximum(n, 0), steps)  # during the warm-up n < 0, and the value is not used
+    return lambda n: peak * fraction(jnp.maximum(n, 0), steps)  # in the warm-up n < 0, and the result is unused
 
 
 def find_settings(rule: Callable) -> dict[str, str]:
-    """Return {argument: setting} of an optimiser's factory, for the settings that it has arguments for."""
+    """Return {argument: setting} for the arguments of an optimiser's factory that are in SETTINGS."""
     names = list(inspect.signature(rule).parameters)[1:]
     return {name: ALIASES.get(name, name) for name in names if ALIASES.get(name, name) in SETTINGS}
 
@@ -74,11 +75,10 @@ def find_settings(rule: Callable) -> dict[str, str]:
 def call_factory(
     name: str, rule: Callable, rate: optax.Schedule, values: Mapping[str, Any], *, clip: float
 ) -> optax.GradientTransformation:
-    """Return the optimiser of the user's factory(rate, **values), after clipping by global norm if it does not clip
-    itself.
+    """Return the optimiser of the user's factory(rate, **values), with a step counter, which not every one has.
 
-    An argument `mask`, of the weight decay, receives `matrices`. Steps are counted in addition, because not every rule
-    of optax counts them. Raises UserError if the factory does not return an optimiser.
+    If the factory has no argument `clip`, gradients are first clipped by global norm. If it has an argument `mask`, of
+    the weight decay, it receives `matrices`. Raises UserError if the factory does not return an optimiser.
     """
     if "mask" in inspect.signature(rule).parameters:
         values = {**values, "mask": matrices}
@@ -95,19 +95,34 @@ def check_updates(name: str, rule: optax.GradientTransformation, params: Any) ->
     with by_name.user_errors(label := f"optim.name = {name}"):
         updates, _ = jax.eval_shape(rule.update, params, jax.eval_shape(rule.init, params), params)
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, params):
-        raise errors.UserError(f"{label}: its updates must have the names and shapes of the parameters")
+        raise errors.UserError(f"{label}: the updates must have the names and shapes of the parameters")
 
 
 def matrices(params: Any) -> Any:
-    """Return which leaves weight decay acts on: matrices, not biases, gains and shifts (by their names)."""
+    """Return a tree of bools: True for matrices, which decay; False for biases, gains and shifts (by their names)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: shapes.is_matrix(path), params)
 
 
 def adamw(
-    rate: optax.Schedule, *, beta1: float, beta2: float, eps: float = 1e-8, weight_decay: float, clip: float
+    rate: optax.Schedule,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float = 1e-8,
+    weight_decay: float,
+    clip: float,
+    growth: mup.Growth = mup.BASE,
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019), decay on matrices only, after clipping by global norm (0: no clipping)."""
-    step = optax.adamw(rate, b1=beta1, b2=beta2, eps=eps, weight_decay=weight_decay, mask=matrices)
+    """AdamW (Loshchilov and Hutter 2019) with decay of matrices only. clip: largest global norm; 0: no clipping.
+
+    growth: for the learning rates of maximal update parametrisation (tfm/mup.py). Weight decay does not change.
+    """
+    step = optax.chain(
+        optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps),
+        *scale_rates(growth),
+        optax.add_decayed_weights(weight_decay, mask=matrices),
+        optax.scale_by_learning_rate(rate),
+    )
     return _clip(step, clip)
 
 
@@ -124,23 +139,27 @@ def muon(
     eps: float = 1e-8,
     rows: bool = False,
     ball: bool = False,
+    growth: mup.Growth = mup.BASE,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, with `muon_lr_multiplier` times the learning rate.
 
-    A step is U V^T, where U S V^T is Nesterov's momentum: all directions move equally far. Embeddings, output matrices,
-    gains and biases use AdamW (beta1, beta2, eps). Weight decay as in `adamw`. rows: NorMuon. ball:
-    the hyperball variant (Wen et al. 2026), in which step and matrix have the norm R of the initial matrix, W <- R (W -
-    rate R u / |u|) / |...|, so weight decay has no effect.
+    The step of a matrix is U V^T, where U S V^T is its Nesterov momentum, so all directions move equally far.
+    Embeddings, output matrices, gains and biases use AdamW (beta1, beta2, eps). Weight decay acts as in `adamw`.
+    rows: NorMuon (`orthogonal.normalise_rows`). ball: the hyperball variant (Wen et al. 2026), W <- R (W - rate R u /
+    |u|) / |...|. Step u and matrix W are scaled to the norm R of the initial matrix, so weight decay has no effect.
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),
         orthogonal.orthogonalise(ns_steps=ns_steps),
         *([orthogonal.normalise_rows(beta2)] if rows else []),
-        optax.stateless(orthogonal.match_norms) if ball else optax.add_decayed_weights(weight_decay),
+        *([optax.stateless(orthogonal.match_norms)] if ball else []),
+        *scale_rates(growth._replace(width=1.0)),  # a step of Muon has the right size at every width
+        *([] if ball else [optax.add_decayed_weights(weight_decay)]),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
         *([optax.stateless(orthogonal.keep_norms)] if ball else []),
     )
-    other_rule = adamw(rate, weight_decay=weight_decay, clip=0, beta1=beta1, beta2=beta2, eps=eps)
+    adam_options = dict(beta1=beta1, beta2=beta2, eps=eps, growth=growth)
+    other_rule = adamw(rate, weight_decay=weight_decay, clip=0, **adam_options)
 
     def label(path: Any, _: Any) -> str:
         return "muon" if shapes.STACKED in shapes.names(path)[:-1] and shapes.is_matrix(path) else "adamw"
@@ -149,41 +168,43 @@ def muon(
     return _clip(optax.partition({"muon": matrix_rule, "adamw": other_rule}, labels), clip)
 
 
-class Averaged(NamedTuple):
-    """The state of an optimiser, and the trained parameters minus their average."""
+class AverageState(NamedTuple):
+    """The state of `average`."""
 
-    inner: Any
-    ahead: Any
+    inner: Any  # state of the wrapped optimiser
+    ahead: Any  # trained parameters minus their average
 
 
 def average(optimiser: optax.GradientTransformation, decay: float) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimiser so that the parameters are an exponential moving average, a <- d a + (1 - d) w.
 
     w are the parameters that the optimiser trains (`training_params`). Evaluations and checkpoints use the average a.
-    The state holds w - a, so that frozen leaves stay bit for bit: d a + (1 - d) a (optax.incremental_update) rounds.
+    The state holds w - a, which is 0 for a frozen leaf, so every bit of it stays. optax.incremental_update is not used,
+    because d a + (1 - d) a is rounded.
     """
     inner = optax.with_extra_args_support(optimiser)
 
-    def init(params: Any) -> Averaged:
-        return Averaged(inner.init(params), jax.tree.map(jnp.zeros_like, params))
+    def init(params: Any) -> AverageState:
+        return AverageState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
 
-    def update(grads: Any, state: Averaged, params: Any, **extra: Any) -> tuple[Any, Averaged]:
+    def update(grads: Any, state: AverageState, params: Any, **extra: Any) -> tuple[Any, AverageState]:
         updates, new = inner.update(grads, state.inner, training_params(params, state), **extra)
         ahead = jax.tree.map(jnp.add, state.ahead, updates)  # the next w - the old a
-        return jax.tree.map(lambda x: (1 - decay) * x, ahead), Averaged(new, jax.tree.map(lambda x: decay * x, ahead))
+        steps = jax.tree.map(lambda x: (1 - decay) * x, ahead)
+        return steps, AverageState(new, jax.tree.map(lambda x: decay * x, ahead))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def training_params(params: Any, opt_state: Any) -> Any:
-    """Return the parameters at which the next gradient is taken: w, if the parameters are its average."""
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Averaged))
-    ahead = next((node.ahead for node in nodes if isinstance(node, Averaged)), None)
+    """Return the parameters at which the next gradient is computed: w, if `params` is its average (`average`)."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AverageState))
+    ahead = next((node.ahead for node in nodes if isinstance(node, AverageState)), None)
     return params if ahead is None else jax.tree.map(jnp.add, params, ahead)
 
 
 def _clip(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
-    """Return the optimiser after clipping by global norm (0: no clipping)."""
+    """Return the optimiser, preceded by clipping by global norm (0: no clipping)."""
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step
 
 
@@ -191,19 +212,46 @@ OPTIMISERS = {"adamw": adamw, "muon": muon, "normuon": functools.partial(muon, r
 OPTIMISERS |= {"hyperball": functools.partial(muon, ball=True)}
 
 
-def warmup_steps(settings: config.Settings) -> int:
-    """Return optim.warmup_steps; if it is the default and not smaller than train.steps, a tenth of these."""
+def scale_rates(growth: mup.Growth) -> list[optax.GradientTransformation]:
+    """Return the transformation of updates by maximal update parametrisation; [] if the model is its base."""
+    return [] if growth == mup.BASE else [optax.stateless(lambda updates, _: mup.scale_rates(updates, growth))]
+
+
+def measure_growth(m: configs.Settings) -> mup.Growth:
+    """Return how much larger the model is than the base of model.mup and model.mup_depth. Raises UserError."""
+    if not m.mup_depth:
+        return mup.Growth(width=m.D / m.mup) if m.mup else mup.BASE
+    method, _, base = m.mup_depth.partition(":")
+    errors.refuse(
+        (
+            method not in mup.DEPTH or not base.isdecimal() or not int(base),
+            f"model.mup_depth = {m.mup_depth} must name a method and the base number of layers, such as "
+            f"{' or '.join(f'{name}:2' for name in mup.DEPTH)}",
+        ),
+        (not m.mup, f"model.mup_depth = {m.mup_depth} needs model.mup. Set it to the base width, such as {m.D}"),
+        (
+            m.block != "pre_norm" or m.share > 1,
+            f"model.mup_depth = {m.mup_depth} needs model.block = pre_norm and model.share = 1, "
+            f"not {m.block} and {m.share}",
+        ),
+    )
+    return mup.Growth(m.D / m.mup, m.M / int(base), mup.DEPTH[method])
+
+
+def warmup_steps(settings: configs.Settings) -> int:
+    """Return optim.warmup_steps; a tenth of train.steps if it is the default and not below train.steps."""
     key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
     is_default = warmup == settings.defaults()[key] and not settings.is_explicit(key)
     return max(steps, 0) // 10 if is_default and steps <= warmup else warmup
 
 
 def make_optimiser(
-    settings: config.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
+    settings: configs.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """Return the learning rate of every step, and the optimiser of the parameters that are not frozen (Task.frozen).
+    """Return the schedule of the learning rate, and the optimiser. Raises UserError if a setting is invalid.
 
-    numbers: learning_rate and weight_decay of a single run of a study, in place of the config's.
+    frozen: patterns of parameters that the optimiser does not change (Task.frozen). numbers: learning_rate and
+    weight_decay of one run of a study, which replace the config's.
     """
     o = settings.optim
     if o.name not in OPTIMISERS and callable(getattr(optax, o.name, None)):
@@ -213,14 +261,19 @@ def make_optimiser(
     names = ("learning_rate", "warmup_steps", "clip", "ema", *arguments.values())
     values = {name: getattr(o, name) for name in names if name not in BETAS}
     for name, value in values.items():
-        config.at_least(0, {f"optim.{name}": value}, BELOW_ONE if name in ("momentum", "ema") else math.inf)
-    betas = o.betas if {*names} & {*BETAS} else [0.0, 0.0]  # not read, so that a change counts as unused
+        configs.at_least(0, {f"optim.{name}": value}, BELOW_ONE if name in ("momentum", "ema") else math.inf)
+    betas = o.betas if {*names} & {*BETAS} else [0.0, 0.0]  # unread otherwise, so that a change counts as unused
     if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
         raise errors.UserError(f"optim.betas = {betas} must be two numbers from 0 to below 1")
     values |= {**dict(zip(BETAS, betas, strict=True)), **numbers}
     warmup = warmup_steps(settings)
     rate = schedule(o.schedule, peak=values["learning_rate"], steps=settings.train.steps, warmup_steps=warmup)
     options = {argument: values[name] for argument, name in arguments.items()}
-    chosen = call_factory(o.name, rule, rate, options, clip=o.clip) if ":" in o.name else rule(rate, **options)
-    chosen = optax.masked(chosen, functools.partial(freeze.select_trained, frozen=frozen)) if frozen else chosen
-    return rate, average(chosen, o.ema) if o.ema else chosen
+    if settings.model.mup and o.name not in OPTIMISERS:
+        raise errors.UserError(f"model.mup = {settings.model.mup} needs optim.name = {' or '.join(OPTIMISERS)}")
+    if settings.model.mup:
+        options["growth"] = measure_growth(settings.model)
+    optimiser = call_factory(o.name, rule, rate, options, clip=o.clip) if ":" in o.name else rule(rate, **options)
+    if frozen:
+        optimiser = optax.masked(optimiser, functools.partial(freeze.select_trained, frozen=frozen))
+    return rate, average(optimiser, o.ema) if o.ema else optimiser

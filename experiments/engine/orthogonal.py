@@ -1,4 +1,4 @@
-"""Transformations of steps that Muon and its relatives consist of (optim.muon): each matrix becomes orthogonal."""
+"""The optax transformations of Muon and its variants (optim.muon), which orthogonalise the step of each matrix."""
 
 import math
 from typing import Any
@@ -14,21 +14,23 @@ EPS = 1e-7  # added to the norm in Newton-Schulz, so that a zero gradient stays 
 
 
 def orthogonalise(*, ns_steps: int) -> optax.GradientTransformation:
-    """Return a transformation of matrices to sqrt(max(1, outputs / inputs)) U V^T, by Newton-Schulz steps.
+    """Return the transformation of matrices U S V^T -> sqrt(max(1, outputs / inputs)) U V^T.
 
-    The momentum comes before it: optax.contrib.muon corrects the bias of the first steps, Jordan's Muon does not.
+    ns_steps: number of Newton-Schulz iterations. The caller applies the momentum first, because the momentum of
+    optax.contrib.muon corrects the bias of the first steps, and that of Jordan's Muon does not.
     """
 
-    dimensions = optax.contrib.MuonDimensionNumbers  # its `reduction_axis` are our rows, because it writes x W for W x
+    # optax writes x W where we write W x, so its `reduction_axis` is the axes of our outputs.
+    dimensions = optax.contrib.MuonDimensionNumbers
 
     def scale(path: Any, step: jax.Array) -> jax.Array:
         outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in shapes.sides(path))
         return math.sqrt(max(1, outputs / inputs)) * step
 
     def update(updates: Any, params: Any = None) -> Any:
-        numbers = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(*shapes.sides(path)), updates)
+        matrix_axes = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(*shapes.sides(path)), updates)
         newton_schulz = optax.contrib.scale_by_muon(
-            ns_steps=ns_steps, beta=0.0, eps=EPS, nesterov=False, weight_dimension_numbers=numbers
+            ns_steps=ns_steps, beta=0.0, eps=EPS, nesterov=False, weight_dimension_numbers=matrix_axes
         )
         with jax.named_scope("muon"):
             steps, _ = newton_schulz.update(updates, newton_schulz.init(updates))
@@ -38,10 +40,10 @@ def orthogonalise(*, ns_steps: int) -> optax.GradientTransformation:
 
 
 def normalise_rows(decay: float) -> optax.GradientTransformation:
-    """Return a transformation to o_rc / sqrt(v_r), scaled to the norm of o (Li et al. 2025, NorMuon).
+    """Return the transformation o_rc -> o_rc / sqrt(v_r), scaled back to the norm of o (Li et al. 2025, NorMuon).
 
-    v_r is the moving average, with this decay, of the mean square of row r, of one output. NorMuon's norm is 0.2
-    sqrt(rows columns).
+    Row r has the weights of output r, and v_r is the moving average of its mean square. The paper scales the result to
+    the norm 0.2 sqrt(rows columns) instead.
     """
 
     def follow(path: Any, v: jax.Array, step: jax.Array) -> jax.Array:
@@ -55,18 +57,18 @@ def normalise_rows(decay: float) -> optax.GradientTransformation:
 
 
 def match_norms(steps: Any, like: Any) -> Any:
-    """Scale each matrix to the Frobenius norm of the other; a matrix of zeros does not change."""
+    """Scale each matrix of `steps` to the Frobenius norm of its matrix in `like`; a zero matrix stays zero."""
 
     def norm(path: Any, x: jax.Array) -> jax.Array:
         return jnp.sqrt(jnp.sum(jnp.square(x), sum(shapes.sides(path), ()), keepdims=True))
 
-    def scale(path: Any, step: jax.Array, model: jax.Array) -> jax.Array:
-        return step * (norm(path, model) / (norm(path, step) + EPS**2))
+    def scale(path: Any, step: jax.Array, target: jax.Array) -> jax.Array:
+        return step * (norm(path, target) / (norm(path, step) + EPS**2))
 
     return jax.tree_util.tree_map_with_path(scale, steps, like)
 
 
 def keep_norms(steps: Any, params: Any) -> Any:
-    """Return the steps that keep the norm of each matrix."""
-    ends = match_norms(jax.tree.map(jnp.add, params, steps), params)
-    return jax.tree.map(jnp.subtract, ends, params)
+    """Return the steps, changed so that params + steps has the Frobenius norms of params."""
+    new_params = match_norms(jax.tree.map(jnp.add, params, steps), params)
+    return jax.tree.map(jnp.subtract, new_params, params)

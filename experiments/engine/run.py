@@ -18,38 +18,39 @@ from experiments.engine import (
     batches,
     checkpoint,
     compilation,
-    config,
+    config as configs,
     disk,
     distributed,
     errors,
     log,
     loop,
-    mesh,
+    mesh as meshes,
     nonfinite,
     run_plan,
     signals,
     summary as summaries,
     train_step,
-    workdir,
+    workdir as workdirs,
 )
 
 TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
-DATA = "data.json"  # metadata that a model needs in use, such as the names of its classes
-SHARED_SECONDS = 60  # until all processes see a new file; NFS caches a missing file for 30 s
-# (params, folder, metrics) -> dicts of further final metrics, then the files written; drawing may fail
+DATA = "data.json"  # metadata that a use of the model needs, such as the names of its classes
+SHARED_SECONDS = 60  # timeout for all processes to see a new file: NFS caches its absence for 30 s
+# (params, folder, rows of metrics.jsonl) -> dicts of further metrics, then paths of figures (drawing may fail)
 Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
 
 class Work(NamedTuple):
-    """The result of an experiment's prepare(settings, mesh): task, figures, and files of the model."""
+    """The result of an experiment's prepare(settings, mesh): what a run needs to train, evaluate, draw and save."""
 
     task: train_step.Task
-    figures: Figures | None = None  # None: the loss by step
+    figures: Figures | None = None  # draws after the training, and may add metrics; None: the loss by step
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> outputs, such as logits
-    files: Mapping[str, bytes] = {}  # by name, needed to use the model: its tokenizer, its classes
+    files: Mapping[str, bytes] = {}  # name -> content of files that a use of the model needs: tokenizer, classes
     params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones
-    lines: Sequence[str] = ()  # about the data, printed before training
-    data_sha256: str | None = None  # of the data; None: generated, or unknown
+    lines: Sequence[str] = ()  # lines about the data, to print before training
+    data_sha256: str | None = None  # digest of the data; None: generated, or unknown
+    kind: str = ""  # the built-in experiment whose tools (sample, evaluate) can open the run; '': settings.experiment
 
     @property
     def data(self) -> dict[str, Any]:
@@ -58,13 +59,13 @@ class Work(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a config's run; params, apply and batch only if one model was trained."""
+    """The result of a config's run. params, apply and batch are set only if a single model was trained."""
 
     folder: pathlib.Path | None  # None if nothing was written
     summary: dict[str, Any]  # the content of summary.json; report.json of a study; the output of a tool
-    params: Any = None  # the final ones (numpy); None if a finished run has lost its checkpoints
+    params: Any = None  # final parameters (numpy); None if a finished run has no checkpoint any more
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> outputs, such as logits
-    batch: dict[str, np.ndarray] | None = None  # held-out examples by the names of their arrays
+    batch: dict[str, np.ndarray] | None = None  # the first batch of held-out examples
     figures: list[pathlib.Path] = []
 
     def __repr__(self) -> str:  # for notebooks: not thousands of lines of numbers
@@ -72,33 +73,35 @@ class Result(NamedTuple):
 
 
 def make_mesh(
-    settings: config.Settings, device: str = "any", *, seeds: int = 1, chips: Sequence[Any] | None = None
+    settings: configs.Settings, device: str = "any", *, seeds: int = 1, chips: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make the mesh of a run, and print it.
+    """Make the mesh of a run, and print it. Raises UserError if it does not fit the devices.
 
-    device: see compilation.start. seeds: devices along the axis of runs, in a study. chips: the devices; None: JAX's.
+    device: see compilation.start. seeds: in a study, devices along the axis of runs. chips: devices; None: JAX's.
     """
-    config.check_seed(settings.seed)
+    configs.check_seed(settings.seed)
     if chips is None:
         compilation.start(device)
     m = settings.mesh
-    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds, devices=chips)
-    print(mesh.describe(devices, chips), flush=True)
-    slow = settings.to_dict().get("model", {}).get("compute_dtype") == "bfloat16"
-    if slow and mesh.backend(devices) == "cpu":
+    devices = meshes.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds, devices=chips)
+    print(meshes.describe(devices, chips), flush=True)
+    sections, backend = settings.to_dict(), meshes.backend(devices)
+    if sections.get("model", {}).get("compute_dtype") == "bfloat16" and backend == "cpu":
         print("  model.compute_dtype = bfloat16 is slower than float32 on a CPU: it is for GPUs and TPUs", flush=True)
+    if sections.get("train", {}).get("deterministic") and backend != "gpu":
+        print(f"  train.deterministic = true changes nothing on a {backend.upper()}: it is for GPUs", flush=True)
     return devices
 
 
 def run(
-    settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
+    settings: configs.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
 ) -> Result:
-    """Train, and write the results into `folder`. resume: step of the checkpoint to resume from; None: the newest."""
+    """Train, and write the results into `folder`. resume: the checkpoint's step to resume from; None: the newest."""
     began = time.perf_counter()
     plan, state = run_plan.prepare(settings, work.task, devices)
     plan = dataclasses.replace(plan, resume=resume)
     writes, resumed = distributed.is_main(), has_checkpoint(folder)
-    with workdir.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
+    with workdirs.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if open_run(settings, folder, devices, work.data, resume=resume):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
@@ -109,11 +112,12 @@ def run(
             with open_training(plan, folder, flops=flops, params=work.params) as (training, start, state):
                 data = batches.iterate(plan.task.train, start=start)
                 state = loop.train(training, step, state, data, start=start)
+                plan = dataclasses.replace(plan, steps=training.last_step)  # fewer with train.patience
             numbers = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
             params = distributed.fetch(state.params)
-            summary, facts = numbers, {"experiment": settings.experiment, "data_sha256": work.data_sha256}
+            summary, metadata = numbers, {"experiment": settings.experiment, "data_sha256": work.data_sha256}
             if writes:
-                summary = summaries.write_result(plan, facts, work.figures, params, folder, numbers, began)
+                summary = summaries.write_result(plan, metadata, work.figures, params, folder, numbers, began)
         summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
@@ -124,10 +128,11 @@ def run(
 def open_training(
     plan: run_plan.Plan, folder: pathlib.Path, *, flops: int, params: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[loop.Training, int, train_step.State]]:
-    """Context manager: open logs and checkpoints; yield them with the newest checkpoint's step and state, or step 0.
+    """Context manager: open logs and checkpoints, and yield the training, its step and its state.
 
-    flops: of a step. params: initial values by path. Signals are collected meanwhile. On any exit the pending save is
-    finished. Raises RunError if numbers, the disk or a device fail, Interrupted for a signal.
+    The step is that of the newest checkpoint, or 0. flops: FLOPs of a step. params: initial values by path. Signals are
+    recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk or a
+    device fails, and Interrupted for a signal.
     """
     requests = signals.Requests()
     with contextlib.ExitStack() as stack:
@@ -159,24 +164,22 @@ def open_training(
 
 
 def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, float]:
-    """Return the metrics of the last evaluation, the throughput, and how many steps were skipped, if any could be."""
-    skipped = int(jax.device_get(state.step - train_step.updates_made(state.opt_state)))
+    """Return the metrics of the last evaluation, the throughput, and the number of skipped steps if any may be."""
+    skipped = int(jax.device_get(state.step - train_step.count_updates(state.opt_state)))
     numbers = training.scores() | {"tokens_per_second": training.line.tokens_per_second()}
     return numbers | ({"skipped": skipped} if training.plan.may_skip or skipped else {})
 
 
-def keep_files(settings: config.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
-    """Write the user's sources and the files of the model. Return the SHA-256 of each source.
+def keep_files(settings: configs.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
+    """Write copies of the user's code, and the files of the model. Return name -> SHA-256 of the copies.
 
     Raises UserError if a run would resume with another tokenizer.
     """
-    sources = workdir.keep_sources(folder, settings.sources(), workdir.read_commit()[1])
+    sources = workdirs.keep_sources(folder, settings.sources(), workdirs.read_commit()[1])
     for name, content in work.files.items():
         file = folder / name
         if resumed and name == TOKENIZER and file.is_file() and file.read_bytes() != content:
-            raise errors.UserError(
-                f"{file} differs from the tokenizer of this config: a run cannot resume with another one"
-            )
+            raise errors.UserError(f"{file} differs from the tokenizer of this config. Resume with the same tokenizer")
         disk.write(file, content)
     return sources
 
@@ -199,7 +202,7 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
 
 
 def open_run(
-    settings: config.Settings,
+    settings: configs.Settings,
     folder: pathlib.Path,
     devices: Mesh,
     data: Mapping[str, Any] | None = None,
@@ -208,17 +211,22 @@ def open_run(
 ) -> bool:
     """Create or reopen the folder of a run. Return True if the run is finished. Every process must call this.
 
-    Raises UserError as `workdir.open_run` does, and if processes have different configs, or no shared disk.
+    data: the identity of the data (Work.data). resume: the step of the checkpoint to resume from. Raises UserError as
+    `workdirs.open_run` does, and if processes have different configs, or no shared disk.
     """
     values = settings.to_dict()
     if not distributed.is_same(zlib.crc32(disk.as_json(values)) >> 1):
-        raise errors.UserError("the processes have different configs: start all with the same command, but --process")
+        raise errors.UserError(
+            "the processes have different configs. Start all with the same command, except for --process"
+        )
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.call_in_main(lambda: workdir.open_run(folder, values, hardware, data=data, resume=resume))
-    until = time.monotonic() + SHARED_SECONDS
+    finished = distributed.call_in_main(lambda: workdirs.open_run(folder, values, hardware, data=data, resume=resume))
+    deadline = time.monotonic() + SHARED_SECONDS
     while not distributed.is_main() and not (folder / "config.json").exists():
-        if time.monotonic() > until:
-            raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")
+        if time.monotonic() > deadline:
+            raise errors.UserError(
+                f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
+            )
         time.sleep(0.5)
     return bool(finished)
 
@@ -226,8 +234,10 @@ def open_run(
 def start_state(
     plan: run_plan.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: Mapping[str, np.ndarray]
 ) -> tuple[int, train_step.State]:
-    """Load the newest checkpoint, or initialise step 0. Return the step and the state."""
-    like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
+    """Load the checkpoint to resume from, or initialise step 0. Return the step and the state."""
+    like = train_step.abstract_state(
+        plan.task, plan.optimiser, mesh=plan.mesh
+    )  # abstract: memory never holds two states
     if resumed := saves.resume(like, plan.resume):
         if distributed.is_main():
             print(f"resuming {folder} at step {resumed[0]:,}")
@@ -236,10 +246,10 @@ def start_state(
 
 
 def make_progress(plan: run_plan.Plan, start: int, flops: int) -> log.Progress:
-    """Time the matrix products of the devices. Return the progress bar of a single run."""
+    """Measure the speed of the devices' matrix products. Return the progress bar of a single run."""
     peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
     if distributed.is_main():
-        print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
+        print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s, measured now with large float32 products")
     return log.Progress(
         start=start,
         steps=plan.steps,

@@ -1,4 +1,4 @@
-"""The plan of a run: optimiser, step and numbers, made from the settings and checked before a file is written."""
+"""The run plan: optimiser, training step and intervals, built from the settings and checked before any file output."""
 
 import dataclasses
 import functools
@@ -15,14 +15,15 @@ from experiments.engine import (
     by_name,
     checkpoint,
     compilation,
-    config,
+    config as configs,
     errors,
     freeze,
     log,
-    mesh,
+    mesh as meshes,
     optim,
     spikes,
     train_step,
+    watch as watches,
 )
 from tfm import layout as layouts, shapes
 
@@ -41,9 +42,10 @@ class Plan:
     growth: batches.Growth  # the batch size at every step
     steps: int
     seed: int
-    every: dict[str, int]  # steps between two logs, evaluations, saves (0: only at the end)
+    every: dict[str, int]  # "log", "evaluate", "save" -> interval in steps (0: only at the end)
     log: Sequence[str]  # the setting `log`: writers in addition to metrics.jsonl, and symmetry
-    keep_best: str  # the name of a metric; '': none
+    keep_best: checkpoint.Best  # the metric whose best checkpoint is kept
+    patience: int  # evaluations without a better metric after which the run ends; 0: never
     may_skip: bool  # whether steps may be skipped (train.nan)
     resume: int | None = None  # step of the checkpoint to resume from; None: the newest
     save_minutes: float = 5.0  # minutes after which a checkpoint is written in any case
@@ -51,33 +53,41 @@ class Plan:
 
 
 def prepare(
-    settings: config.Settings, task: train_step.Task, devices: Mesh, *, described: bool = False
+    settings: configs.Settings, task: train_step.Task, devices: Mesh, *, dry_run: bool = False
 ) -> tuple[Plan, train_step.State]:
     """Return the plan of a run, and the shapes, dtypes and shardings of its state.
 
-    described: for a dry run, accept any state that some device can hold. Raises UserError if memory is too small.
+    Raises UserError if a setting is invalid, or if memory is too small. dry_run: accept up to
+    compilation.UNLIMITED bytes.
     """
     plan = make_plan(settings, task, devices)
     settings.refuse_unused()
-    state = train_step.abstract_state(task, plan.optimiser, mesh=devices)
-    compilation.check_state(state, devices, described=described)
+    state = train_step.abstract_state(plan.task, plan.optimiser, mesh=devices)
+    compilation.check_state(state, devices, dry_run=dry_run)
     return plan, state
 
 
-def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -> Plan:
-    """Make optimiser and step from the config. Raises UserError for settings that exclude each other."""
+def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) -> Plan:
+    """Build the optimiser and the training step. Raises UserError if settings are invalid or exclude each other."""
     t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_training(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
-    mesh.check_layout(devices, task.layout, params, task.train[0])
+    meshes.check_layout(devices, task.layout, params, task.train[0])
     freeze.check_frozen(settings.optim.frozen, params, before=task.frozen)
-    task = task._replace(frozen=[*task.frozen, *settings.optim.frozen])
-    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *list_metrics(task)]))
+    task = task._replace(
+        frozen=[*task.frozen, *settings.optim.frozen],
+        watch=watches.choose(t.watch, params),
+        deterministic=t.deterministic,
+    )
+    metrics = list_metrics(task)
+    by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *metrics]))
+    if missing := [name for name in task.better if f"{EVAL}{name}" not in metrics]:
+        raise errors.UserError(f"train.metrics: this experiment does not measure {missing[0]}; set train.metrics = []")
     probes = log.SYMMETRY in settings.log
     rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check_updates(settings.optim.name, rule, params)
-    rule = spikes.remember(rule) if t.nan == "skip_spikes" else rule
+    rule = spikes.record_history(rule) if t.nan == "skip_spikes" else rule
     step = train_step.update(
         task=task,
         optimiser=rule,
@@ -98,35 +108,38 @@ def make_plan(settings: config.Settings, task: train_step.Task, devices: Mesh) -
         seed=settings.seed,
         log=settings.log,
         every={"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every},
-        keep_best=t.keep_best,
+        keep_best=checkpoint.choose_best(t.keep_best, task.better),
+        patience=t.patience,
         may_skip=t.nan != "abort",
     )
 
 
-def check_training(settings: config.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
-    """Raise UserError for settings of training that exclude each other, and for an invalid batch."""
+def check_training(settings: configs.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
+    """Raise UserError if settings of training are invalid or exclude each other, or if a batch is invalid."""
     t, name = settings.train, settings.optim.name
     with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
-    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
+    configs.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     every = {"train.log_every": t.log_every, "train.evaluate_every": t.evaluate_every, "train.save_every": t.save_every}
-    config.at_least(0, every)
+    configs.at_least(0, every | {"train.patience": t.patience})
     by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
-    checkpoint.check_best(t.keep_best)
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
-        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+        meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
     batch_norm, last = t.accumulation > 1 and settings.model.norm.startswith("batch"), growth.firsts[-1]
-    no_form = log.SYMMETRY in settings.log and task.probe is None
-    no_norm = name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0)
+    no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
+    zero_matrices = name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0)
+    mup = settings.model.mup
     errors.refuse(
-        (batch_norm, f"train.accumulation = {t.accumulation} needs a model.norm other than batch"),
-        (last >= t.steps, f"{batches.GROWTH}: step {last} must be before train.steps = {t.steps}"),
-        (no_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
+        (mup and task.look is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
+        (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
+        (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because model.norm is a batch norm"),
+        (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
+        (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
         (
-            no_norm,
-            "optim.name = hyperball keeps the norms of matrices, and optim.lora or model.output_std = 0 makes some 0: "
-            "choose another optimiser",
+            zero_matrices,
+            "optim.name = hyperball keeps the norms of matrices, but optim.lora or model.output_std = 0 makes some 0. "
+            "Choose another optimiser",
         ),
     )
 
@@ -134,14 +147,14 @@ def check_training(settings: config.Settings, task: train_step.Task, growth: bat
 def list_metrics(task: train_step.Task) -> list[str]:
     """Return the names of the metrics of an evaluation."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    metrics, _ = jax.eval_shape(task.loss, params, task.evaluation[0])
+    metrics, _ = jax.eval_shape(functools.partial(train_step.measure, task), params, task.evaluation[0])
     return sorted(f"{EVAL}{name}" for name in metrics)
 
 
 def compile_step(plan: Plan, state: train_step.State) -> tuple[Callable, float]:
-    """Return the training step, compiled for every batch size, and the seconds that it took.
+    """Return the training step, compiled for every batch size, and the seconds of the compilation.
 
-    With JAX_DEBUG_NANS or JAX_DISABLE_JIT, which need the uncompiled function, the step is not compiled yet.
+    JAX_DEBUG_NANS and JAX_DISABLE_JIT need the uncompiled function: with them, return the step as it is, and 0.
     """
     if jax.config.jax_debug_nans or jax.config.jax_disable_jit:
         return plan.step, 0.0
@@ -149,14 +162,14 @@ def compile_step(plan: Plan, state: train_step.State) -> tuple[Callable, float]:
     with train_step.device_errors():
         for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
             if size not in compiled:
-                batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
+                batch = meshes.abstract_batch(plan.mesh, plan.task.train[first])
                 compiled[size] = plan.step.lower(state, batch, alive).compile()
     compilation.check_step(compiled.largest(), plan.mesh)
     return compiled, time.perf_counter() - began
 
 
 def forward_flops(plan: Plan, state: train_step.State, *, kernels: bool = False) -> int:
-    """Return `compilation.flops` of the loss of the first batch, on one device."""
+    """Return the FLOPs of the loss of the first batch, on one device. kernels: as in `compilation.flops`."""
     loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
     return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
 
@@ -167,11 +180,11 @@ def is_due(n: Any, *, every: int, steps: int) -> Any:
 
 
 def count_due(n: int, *, every: int, steps: int) -> int:
-    """Return the number of later steps at which it `is_due`, including step n."""
+    """Return for how many of the steps n, n + 1, ..., steps `is_due` is True."""
     return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
 
 
 def evaluation_work(task: train_step.Task, *, batch: int) -> float:
-    """Return the cost of an evaluation in training steps of `batch` examples: a forward pass is a third of a step."""
+    """Return the cost of an evaluation, in training steps of `batch` examples (a forward pass is a third of a step)."""
     examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
     return examples / (3 * batch)

@@ -13,10 +13,10 @@ from experiments.engine import (
     errors,
     freeze,
     log,
-    mesh,
+    mesh as meshes,
     run_plan,
     train_step,
-    workdir,
+    workdir as workdirs,
 )
 from tfm import shapes
 
@@ -38,9 +38,9 @@ def print_model(plan: run_plan.Plan, state: train_step.State) -> int:
 
 
 def format_table(params: Any, frozen: Collection[str] = ()) -> str:
-    """Return a line for each parameter (name, letters with their sizes, count) and the total.
+    """Return a line for each parameter (path, axes with sizes, count) and the total.
 
-    frozen: the paths of the parameters that are not trained.
+    frozen: the paths of the frozen parameters.
     """
     rows, n_trained = [], 0
     for path, leaf in shapes.flat(params).items():
@@ -65,7 +65,7 @@ def format_si(value: float, unit: str) -> str:
 
 def write_result(
     plan: run_plan.Plan,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     figures: Callable | None,
     params: Any,
     folder: pathlib.Path,
@@ -74,11 +74,11 @@ def write_result(
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    facts: the name of the experiment and the digest of its data. figures: run.Work.figures. final: the final metrics.
-    began: when the run began, by time.perf_counter.
+    metadata: the experiment's name and the digest of its data. figures: run.Work.figures. final: the final metrics.
+    began: the time of the run's start (time.perf_counter).
     """
     first = {
-        "experiment": facts["experiment"],
+        "experiment": metadata["experiment"],
         "steps": plan.steps,
         "params": shapes.total(params),
         "params_sha256": checkpoint.digest(params),
@@ -88,16 +88,18 @@ def write_result(
         **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
         "guess": dict(plan.task.guess),
         "wall_seconds": time.perf_counter() - began,
-        "data_sha256": facts["data_sha256"],
+        "data_sha256": metadata["data_sha256"],
         "devices": plan.mesh.size,
-        "device": mesh.describe(plan.mesh),
-        "backend": mesh.backend(plan.mesh),
-        "versions": mesh.versions(),
-        "commit": workdir.describe_commit(),
+        "device": meshes.describe(plan.mesh),
+        "backend": meshes.backend(plan.mesh),
+        "versions": meshes.versions(),
+        "commit": workdirs.describe_commit(),
     }
-    if plan.keep_best:
-        best = checkpoint.best(folder / "checkpoints", plan.keep_best)
-        first["checkpoints"] = {"best": best, "last": {"step": plan.steps, plan.keep_best: final[plan.keep_best]}}
+    if plan.task.better:
+        last["better"] = dict(plan.task.better)
+    if metric := plan.keep_best.metric:
+        best = checkpoint.find_best(folder / "checkpoints", plan.keep_best)
+        first["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
     disk.write_json(folder / "summary.json", first | last)
     files, metrics = draw(figures, params, folder)
     summary = first | metrics | last
@@ -113,19 +115,19 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
     faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
     if faults:
         raise errors.RunError(
-            f"the run in {folder} failed: {' and '.join(faults)}; train another one, with a smaller optim.learning_rate"
+            f"the run in {folder} failed: {' and '.join(faults)}. Train a new run with a smaller optim.learning_rate"
         )
 
 
-def draw(draws: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
-    """Return the files that `draws` (run.Work.figures) writes, and its metrics.
+def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
+    """Draw the figures (runs.Work.figures). Return the paths of the files, and the further metrics.
 
-    An error is printed, and does not end the run.
+    An error is printed, and does not end the run; results before it are returned. Only a RunError is raised.
     """
     files, metrics = [], {}
     try:
         disk.tidy(disk.folder(folder, "figures"))
-        for item in draws(params, folder, log.read(folder)):
+        for item in figures(params, folder, log.read(folder)):
             if isinstance(item, dict):
                 metrics.update(item)
             else:
@@ -146,7 +148,11 @@ def format_result(summary: dict[str, Any], files: list[str]) -> str:
             number = f"{value:.4f}" if abs(value) < 1e9 else f"{value:.4g}"
             lines.append(f"  {name:<22} {number}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
     for name in guess.keys() & checkpoint.BETTER.keys():
-        if checkpoint.score(summary, f"eval/{name}") <= checkpoint.score(summary, f"baseline/{name}"):
+        measured, baseline = (
+            checkpoint.score(summary, checkpoint.Best(f"{prefix}/{name}", checkpoint.BETTER[name]))
+            for prefix in ("eval", "baseline")
+        )
+        if measured <= baseline:
             lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
     for kind, row in summary.get("checkpoints", {}).items():
         metrics = ", ".join(f"{name} {x:.4f}" for name, x in (row or {}).items() if name != "step")

@@ -12,15 +12,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import compilation, distributed, errors, freeze, mesh as meshes, optim, spikes
+from experiments.engine import compilation, distributed, errors, freeze, mesh as meshes, optim, spikes, watch as watches
 from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 LOSS = "loss"
-RUNNING = "running"  # in aux of a loss: batch statistics that parameters follow as running averages
+RUNNING = "running"  # key in the aux of a loss: batch statistics, whose running averages are parameters
+MEASURES = "measures"  # key in the aux of a loss: metrics that stages of the model return
 PROBE = "probe/"  # prefix of the metrics of a task's probe
 MOMENTUM = 0.9  # of the running averages, per step
-NAN = ("abort", "skip", "skip_spikes")  # settings of train.nan: what to do with a bad step
+NAN = ("abort", "skip", "skip_spikes")  # values of train.nan: how to handle a bad step
 OUT_OF_MEMORY = (
     "a device ran out of memory. --dry_run shows what a step needs. A smaller train.batch_size, a larger "
     "train.accumulation, model.remat = products or full, or a larger mesh.fsdp needs less"
@@ -28,27 +29,32 @@ OUT_OF_MEMORY = (
 
 
 class Task(NamedTuple):
-    """Everything that the loop needs to know of an experiment.
+    """The definition of an experiment: its model, loss and data, as the training loop uses them.
 
-    loss(params, batch, *, key_B=None, layout=layout.ONE) -> (metrics, aux). metrics: name -> (sum, count); the mean of
+    loss(params, batch, *, key_B=None, layout=layouts.ONE) -> (metrics, aux). metrics: name -> (sum, count); the mean of
     "loss" is minimised. aux: {}, or {"running": batch statistics}, a tree with the paths of the parameters that follow
-    them. key_B: a random key for each example in training, None in evaluation. layout: the devices that share the
-    model (inside shard_map).
+    them, and {"measures": further metrics}. key_B: a random key for each example in training, None in evaluation.
+    layout: the devices that share the model (inside shard_map).
     """
 
-    init: Callable[..., Any]  # random key -> parameters; a study passes settings of single runs by name
+    init: Callable[..., Any]  # random key -> parameters; a study adds a run's settings as keywords
     loss: Callable[..., tuple[Ratios, dict]]
     train: Sequence[dict]  # train[step] is the batch of that step
-    evaluation: Sequence[dict]  # batches with every held-out example once
+    evaluation: Sequence[dict]  # batches that have every held-out example once
     tokens_per_example: int  # for the throughput
     baseline: Mapping[str, float] = {}  # the metrics of a guess that ignores the input
-    guess: Mapping[str, str] = {}  # the description of this guess
-    layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
+    guess: Mapping[str, str] = {}  # name of a metric -> description of this guess
+    better: Mapping[str, str] = {}  # name of a metric of train.metrics -> "more" or "less"
+    weights: Mapping[str, float] = {}  # training minimises the loss + the sum of weight * mean of these metrics
+    layout: layouts.Layout = layouts.ONE  # how the mesh shards the model
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> metrics to log with the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
+    look: Callable[..., dict[str, jax.Array]] | None = None  # (params, batch, names) -> activations (attentions.Call)
     lines: Sequence[str] = ()  # printed below the parameter table, such as the implementation of attention
+    watch: Mapping[str, watches.Watch] = {}  # by their names in train.watch
     frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (freeze.select_trained)
-    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # a split of the training data
+    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # () -> train and evaluation, from training data
+    deterministic: bool = False  # train.deterministic
 
 
 @flax.struct.dataclass
@@ -59,13 +65,14 @@ class State:
     params: Any
     opt_state: Any
     key: jax.Array
+    watch: Any = ()  # the state of each watch
 
 
 def initial_state(
     task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh, params: Mapping | None = None
 ) -> State:
     """Return the state of step 0, each leaf on its devices. params: initial values by path; the others are random."""
-    make, options = functools.partial(_state, task, optimiser), compilation.for_one_run(mesh)
+    make, options = functools.partial(init_state, task, optimiser), compilation.run_once_options(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimiser, mesh=mesh))
     state = jax.jit(make, out_shardings=places, compiler_options=options)(jax.random.key(seed))
     return state.replace(params=distributed.put_into(state.params, params or {}))
@@ -73,14 +80,16 @@ def initial_state(
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
     """Return the shapes, dtypes and shardings of `initial_state`."""
-    shape = jax.eval_shape(functools.partial(_state, task, optimiser), jax.random.key(0))
+    shape = jax.eval_shape(functools.partial(init_state, task, optimiser), jax.random.key(0))
     places = meshes.shardings(mesh, shape, task.layout)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
 
 
-def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) -> State:
-    params = task.init(key)
-    return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
+def init_state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array, **options: Any) -> State:
+    """Return the state of step 0. options: settings of a run of a study, for task.init."""
+    params = task.init(key, **options)
+    watch = tuple(watch.init(params) for watch in task.watch.values())
+    return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key, watch=watch)
 
 
 def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
@@ -91,31 +100,43 @@ def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
 def gradient(
     params: Any, batch: dict, key: jax.Array, *, task: Task, mesh: Mesh, accumulation: int
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return the gradient of sum(losses) / count, the mean of every metric, and the batch statistics by path.
+    """Return the gradient of the loss, the mean of every metric, and the batch statistics by path.
 
-    Runs inside `sharded`: sums and counts are added up separately over devices and microbatches, so unequal numbers of
-    masked tokens are right, and each device holds the gradient of its own parameters. Differentiating a psum inside
-    shard_map already sums the gradient of a replicated parameter. Frozen parameters receive no gradient.
+    The loss is sum(losses) / count + sum of weight * mean over task.weights; the means of a microbatch count as much as
+    its losses.
+
+    Call this inside `sharded`. Sums and counts are added separately over devices and microbatches, so the mean is exact
+    if their numbers of masked tokens differ. Each device has the gradient of its own parameters. Differentiating a psum
+    inside shard_map already sums the gradient of a replicated parameter. The gradient of frozen parameters is 0.
     """
     frozen = freeze.find_frozen(params, task.frozen)
 
     def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
         params = freeze.stop_gradients(params, frozen) if frozen else params
-        metrics, aux = task.loss(params, batch, key_B=key_B, layout=task.layout)
+        metrics, aux = measure(task, params, batch, key_B=key_B, layout=task.layout)
         statistics = shapes.flat(aux.get(RUNNING, {}))
         running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if path not in frozen}
         metrics, running = meshes.total((metrics, running), mesh)
-        return metrics[LOSS][0], (metrics, running)
+        losses, count = metrics[LOSS]
+        for name, weight in task.weights.items():
+            losses += count * weight * _divide(metrics)[name]
+        return losses, (metrics, running)
 
     gradient_of, key_B = jax.grad(loss, has_aux=True), meshes.keys(key, len(jax.tree.leaves(batch)[0]))
     if accumulation == 1:
         grads, (metrics, running) = gradient_of(params, batch, key_B)
     else:
         microbatches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
-        varying = 0 * jax.random.key_data(key)[0]  # 0, with the type of the key over the mesh
+        varying = 0 * jax.random.key_data(key)[0]  # 0, which varies over the mesh as the key does
         grads, (metrics, running) = _accumulate(gradient_of, params, microbatches, varying)
     grads = jax.tree.map(lambda g: g / jnp.maximum(metrics[LOSS][1], 1), grads)
     return grads, _divide(metrics), _divide(running)
+
+
+def measure(task: Task, params: Any, batch: dict, **options: Any) -> tuple[Ratios, dict]:
+    """Return all metrics of a batch, those in aux included, and aux. options: key_B and layout (`Task`)."""
+    metrics, aux = task.loss(params, batch, **options)
+    return metrics | aux.get(MEASURES, {}), aux
 
 
 def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying: jax.Array) -> tuple:
@@ -130,7 +151,7 @@ def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying
 
 
 def _divide(ratios: Ratios) -> dict[str, jax.Array]:
-    """Return sum / count of each."""
+    """Return sum / count for each name."""
     return {name: total / jnp.maximum(count, 1) for name, (total, count) in ratios.items()}
 
 
@@ -166,49 +187,64 @@ def train_step(
 
     A guard keeps the old parameters if the loss, the gradient norm, the learning rate or a batch statistic is not
     finite. nan="abort": the metric `alive`, an argument of the next step, is then False, and no later step changes the
-    state. nan="skip": the step counts, without an update; the metric `skipped` is the number of such steps.
-    nan="skip_spikes": skip spikes (spikes.py) as well. The next loss, and `nonfinite.check` before a save, show whether
-    the new parameters are finite. probe_due(n): whether step n measures the task's probe.
+    state. nan="skip": the step counts, without an update, in the metric `skipped`. nan="skip_spikes": skip spikes
+    (spikes.py) as well. The next loss, and `nonfinite.check` before a save, check the new parameters. probe_due(n):
+    whether step n computes the task's probe.
     """
     key, weights = jax.random.fold_in(state.key, state.step), optim.training_params(state.params, state.opt_state)
     device_gradient = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
-    mesh_gradient = sharded(device_gradient, mesh, **gradient_specs(weights, batch, task, mesh))
-    grads, metrics, running = mesh_gradient(weights, batch, key)
-    norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(updates_made(state.opt_state))
-    with jax.named_scope("guard"):  # in one pass (optax.apply_if_finite knows neither the loss nor spikes)
-        checked = [loss, norm, learning_rate, *running.values()]
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in checked]))
+    specs = gradient_specs(weights, batch, task, mesh)
+    grads, metrics, running = sharded(device_gradient, mesh, **specs)(weights, batch, key)
+    norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(count_updates(state.opt_state))
+    with jax.named_scope("guard"):  # optax.apply_if_finite sees neither the loss nor spikes
+        finite = is_finite([loss, norm, learning_rate, *running.values()])
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-        usual = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
-        accepted = alive & finite & usual
+        no_spike = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
+        accepted = alive & finite & no_spike
     with jax.named_scope("optimiser"):
-        rule = optax.with_extra_args_support(optimiser)
-        updates, opt_state = rule.update(grads, state.opt_state, state.params, value=loss, norm=norm)
-        new = follow(optax.apply_updates(state.params, updates), running), opt_state
-        old = state.params, state.opt_state
-        params, opt_state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, old)
-    new = state.replace(step=state.step + alive, params=params, opt_state=opt_state)
+        update = optax.with_extra_args_support(optimiser).update
+        updates, opt_state = update(grads, state.opt_state, state.params, value=loss, norm=norm)
+        watch, watched = watch_step(task, state, grads, updates)
+        new = update_running(optax.apply_updates(state.params, updates), running), opt_state, watch
+        choose = functools.partial(jnp.where, accepted)
+        params, opt_state, watch = jax.tree.map(choose, new, (state.params, state.opt_state, state.watch))
+    new = state.replace(step=state.step + alive, params=params, opt_state=opt_state, watch=watch)
     new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))
-    metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
+    metrics |= watched | {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
     if nan != "abort":
-        metrics["skipped"] = new.step - updates_made(new.opt_state)
+        metrics["skipped"] = new.step - count_updates(new.opt_state)
     return new, metrics | (probe_metrics(task, new, probe_due) if probe_due else {})
 
 
+def is_finite(numbers: Sequence[jax.Array]) -> jax.Array:
+    """Return whether all elements of these arrays are finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
+
+
+def watch_step(task: Task, state: State, gradient: Any, updates: Any) -> tuple[tuple, dict[str, jax.Array]]:
+    """Return the new states of the watches, and their numbers."""
+    results = [
+        watch.update(watch_state, gradient=gradient, updates=updates, params=state.params)
+        for watch, watch_state in zip(task.watch.values(), state.watch, strict=True)
+    ]
+    return tuple(new for new, _ in results), {name: x for _, numbers in results for name, x in numbers.items()}
+
+
 def update(**options: Any) -> Callable[..., tuple[State, dict]]:
-    """Return the jitted `train_step` with these options. It donates the old state."""
-    compiler = meshes.compiler_options(options["mesh"])
+    """Return the jitted `train_step` with these options. It donates its argument `state`."""
+    mesh, deterministic = options["mesh"], options["task"].deterministic
+    compiler = meshes.compiler_options(mesh) | compilation.deterministic_options(mesh, deterministic)
     return jax.jit(functools.partial(train_step, **options), donate_argnums=0, compiler_options=compiler)
 
 
-def updates_made(opt_state: Any) -> jax.Array:
-    """Return the number of steps that changed the parameters: the count of the learning rate's schedule."""
+def count_updates(opt_state: Any) -> jax.Array:
+    """Return the number of steps that changed the parameters, which the learning rate's schedule counts."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, optax.ScaleByScheduleState))
     return next(node.count for node in nodes if isinstance(node, optax.ScaleByScheduleState))
 
 
-def follow(params: Any, running: dict[str, jax.Array]) -> Any:
-    """Return the parameters, with each running average moved towards its statistic of this batch (E17)."""
+def update_running(params: Any, running: dict[str, jax.Array]) -> Any:
+    """Return the parameters, with the running averages updated. running: path -> statistic of this batch (E17)."""
     leaves = shapes.flat(params)
     for path in running:
         leaves[path] = MOMENTUM * leaves[path] + (1 - MOMENTUM) * running[path]
@@ -216,10 +252,10 @@ def follow(params: Any, running: dict[str, jax.Array]) -> Any:
 
 
 def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
-    """Return the function (params, batch) -> (sum, count) of every metric of a held-out batch."""
+    """Return the function (params, held-out batch) -> (sum, count) of every metric."""
 
     def held_out(params: Any, batch: dict) -> Ratios:
-        return meshes.total(task.loss(params, batch, layout=task.layout)[0], mesh)
+        return meshes.total(measure(task, params, batch, layout=task.layout)[0], mesh)
 
     params = jax.eval_shape(task.init, jax.random.key(0))
     specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, task.evaluation[0])
@@ -227,8 +263,9 @@ def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded)
 
 
 def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
-    """Return `evaluate` for the parameters of one run."""
-    return functools.partial(evaluate, task, mesh, jax.jit(make_held_out(task, mesh)))
+    """Return `evaluate` for a single run: (params, on_batch) -> means."""
+    options = compilation.deterministic_options(mesh, task.deterministic)
+    return functools.partial(evaluate, task, mesh, jax.jit(make_held_out(task, mesh), compiler_options=options))
 
 
 def evaluate(
@@ -242,13 +279,13 @@ def evaluate(
 
     sums: the jitted function of `make_held_out`. on_batch: called between batches; its exceptions end the evaluation.
     """
-    totals, previous = {}, {}
+    totals, pending = {}, {}
     for i in range(len(task.evaluation) + 1):  # results are fetched one batch late, so that the devices never wait
-        ready, previous = previous, {}
+        ready, pending = pending, {}
         if i:
             on_batch()
         if i < len(task.evaluation):
-            previous = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
+            pending = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
         for name, pair in jax.device_get(ready).items():
             totals[name] = totals.get(name, 0) + np.asarray(pair, np.float64)
     return {name: total / count for name, (total, count) in totals.items()}

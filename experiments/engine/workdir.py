@@ -14,32 +14,32 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh
+from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
 # A name that ends with a dot means all settings below it.
 MAY_CHANGE = tuple(
     "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
-    "train.nan".split()
+    "train.patience train.nan".split()
 )
-REMEMBERS = "skip_spikes"  # a value of train.nan that stores a history in checkpoints: a resume cannot set or remove it
+REMEMBERS = "skip_spikes"  # value of train.nan that adds a history to checkpoints: a resume cannot set or remove it
 LOCK = "lock"
-SOURCES, DIFF = "source", "checkout.diff"  # the folder of the user's own code, and the edits of ours in it
-COMPUTES = ("jax", "jaxlib")
+SOURCES, DIFF = "source", "checkout.diff"  # folder of copies of the user's code; in it, `git diff HEAD` of ours
+COMPUTES = ("jax", "jaxlib")  # packages whose version a resume compares with the previous one
 PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
 
 
 def describe_commit() -> str:
-    """Return the git commit of the code, '' outside a checkout.
+    """Return the git commit of this project, or '' outside a checkout.
 
-    If files are edited, "-dirty." and 16 digits of the SHA-256 of `git diff HEAD` follow it.
+    If files are edited, the suffix is "-dirty." and 16 digits of the SHA-256 of `git diff HEAD`.
     """
     return read_commit()[0]
 
 
 @functools.cache
 def read_commit() -> tuple[str, bytes]:
-    """Return the commit, and `git diff HEAD`."""
+    """Return the text of `describe_commit`, and the output of `git diff HEAD`."""
 
     def git(*command: str) -> bytes:
         options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
@@ -64,7 +64,7 @@ def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
     Raises InUse if another process keeps the lock for more than `wait` seconds, and UserError if the folder cannot be
     written. The filelock package is not used: on a drive without locks, its lock outlives a killed process.
     """
-    until = time.monotonic() + wait
+    deadline = time.monotonic() + wait
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         while True:
@@ -72,7 +72,7 @@ def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
                 handle = _acquire(folder / LOCK)
                 break
             except InUse:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise
             time.sleep(PAUSE)
     try:
@@ -91,7 +91,7 @@ def _acquire(file: pathlib.Path) -> int:
     except BlockingIOError:
         owner = os.read(handle, 1000).decode(errors="replace").strip()
         os.close(handle)
-        raise InUse(f"{file.parent} is in use by another run ({owner})") from None
+        raise InUse(f"{file.parent} is in use by another run ({owner}). Choose another --workdir") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
@@ -112,31 +112,32 @@ def open_run(
     data: Mapping[str, Any] | None = None,
     resume: int | None = None,
 ) -> bool:
-    """Create the folder, or reopen it. Return True if its run is finished, with all steps of the config.
+    """Create or reopen the folder of a run. Return True if its run has taken all steps of the config.
 
-    devices: their number and kind, to print how they differ from the previous ones; None: print nothing. data: the
-    identity of the data (run.Work.data). resume: the step of the checkpoint to resume from. Raises UserError if the
-    folder cannot be written, or holds a run with another config, other classes or more steps.
+    devices: their number and kind; if not None, print what differs from the previous session. data: the identity of the
+    data (runs.Work.data). resume: the step of the checkpoint to resume from; summary.json is then deleted. Raises
+    UserError if the folder cannot be written or has other files, if settings outside MAY_CHANGE differ from its run's,
+    if its run has other classes or more steps, or if it has no checkpoint of the step `resume`.
     """
-    saved, saves, before = folder / "config.json", folder / "checkpoints", {}
+    saved, saves, previous = folder / "config.json", folder / "checkpoints", {}
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
         if saved.exists():
-            before = disk.read_json(saved, says="its settings")
+            previous = disk.read_json(saved, says="its settings")
             with disk.reading(saved):
-                _check_config(folder, before["config"], config)
+                _check_config(folder, previous["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
             _check_step(saves, resume)
             (folder / "summary.json").unlink(missing_ok=True)  # the result changes
         finished = is_finished(folder, config["train"]["steps"])
-        content = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": describe_commit()}
-        content["data"] = data or before.get("data")
-        if finished or before and checkpoint.newest(saves) is not None:
-            check_data(folder, before.get("data"), content["data"])
-            for line in list_changes(before, content) if devices and not finished else []:
+        content = {"config": config, "versions": meshes.versions(), "devices": devices, "commit": describe_commit()}
+        content["data"] = data or previous.get("data")
+        if finished or previous and checkpoint.newest(saves) is not None:
+            check_data(folder, previous.get("data"), content["data"])
+            for line in list_changes(previous, content) if devices and not finished else []:
                 print(line, flush=True)
         if not finished:
             disk.write_json(saved, content)
@@ -153,43 +154,45 @@ def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mappi
         allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
         reason = f"{folder} holds a run with another config"
         raise errors.UserError(
-            f"{reason}, and resuming may not change {values}: set the old values or choose another --workdir. It may "
-            f"change {allowed}"
+            f"{reason}, and resuming cannot change {values}. Set the old values or choose another --workdir. Resuming "
+            f"can change {allowed}"
         )
 
 
 def _check_step(saves: pathlib.Path, step: int) -> None:
+    """Raise UserError if the folder `saves` has no checkpoint of this step."""
     if step not in (steps := manifest.steps(saves)):
         available = ", ".join(map(str, sorted(steps))) or "none"
         raise errors.UserError(f"--resume={step}: {saves} has no checkpoint of this step. It has: {available}")
 
 
 def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
-    """Print a warning if the data of a resumed run have changed. Raises UserError if its classes have changed."""
+    """Print a warning if the data of a resumed run have changed. Raises UserError if the classes have changed."""
     old, new = before or {}, now or {}
-    was, are = old.get("classes") or [], new.get("classes") or []
-    if was and are and was != are:
-        differ = [f"class {i} was {a!r} and is {b!r}" for i, (a, b) in enumerate(zip(was, are, strict=False)) if a != b]
-        count = f"{len(was)} classes before, {len(are)} now"
+    old_names, new_names = old.get("classes") or [], new.get("classes") or []
+    if old_names and new_names and old_names != new_names:
+        pairs = enumerate(zip(old_names, new_names, strict=False))
+        differ = [f"class {i} was {a!r} and is {b!r}" for i, (a, b) in pairs if a != b]
+        count = f"{len(old_names)} classes before, {len(new_names)} now"
         raise errors.UserError(
-            f"{folder} holds a run of other classes ({'; '.join([count, *differ[:3]])}): resume with the data of its"
-            " first steps, or choose another --workdir"
+            f"{folder} holds a run with other classes ({'; '.join([count, *differ[:3]])}). Resume with the same data as"
+            " before, or choose another --workdir"
         )
     digests = {old.get("sha256"), new.get("sha256")}
     if len(digests) > 1 and None not in digests:
-        print(f"warning: the data are not those that {folder} was trained on before", flush=True)
+        print(f"warning: the data differ from those that {folder} was trained on before", flush=True)
 
 
 def suggest_newest(folder: pathlib.Path, flag: str) -> str:
-    """Return advice for a folder that is not a run: set the flag to the newest run in it, or to another folder."""
+    """Return the end of a message about a folder that is no run: the newest run in it, or to choose another flag."""
     runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
     if not runs:
-        return f": choose another {flag}"
-    return f": the newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}"
+        return f". Choose another {flag}"
+    return f". The newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}"
 
 
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
-    """Return True if the run has its result after `steps`. Raises UserError if it has already taken more steps."""
+    """Return True if the run has a result after `steps` steps. Raises UserError if it has taken more steps."""
     try:
         result = int(disk.read_json(folder / "summary.json", says="its result").get("steps", 0))
     except (errors.UserError, ValueError, TypeError):
@@ -197,7 +200,7 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
     newest = max(result, checkpoint.newest(folder / "checkpoints") or 0)
     if newest > steps:
         raise errors.UserError(
-            f"{folder} holds a run that has taken {newest:,} steps: train.steps = {steps:,} must not be less"
+            f"{folder} holds a run that has taken {newest:,} steps. train.steps = {steps:,} must be at least {newest:,}"
         )
     return result == steps
 
@@ -208,34 +211,37 @@ def may_change(key: str) -> bool:
 
 
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:
-    """Copy these files into the run's folder under their names, and the checkout's diff if there is one.
+    """Copy these files (path -> name) into the run's folder `source`, with the checkout's diff if there is one.
 
     Return the SHA-256 of each copy by its name. If a file has changed since the run began, the first copy stays, and
     the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
     """
     contents = {name: file.read_bytes() for file, name in files.items() if file.is_file()}
     contents |= {DIFF: diff} if diff else {}
+    if contents:
+        disk.tidy(disk.folder(folder, SOURCES))
     digests = {}
     for name, content in contents.items():
         digest, copy = hashlib.sha256(content).hexdigest(), disk.folder(folder, SOURCES) / name
         if copy.exists() and copy.read_bytes() != content:
             first, copy = copy, copy.with_name(f"{copy.stem}.{digest[:8]}{copy.suffix}")
-            print(f"{name} differs from {first}, with which the run began: it is kept as {copy}", flush=True)
+            print(f"{name} differs from {first}, the copy from the run's start. It is saved as {copy}", flush=True)
         disk.write(copy, content)
         digests[copy.name] = digest
     return digests
 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the lines to print about a run that resumes. before, now: the contents of its config.json."""
+    """Return the lines to print if a run resumes with changes. before, now: the contents of its config.json."""
     lines, old, new = [], before["config"]["train"]["steps"], now["config"]["train"]["steps"]
     optim = now["config"]["optim"]
-    falls, grows = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]  # a warm-up that is derived
-    if old != new and (falls or grows):
-        lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule is another one")
+    # Both depend on train.steps: a schedule that decays, and a warm-up that is derived (optim.warmup_steps).
+    decays, is_derived = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]
+    if old != new and (decays or is_derived):
+        lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule changes too")
     pairs = [(f"with {name}", before["versions"].get(name), now["versions"][name]) for name in COMPUTES]
     pairs.append(("on", before.get("devices"), now["devices"]))
-    differ = [f"{name} {was}, now {value}" for name, was, value in pairs if was not in (None, value)]
+    differ = [f"{name} {last}, now {value}" for name, last, value in pairs if last not in (None, value)]
     if differ:
-        lines.append(f"it was trained {'; '.join(differ)}: numbers may differ in the last bits from here on")
+        lines.append(f"the run was trained {'; '.join(differ)}: numbers may differ in the last bits from here on")
     return lines

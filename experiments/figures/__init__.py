@@ -1,1 +1,1 @@
-"""Figures of runs and models. matplotlib is slow to import: import these modules only where something is drawn."""
+"""Figures of runs and models. matplotlib is slow to import, so import these modules inside functions that draw."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colors, figure
 
-from experiments.figures import images, plots
+from experiments.figures import images as image_figures, plots
 
 
 def kernels_and_weights(
@@ -20,9 +20,10 @@ def kernels_and_weights(
     constructed_HNS: np.ndarray,
     difference: float,
 ) -> pathlib.Path:
-    """Draw the true and the learned kernel of every feature, per offset; below, the learned and the constructed A.
+    """Draw the true and the learned kernel by feature and offset; below, the learned and the constructed weights A.
 
-    `difference` is the largest one between the constructed attention and numpy's convolution. At most 8 heads.
+    Head h attends to the key at offsets[h] from the query. difference: the largest between the output of constructed
+    attention and numpy.convolve. A is drawn for at most 8 heads.
     """
     H, drawn = len(offsets), min(len(offsets), plots.MOST_HEADS)
     cut = f" ({drawn} of {H} heads)" if drawn < H else ""
@@ -33,7 +34,7 @@ def kernels_and_weights(
     kernels = {"true kernel": kernel_HD.T, "learned": learned_HD.T, error: error_HD.T}
     largest = max(float(abs(kernel_DH).max()) for kernel_DH in kernels.values())
     style = {"cmap": "RdBu_r", "norm": colors.Normalize(-largest, largest), "aspect": "auto"}  # white at zero
-    ticks = range(0, H, -(-H // 9))  # more numbers would touch
+    ticks = range(0, H, -(-H // 9))  # at most 9, which do not touch
     for panel in _draw_matrices(above, kernels, ("feature", "offset s - n"), style):
         panel.set_xticks(ticks, [f"{offsets[h]:+d}" if offsets[h] else "0" for h in ticks], fontsize=7)
     above.suptitle("attention by position alone imitates a depthwise convolution", fontsize=11)
@@ -50,7 +51,7 @@ def kernels_and_weights(
 def _draw_matrices(
     part: figure.SubFigure, matrices: dict[str, np.ndarray], axes: tuple[str, str], style: dict[str, Any], label=""
 ) -> np.ndarray:
-    """Draw matrices next to one another, each with its name. axes: the names of rows and columns."""
+    """Draw matrices side by side with their names and one colour bar. axes: the labels of rows and columns."""
     panels = part.subplots(1, len(matrices), squeeze=False)[0]
     for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
         image = panel.imshow(matrix, **style)
@@ -63,13 +64,16 @@ def _draw_matrices(
 
 
 def convolved_images(path: str | os.PathLike, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
-    """Draw a row of grey images for each name, from x_BND of Z channels. All but the input share one brightness."""
+    """Draw a row of grey images for each name. tokens: name -> x_BND, D features of Z channels.
+
+    All rows share one brightness scale, except the row "input".
+    """
     grey = {}
     for name, x_BND in tokens.items():
-        x_BDN = np.asarray(x_BND[: images.MOST_IMAGES]).swapaxes(1, 2)
+        x_BDN = np.asarray(x_BND[: image_figures.MOST_IMAGES]).swapaxes(1, 2)
         grey[name] = x_BDN.reshape(len(x_BDN), -1, Z, x_BDN.shape[2]).mean(2)[..., None]
     outputs = np.concatenate([grey[name] for name in grey if name != "input"])
     scales = {name: image if name == "input" else outputs for name, image in grey.items()}
-    return images.rows(
-        path, {name: images.colour(image, scale=scales[name]) for name, image in grey.items()}, title=title
+    return image_figures.rows(
+        path, {name: image_figures.colour(image, scale=scales[name]) for name, image in grey.items()}, title=title
     )

@@ -1,4 +1,4 @@
-"""Figures of images: predicted classes, predicted hidden patches, and attention maps."""
+"""Figures of images: predicted classes, predicted hidden patches, attention maps."""
 
 import os
 import pathlib
@@ -10,8 +10,8 @@ from matplotlib import cm, colors, figure
 
 from experiments.figures import plots
 
-HIDDEN = colors.to_rgb("#7f8fa6")  # a grey that leans to blue, which no grey image has
-MOST_IMAGES, MOST_PREDICTIONS = 8, 40
+HIDDEN = colors.to_rgb("#7f8fa6")  # bluish, so that it differs from every pixel of a grey image
+MOST_IMAGES, MOST_PREDICTIONS = 8, 40  # images drawn
 
 
 def predictions(
@@ -24,9 +24,9 @@ def predictions(
     classes: Sequence[str],
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class and probability; wrong ones in red.
+    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class and probability.
 
-    `label_B` and `predicted_B` index `classes`; the title of a wrong image has its true class too.
+    `label_B` and `predicted_B` index `classes`. A wrong prediction is red and followed by the true class.
     """
     B = min(len(image_BYXZ), MOST_PREDICTIONS)
     columns, rows = min(B, 8), -(-B // 8)
@@ -54,10 +54,10 @@ def hidden_patches(
     size: int,
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 8 images in three rows: input, prediction in the place of the hidden patches, truth.
+    """Draw the first 8 images in three rows: input, image with predicted patches, truth.
 
-    Both arrays hold pixels on the scale of the images, Z is 1 or 3. `hidden_BN` is True for the hidden ones of the
-    patches of size x size pixels, in reading order. Predictions are clipped to the range of the images.
+    Both arrays hold pixels on the scale of the images; Z is 1 or 3. `hidden_BN` is True for hidden patches (size x size
+    pixels, in reading order). Predictions are clipped to the range of the images.
     """
     image_BYXZ, prediction_BYXZ, hidden_BN = (x[:MOST_IMAGES] for x in (image_BYXZ, prediction_BYXZ, hidden_BN))
     input_BYX3, truth_BYX3 = hide(image_BYXZ, hidden_BN, size=size), colour(image_BYXZ)
@@ -67,7 +67,7 @@ def hidden_patches(
 
 
 def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) -> pathlib.Path:
-    """Draw a row of coloured images, (B, Y, X, 3), for each name."""
+    """Draw a row of images for each name. images: name -> (B, Y, X, 3), red, green and blue from 0 to 1."""
     B, Y, X = next(iter(images.values())).shape[:3]
     width = max(1.15 * B + 0.5, 5.4)
     lines = textwrap.fill(title, int(11 * width))
@@ -85,20 +85,20 @@ def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) 
 
 
 def hide(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:
-    """Return the coloured images, image_BYX3, with the hidden patches grey."""
+    """Return the images as image_BYX3, with hidden patches in the colour HIDDEN."""
     return np.where(_repeat_for_pixels(hidden_BN, image_BYXZ, size=size), HIDDEN, colour(image_BYXZ))
 
 
 def _repeat_for_pixels(hidden_BN: np.ndarray, image_BYXZ: np.ndarray, *, size: int) -> np.ndarray:
-    """Return a value for each pixel from a value for each patch."""
+    """Repeat the value of each patch for its size x size pixels. Return (B, Y, X, 1)."""
     B, Y, X, _ = image_BYXZ.shape
     return hidden_BN.reshape(B, Y // size, X // size, 1).repeat(size, axis=1).repeat(size, axis=2)
 
 
 def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.ndarray:
-    """Scale pixels to red, green and blue from 0, the darkest of `scale` or of the images, to 1, the brightest.
+    """Return image_BYX3: red, green and blue, from 0 (the smallest value of `scale`) to 1 (the largest).
 
-    One channel, or more than three, becomes grey.
+    scale: an array; None: the images themselves. Images without exactly three channels become grey, by their mean.
     """
     scale = image_BYXZ if scale is None else scale
     low, high = float(scale.min()), float(scale.max())
@@ -110,10 +110,11 @@ def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.nda
 def attention_maps(
     path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: int
 ) -> pathlib.Path:
-    """Draw an image next to the attention of each head: the class token's, or the mean over the queries without one.
+    """Draw an image next to the attention weights of each head over its patches, as a tint.
 
-    grid: patches down and across. class_token: the number of tokens before them; the class token is the first. At most
-    12 layers and 8 heads are drawn; the title counts them.
+    The weights are those of the class token, or without one the mean over queries. grid: rows and columns of patches.
+    class_token: the number of tokens before the patches; the class token is the first. At most 12 layers and 8 heads
+    are drawn; the title says how many.
     """
     A_MHS = A_MHNS[:, :, 0, class_token:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]

@@ -1,6 +1,6 @@
-"""Figures of a run: loss curves, confusion matrices, attention. Each function takes arrays and writes one PNG.
+"""Figures of a run: loss curves, confusion matrices, attention weights. Each takes arrays and writes one file.
 
-Colours are safe for the colour-blind, and nothing is shown by colour alone. No global matplotlib state is changed.
+Colours are safe for the colour-blind, and nothing is shown by colour alone. Global matplotlib state does not change.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ from matplotlib.backends import backend_agg
 from experiments.engine import disk
 
 BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
-MOST_CLASSES = 1000  # of a confusion matrix, which has their square
-MOST_LAYERS, MOST_HEADS, MOST_TOKENS = 12, 8, 32
+MOST_CLASSES = 1000  # a confusion matrix has the square of this many cells
+MOST_LAYERS, MOST_HEADS, MOST_TOKENS = 12, 8, 32  # drawn in a figure of attention
 DPI = 110
 FONT = "DejaVu Sans"
 PLACEHOLDERS = (".", "Last Resort")  # fonts that draw every letter as a box
-UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # metadata without the time
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # file metadata without a date, for equal bytes
 SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
-LITERAL = {"parse_math": False}  # for texts of the user's: a $ is a dollar, and not the start of a formula
+LITERAL = {"parse_math": False}  # for the user's texts: a $ does not begin a formula
 
 
 def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
-    """Write the figure as a PNG, SVG or PDF, by the end of its name: the same bytes for the same figure."""
+    """Write the figure as PNG, SVG or PDF, as the suffix says. The same figure gives the same bytes."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     backend_agg.FigureCanvasAgg(drawing)
@@ -38,15 +38,18 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
         if fonts := {_find_font(letter) for letter in label.get_text()} - {FONT, ""}:
             label.set_fontfamily([*label.get_fontfamily(), *sorted(fonts)])
     kind = path.suffix.removeprefix(".")
-    with disk.draft(path) as file, matplotlib.rc_context({"svg.hashsalt": "tfm"}):  # else SVG draws its ids
+    with (
+        disk.draft(path) as file,
+        matplotlib.rc_context({"svg.hashsalt": "tfm"}),
+    ):  # the ids in an SVG are random without it
         drawing.savefig(file, format=kind, dpi=DPI, metadata=UNDATED.get(kind))
     return path
 
 
 def visible(text: str, most: int = 14) -> str:
-    """Return the text with symbols for white space, and codes for letters that no font has.
+    """Return the text with symbols for white space, and hexadecimal codes for letters that no font has.
 
-    A text of more than `most` letters loses its middle: names may differ at either end.
+    The middle of a text of more than `most` letters becomes "…", because names may differ at either end.
     """
     short = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
     return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _find_font(c) else f"<{ord(c):x}>") for c in short)
@@ -54,7 +57,7 @@ def visible(text: str, most: int = 14) -> str:
 
 @functools.cache
 def _find_font(letter: str) -> str:
-    """Return the name of an installed font that has the letter, if possible FONT; "" if none has it."""
+    """Return the name of an installed font with this letter, preferably FONT; "" if there is none."""
     names = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
     for name, file in [(FONT, font_manager.findfont(FONT)), *sorted(names.items())]:
         with contextlib.suppress(OSError, RuntimeError):  # a removed or damaged font
@@ -64,12 +67,12 @@ def _find_font(letter: str) -> str:
 
 
 def name(text: str, most: int = 14) -> str:
-    """Return `visible` of a name, which keeps its blanks."""
+    """Return `visible(text, most)`, but keep spaces as they are."""
     return visible(text, most).replace("␣", " ")
 
 
 def bar(drawing: figure.Figure, shades: cm.ScalarMappable, axes: list, label: str) -> None:
-    """Draw a colour bar right of the axes, at most 5 inches high and 0.2 wide however large the figure is."""
+    """Draw a colour bar to the right of the axes, at most 5 inches high and 0.2 inches wide."""
     width, height = drawing.get_size_inches()
     length = min(0.8 * height, 5)
     shape = {"shrink": length / height, "aspect": length / 0.2, "fraction": 0.4 / width, "panchor": False}
@@ -77,7 +80,7 @@ def bar(drawing: figure.Figure, shades: cm.ScalarMappable, axes: list, label: st
 
 
 def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
-    """Return means over centred windows of `width` (odd) values, narrower towards both ends."""
+    """Return means over centred windows of `width` (odd) values. Windows get narrower towards both ends."""
     sum_I = np.concatenate([[0.0], np.cumsum(value_I)])
     i = np.arange(len(value_I))
     half = np.minimum(np.minimum(i, i[::-1]), width // 2)
@@ -85,14 +88,14 @@ def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
 
 
 def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
-    """Draw training loss (raw and smoothed) and evaluation loss by step, from the rows of metrics.jsonl.
+    """Draw training loss (raw and smoothed) and evaluation loss against the step. rows: of metrics.jsonl.
 
-    The scale is logarithmic if the values span a decade. Values that are not finite are counted in the title.
+    The y axis is logarithmic if the values span a decade. The title counts values that are not finite.
     """
     drawing = figure.Figure(figsize=(7, 4.2), layout="constrained")
     axes = drawing.add_subplot()
-    (step_I, value_I), infinite_I = _read_points(rows, "train/loss")
-    (step_J, value_J), infinite_J = _read_points(rows, "eval/loss")
+    (step_I, value_I), infinite_I = read_points(rows, "train/loss")
+    (step_J, value_J), infinite_J = read_points(rows, "eval/loss")
     if len(step_I):
         is_long = len(step_I) >= 20
         axes.plot(step_I, value_I, color=PALE, lw=0.8, marker="" if is_long else ".", label="training")
@@ -115,15 +118,15 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     return write(drawing, path)
 
 
-def _read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
-    """Return steps and finite values (2, I) of a metric, sorted by step, and the number of values not finite."""
+def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
+    """Return the steps and finite values (2, I) of a metric, sorted by step, and the number of other values."""
     points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
     finite = sorted((step, value) for step, value in points.items() if np.isfinite(value))
     return np.array(finite, float).reshape(-1, 2).T, len(points) - len(finite)
 
 
 def logarithmic(axes: Any, value: np.ndarray) -> None:
-    """Make the y axis logarithmic, with few ticks, written as 0.5 and not as 5 x 10^-1."""
+    """Make the y axis logarithmic, with few ticks, labelled 0.5 instead of 5 x 10^-1. value: all values drawn."""
     axes.set_yscale("log")
     short = value.max() < 1e4 * value.min()
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if short else (1,)))
@@ -132,7 +135,10 @@ def logarithmic(axes: Any, value: np.ndarray) -> None:
 
 
 def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequence[str]) -> pathlib.Path:
-    """Draw counts, true class (row) by predicted class (column), coloured by share of the row."""
+    """Draw a confusion matrix of counts, true class (row) by predicted class (column), coloured by share of the row.
+
+    Beside the name of a row is its recall: the share of the true class that is predicted correctly.
+    """
     count_CC = np.asarray(count_CC)
     C, total = len(count_CC), int(count_CC.sum())
     share_CC = count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
@@ -141,25 +147,26 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
     axes = drawing.add_subplot()
     image = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1)
     bar(drawing, image, [axes], "share of the true class")
-    ticks = range(0, C, -(-C // 30))  # names of more than 30 classes would touch
+    ticks = range(0, C, -(-C // 30))  # at most 30 names, which do not touch
     names = [name(classes[c]) for c in ticks]
     axes.set_xticks(ticks, names, rotation=90 if max(map(len, names)) > 3 else 0, **LITERAL)
-    axes.set_yticks(ticks, names, **LITERAL)
+    recalls = [f"  {share_CC[c, c]:.0%}" if count_CC[c].any() else "" for c in ticks]
+    axes.set_yticks(ticks, [label + recall for label, recall in zip(names, recalls, strict=True)], **LITERAL)
     for row, column in np.argwhere(count_CC) if C <= 30 else ():
         shade = "white" if share_CC[row, column] > 0.5 else "black"
         axes.text(column, row, f"{count_CC[row, column]}", ha="center", va="center", color=shade, fontsize=7)
     correct = int(np.trace(count_CC))
     accuracy = f"accuracy {100 * correct / total:.2f} %\n{correct} of {total} right" if total else "no examples"
-    axes.set(xlabel="predicted class", ylabel="true class", title=accuracy)
+    axes.set(xlabel="predicted class", ylabel="true class and its recall", title=accuracy)
     return write(drawing, path)
 
 
 def confusion_of_predictions(
     path: str | os.PathLike, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
 ) -> list[pathlib.Path]:
-    """Draw the confusion of these predictions, or print that there are more than MOST_CLASSES."""
+    """Draw the confusion matrix of predictions and return its file; [] and a message if it has too many classes."""
     if len(classes) > MOST_CLASSES:
-        print(f"{path} is not drawn: {len(classes):,} classes are more than {MOST_CLASSES:,}", flush=True)
+        print(f"{path} is not drawn: {len(classes):,} classes, and at most {MOST_CLASSES:,} fit", flush=True)
         return []
     count_CC = np.zeros((len(classes),) * 2, int)
     np.add.at(count_CC, (label_B, predicted_B), 1)
@@ -174,9 +181,10 @@ def spread(count: int, most: int) -> list[int]:
 def heads(
     drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: float, before: str | None = None
 ) -> tuple[dict, str]:
-    """Return labelled axes by (layer, head), of height x width inches, and a line about layers and heads left out.
+    """Return {(layer, head): labelled axes of height x width inches}, and a line for the title about omissions.
 
-    before: the name of a column before the heads, which has the key -1; "" for a column that stays empty.
+    before: the title of an extra first column, which has the key head = -1; "" leaves this column empty; None: no
+    extra column. The line is "" if all layers and heads are drawn.
     """
     M, H = A_MHNS.shape[:2]
     layer_I, head_J = spread(M, MOST_LAYERS), [-1] * (before is not None) + spread(H, MOST_HEADS)
@@ -206,9 +214,9 @@ def attention_matrices(
     title: str = "attention, query (row) by key (column)",
     mean: bool = False,
 ) -> pathlib.Path:
-    """Draw attention weights over short texts for each layer and head, and, with `mean`, for the mean of all heads.
+    """Draw the attention weights over a short text for each layer and head. mean: also draw the mean of all heads.
 
-    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title counts them.
+    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title says how many.
     """
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
@@ -231,4 +239,35 @@ def attention_matrices(
     if S < len(keys):
         title += f", the last {S} of {len(keys)} keys"
     drawing.suptitle(f"{title}{cut}", fontsize=11)
+    return write(drawing, path)
+
+
+def coordinates(
+    path: str | os.PathLike, change_by_stage: dict[str, np.ndarray], sizes: Sequence[int], *, letter: str, title: str
+) -> pathlib.Path:
+    """Draw the mean change of each stage's activations against the size, a line for each step: a coordinate check.
+
+    change_by_stage: stage -> mean |x - x_0| of each size at each step, (sizes, steps + 1). Step 0, where nothing has
+    changed, is left out. letter: D if the sizes are widths, M if they are numbers of layers.
+    """
+    columns = min(4, len(change_by_stage))
+    rows = -(-len(change_by_stage) // columns)
+    drawing = figure.Figure(figsize=(2.6 * columns, 2.4 * rows), layout="constrained")
+    grid = drawing.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (stage, change_DT) in zip(grid, change_by_stage.items(), strict=False):
+        steps = change_DT.shape[1] - 1
+        for n in range(1, steps + 1):
+            shade = matplotlib.colormaps["viridis"](0.9 * (n - 1) / max(steps - 1, 1))
+            axes.plot(sizes, change_DT[:, n], color=shade, lw=1.2, marker=".")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%.3g"))
+        axes.set_title(stage, fontsize=10, **LITERAL)
+        axes.grid(alpha=0.3)
+    for axes in grid[len(change_by_stage) :]:
+        axes.remove()
+    drawing.suptitle(textwrap.fill(title, 90), fontsize=11, **LITERAL)
+    drawing.supxlabel("width D" if letter == "D" else "layers M", fontsize=10)
+    drawing.supylabel("mean |x - x_0|, steps from dark to light", fontsize=10)
     return write(drawing, path)

@@ -1,1 +1,1 @@
-"""Trained models, our own and published ones: open them, write them for others, begin training with them."""
+"""Open trained models, of tfm or published, write them in published formats, and begin training with them."""

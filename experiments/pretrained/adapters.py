@@ -1,9 +1,10 @@
-"""LoRA in a run (optim.lora, tfm/lora.py): train only adapters and the parts in init_fresh (a head).
+"""LoRA in a run (optim.lora, tfm/lora.py): train only adapters and the parts in init_fresh, such as a head.
 
-The run writes these parameters to adapters.safetensors in its folder, by the paths of our tree.
+The run writes these parameters to adapters.safetensors in its folder, named by their paths in our tree.
 """
 
 import functools
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -14,19 +15,19 @@ import jax
 from flax import traverse_util
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, config, disk, errors, freeze, run
+from experiments.engine import by_name, config as configs, disk, errors, freeze, run as runs
 from experiments.pretrained import safetensors, tensors
 from tfm import layout as layouts, lora, shapes
 
 FILE = "adapters.safetensors"
-FORM = "rank, rank:where or rank:where:alpha, as 8, 8:score,value or 8:Uq_HKD,Uv_HKD:16"
+FORM = "rank, rank:parts or rank:parts:alpha, such as 8, 8:score,value or 8:Uq_HKD,Uv_HKD:16"
 
 
 def parse(text: str) -> tuple[int, tuple[str, ...], float]:
     """Return (rank, parts, alpha) of optim.lora. By default the parts are the blocks, and alpha is the rank."""
     match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
     if not match:
-        raise errors.UserError(f"optim.lora = {text!r} is not of the form {FORM}")
+        raise errors.UserError(f"optim.lora = {text!r} must have the form {FORM}.")
     rank, parts, alpha = match.groups()
     return int(rank), tuple(part.strip() for part in (parts or shapes.STACKED).split(",")), float(alpha or rank)
 
@@ -37,23 +38,27 @@ def split_parts(init_fresh: str) -> tuple[str, ...]:
 
 
 def merge(params: dict, text: str) -> dict:
-    """Return the effective weights of a run with this optim.lora as numpy arrays.
+    """Return the parameters with the adapters merged into the weights, as numpy arrays. text: the run's optim.lora.
 
-    Parameters without adapters are returned unchanged.
+    Parameters of a run without adapters are returned unchanged.
     """
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merge, alpha=parse(text)[2]))(params))
 
 
-def prepare_work(settings: config.Settings, experiment: ModuleType, devices: Mesh) -> run.Work:
+def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Mesh) -> runs.Work:
     """Prepare the experiment, with adapters if optim.lora is set. The default figure is the loss curve.
 
     Raises UserError if the user's experiment does not return a Work.
     """
     work = experiment.prepare(settings, devices)
-    if not isinstance(work, run.Work):
-        raise errors.UserError(f'the experiment "{settings.experiment}": prepare must return a run.Work')
+    if not isinstance(work, runs.Work):
+        raise errors.UserError(f'the experiment "{settings.experiment}": prepare must return a runs.Work')
+
+    if work.kind not in ("", settings.experiment):
+        data = json.loads(work.files.get(runs.DATA, b"{}")) | {"kind": work.kind}
+        work = work._replace(files={**work.files, runs.DATA: json.dumps(data).encode()})
 
     def draw_loss(params: Any, folder: pathlib.Path, rows: list[dict]) -> list[pathlib.Path]:
         from experiments.figures import plots  # matplotlib is slow to import
@@ -63,13 +68,16 @@ def prepare_work(settings: config.Settings, experiment: ModuleType, devices: Mes
     return add_adapters(settings, work._replace(figures=work.figures or draw_loss))
 
 
-def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
-    """Return the work with the adapters of optim.lora. Raises UserError if the model has no such matrix."""
+def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
+    """Return the work with the adapters of optim.lora.
+
+    Raises UserError if training starts from random parameters, or if the model has no such matrix or part.
+    """
     text, task = settings.optim.lora, work.task
     if not text:
         return work
     untrained = not settings.init_from and not work.params
-    errors.refuse((untrained, "optim.lora adapts a trained model: set init_from to its path"))
+    errors.refuse((untrained, f"optim.lora = {text} adapts a trained model. Set init_from to its path."))
     rank, parts, alpha = parse(text)
     effective = functools.partial(lora.merge, alpha=alpha)
     paths = shapes.flat(jax.eval_shape(task.init, jax.random.key(0)))
@@ -80,7 +88,7 @@ def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
     chosen = {path for path, nodes in matrices.items() if not {*parts}.isdisjoint(nodes)}
 
     def init(key: jax.Array, **numbers: Any) -> dict:
-        return lora.init(key, task.init(key, **numbers), rank=rank, chosen=chosen.__contains__)
+        return lora.init(key, task.init(key, **numbers), rank=rank, select=chosen.__contains__)
 
     def loss(
         params: dict, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE
@@ -94,7 +102,7 @@ def add_adapters(settings: config.Settings, work: run.Work) -> run.Work:
 
     def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
         fixed = freeze.find_frozen(params, frozen)
-        with run.file_errors(folder):
+        with runs.file_errors(folder):
             arrays = {path: leaf for path, leaf in shapes.flat(params).items() if path not in fixed}
             safetensors.write(folder / FILE, arrays)
         yield folder / FILE
@@ -111,7 +119,7 @@ def write_peft(
 ) -> str:
     """Write the adapters of a run in peft's format, for the published model from which the run started.
 
-    folder, settings: the run and its config. rules: the tensors of the published model. Return "", or the reason if
+    folder, settings: the run and its config. rules: of the published model (tensors.py). Return "", or the reason why
     nothing is written: a tensor of the published model holds several of our matrices.
     """
     arrays, (rank, _, alpha) = safetensors.read(folder / FILE), parse(settings["optim"]["lora"])
@@ -121,7 +129,7 @@ def write_peft(
         if top == lora.NODE:
             path, _, side = path.rpartition("/")
             nodes.setdefault(path, {})[side[0]] = name
-    adapter_rules, targets, trained = [], [], []
+    adapter_rules, targets, trained_parts = [], [], []
     for line in rules:
         if len(line.ours) == 1 and (sides := nodes.pop(line.ours[0], {})):
             place = line.theirs.removesuffix(".weight")
@@ -132,7 +140,7 @@ def write_peft(
                 axes = f"L {axis}" if side == "A" else f"{axis} L"
                 adapter_rules.append(tensors.Line(f"{place}.lora_{side}.weight", axes, (name,)))
         elif {*line.ours} <= arrays.keys():
-            trained.append(line.theirs.split(".")[0])
+            trained_parts.append(line.theirs.split(".")[0])
             adapter_rules.append(line)
     if nodes:
         return f"no tensor of its family holds {', '.join(nodes)} alone"
@@ -145,7 +153,7 @@ def write_peft(
         "r": rank,
         "lora_alpha": alpha,
         "target_modules": [name for place in targets for name in tensors.names(place, sizes["M"])],
-        "modules_to_save": sorted({*trained}) or None,
+        "modules_to_save": sorted({*trained_parts}) or None,
         "bias": "none",
     }
     disk.write_json(out / "adapter_config.json", peft_config)

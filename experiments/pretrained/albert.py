@@ -14,15 +14,15 @@ NAMES = {
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings. `share` layers have the same parameters."""
+    """Return the settings with `share`, the number of layers that have the same parameters."""
     M, groups = settings["M"], families.size(config, "num_hidden_groups", 1)
     families.require(M % groups == 0, "num_hidden_groups", groups, f"a divisor of num_hidden_layers = {M}")
     return bert.read(config, settings) | {"share": M // groups}
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the rest of config.json."""
-    order = settings["aside"].get("sop_classifier.classifier.bias")  # of the head that predicts sentence order
+    """Return the fields of config.json that are not in the family's table."""
+    order = settings["aside"].get("sop_classifier.classifier.bias")  # of the head for sentence order
     rows = {} if order is None else {"num_labels": len(order)}
     groups = settings["M"] // settings["share"]
     return bert_heads.write(settings, family) | rows | {"num_hidden_groups": groups}

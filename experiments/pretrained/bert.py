@@ -14,13 +14,13 @@ NAMES = bert_heads.NAMES | {"layer": "encoder.layer.{m}.", "in_layer": LAYER}  #
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings with "architecture", the class in config.json.
 
-    The heads of texts and of tokens can have the same tensors: only the class tells them apart.
+    Heads for classes of texts and for classes of tokens can have the same tensors: only the class tells them apart.
     """
     return settings | {"architecture": str((config.get("architectures") or "?")[0])}
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of all tensors. E: ALBERT's features of tokens, positions and segments."""
+    """Return the rules of all tensors. In ALBERT, tokens, positions and segments have E features instead of D."""
     D, names = "E" if settings["E"] else "D", family.names
     tables = [("word", f"W {D}", f"embed/E_W{D}"), ("position", f"N {D}", f"position/P_N{D}")]
     tables += [("token_type", f"J {D}", f"embed/S_J{D}")] if settings["segments"] else []
@@ -33,7 +33,7 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
 
 
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors with today's names of norms, and with one bias of an untied output: the decoder's."""
+    """Return the tensors with the current names of norms. The decoder's copy of an untied output's bias replaces it."""
     copy = f"{family.names['decoder']}.bias"
     for old, name in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         arrays = {key.replace(old, name): x for key, x in arrays.items()}
@@ -43,7 +43,7 @@ def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.
 
 
 def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors as they are written: the bias of an untied output under both names."""
+    """Return the tensors as published files have them: the bias of an untied output has two names."""
     if settings["tied_output"] or family.names["bias"] not in arrays:
         return arrays
     return {**arrays, f"{family.names['decoder']}.bias": arrays[family.names["bias"]]}

@@ -9,17 +9,17 @@ CLASSES = {"masked": "ForMaskedLM", "classes": "ForSequenceClassification", "tok
 CLASSES |= {"spans": "ForQuestionAnswering", "": "Model"}
 NEXT_SENTENCE = ("cls.seq_relationship.", "sop_classifier.")
 NAMES = {
-    # Of masked tokens: the layer before the output, its norm, the output matrix, and its bias.
+    # For masked tokens: the layer before the output, its norm, the output matrix, and the bias of the output.
     **{"transform": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"},
     **{"decoder": "cls.predictions.decoder", "bias": "cls.predictions.bias"},
-    **{"pooler": "pooler.dense", "classifier": "classifier"},  # of a text's classes: the layer before, and the output
+    **{"pooler": "pooler.dense", "classifier": "classifier"},  # for classes of a text: the same
 }
 
 
 def find(settings: families.Settings, arrays: tensors.Arrays, family: families.Family) -> families.Settings:
-    """Return the head that the file holds, by the names of its tensors, with its number of classes.
+    """Return {head, C}: the head that the file holds, found by the names of its tensors ('': none), and its classes.
 
-    A text's classes need a pooler. Without that head, the pooler is no part of our models.
+    A classifier is for texts if the file has a pooler, else for tokens.
     """
     names = family.names
     has_pooler = f"{names['pooler']}.weight" in arrays and "ForTokenClassification" not in settings["architecture"]
@@ -31,7 +31,7 @@ def find(settings: families.Settings, arrays: tensors.Arrays, family: families.F
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of a head. E: ALBERT's features of tokens."""
+    """Return the rules of the head. In ALBERT, the embedding has E features instead of D."""
     D, names, kind = "E" if settings["E"] else "D", family.names, settings["head"]
     if kind == "masked":
         untied = tensors.Line(f"{names['decoder']}.weight", f"W {D}", (f"head/G_W{D}",))
@@ -47,7 +47,7 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the fields of config.json: their class with these heads, and the class names."""
+    """Return the fields of config.json for the head: transformers' class of the model, and the class names."""
     kind = settings["head"]
     suffix, labels = CLASSES[kind], {}
     if any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):

@@ -19,7 +19,8 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
     """Return the tensors with both heads.
 
-    If the file holds only the head of the class token, it is doubled and the other is zero, so that it is the mean.
+    If the file has only the head of the class token, double this head and set the other one to zero. Then their mean is
+    the head in the file.
     """
     arrays = dict(arrays)
     for name in ("weight", "bias"):

@@ -14,7 +14,7 @@ NAMES = {
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the rest of config.json."""
+    """Return the fields of config.json that are not in the family's table."""
     return bert_heads.write(settings, family) | {"sinusoidal_pos_embds": False}
 
 

@@ -1,8 +1,8 @@
 """Families of published models: a table and a few functions for each, and the functions that families share.
 
-`settings` is one dictionary: the fields of a config's `model`, sizes by their letters, and further facts of a published
-model (tied_output, head, patch, ...). A family's table translates config.json to settings and back. The rules of
-tensors.py translate tensors to parameters and back.
+`settings` is one dictionary: the fields of a config's `model`, sizes by their letters, and further properties of a
+published model (tied_output, head, patch, ...). A family's table translates config.json to settings and back. The rules
+of tensors.py translate tensors to parameters and back.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,24 +14,25 @@ from experiments.pretrained import tensors
 
 HfConfig = Mapping[str, Any]
 Settings = dict[str, Any]
-# Their name of the MLP's activation -> ours. The first of their names for one of ours is written.
+# Name of the MLP's activation in config.json -> our name. `write` takes the first name with our name.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "tanh": "tanh"}
 ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh")
 ACTIVATIONS |= {"gelu_python": "gelu", "quick_gelu": "quick_gelu", "swish": "silu"}
 SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
 SIZES |= {"W": "vocab_size", "N": "max_position_embeddings", "E": "embedding_size", "Z": "num_channels"}
 SIZES |= {"segments": "type_vocab_size"}  # the names that most families have for a size
-# The fields of a config's `model` of a model that has none of their features; M, D, H, G, K and F come in addition.
+# The other fields of a config's `model`, besides the sizes M, D, H, G, K and F, for a model without special features.
 PLAIN = {
     **{"score": "asymmetric", "scale": "1/sqrt(K)", "cap": 0.0, "output_cap": 0.0, "value": "low_rank"},
     **{"norm": "token", "mlp": "gelu", "position": "learned", "relative_position": "none", "window": 0},
     **{"block": "pre_norm", "outer_norm": "last", "segments": 0, "E": 0, "share": 1, "bias": "all"},
+    **{"flax": "", "mup": 0, "mup_depth": ""},
 }
 MODEL = (*"MDHGKF", *PLAIN)
 # Fields of `model` that do not change what a trained model computes. Published files do not have them, so that these
-# are the defaults of base.py. Published parameters are float32, and float32 computation rounds least.
-FREE = {"score_std": 1.0, "output_std": 1.0, "dropout": 0.0, "attention": "flash", "compute_dtype": "float32"}
-FREE |= {"remat": "none"}
+# are the defaults of base.py. Our copies of published parameters are float32, and float32 rounds least.
+FREE = {"score_std": 1.0, "output_std": 1.0, "embed_std": 1.0, "dropout": 0.0, "attention": "flash", "remat": "none"}
+FREE |= {"compute_dtype": "float32"}
 SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
 TRUE = {True: True, False: False}  # choices of a field that is true by default
 FALSE = {False: False, True: True}
@@ -45,17 +46,17 @@ def sizes(**defaults: int) -> dict[str, tuple[str, int]]:
 class Family(NamedTuple):
     """A family of published models: the table of its config.json, the names of its tensors, and functions for the rest.
 
-    `arrays` are their tensors by name without `prefix`. A name in a file may lack the prefix. Every function takes
-    settings, and the family last. The defaults are those of a causal language model.
+    `arrays` are the tensors of a file by name without `prefix`. (A name in a file may also lack it.) The defaults fit a
+    causal language model.
     """
 
-    architecture: str  # begins the names of their classes
-    # The table. A value of None in config.json, or a missing one, means the default.
+    architecture: str  # the beginning of the names of transformers' classes
+    # The table. A field of config.json that is null or missing has the default.
     sizes: Mapping[str, tuple[str, int]]  # letter -> (field, default)
-    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {their value: ours}), the default first
+    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {its value: our value}), default first
     epsilon: tuple[str, float] | None  # (field, default) of the number of model.norm
     read: Callable[..., Settings]  # (config, settings) -> the settings, completed
-    write: Callable[..., dict[str, Any]]  # (settings, family) -> the rest of config.json
+    write: Callable[..., dict[str, Any]]  # (settings, family) -> the fields of config.json that are not in the table
     # Tensors.
     prefix: str
     lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
@@ -63,16 +64,16 @@ class Family(NamedTuple):
     head: Callable[..., Settings] = lambda settings, arrays, family: {"head": "causal"}
     # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
     outputs: Mapping[str, str] = {"causal": ""}
-    plain: Settings = PLAIN  # settings without a field of config.json
+    plain: Settings = PLAIN  # settings that are not in config.json
     fixed: Mapping[str, Any] = {}  # fields for which one value is supported
     ids: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields that are ids of tokens
     names: Mapping[str, str] = {}  # names of tensors that differ between relatives
     unprefixed: tuple[str, ...] = ("lm_head.",)  # names that begin with one of these never have the prefix
     tied: Mapping[str, str] = {}  # tensors that equal others if the output is tied to the embedding
     buffers: tuple[str, ...] = ()  # tensors without parameters; {m} stands for the layer
-    aside: tuple[str, ...] = ()  # names that begin with one of these belong to heads that our models do not have
-    clean: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # before `lines`
-    restore: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # the inverse
+    aside: tuple[str, ...] = ()  # beginnings of the names of tensors in heads that our models do not have
+    clean: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # prepares the tensors for the rules
+    restore: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # the inverse of `clean`
 
 
 def read(family: Family, config: HfConfig) -> Settings:
@@ -87,7 +88,8 @@ def read(family: Family, config: HfConfig) -> Settings:
     settings = family.read(config, settings)
     D, H, G = settings["D"], settings["H"], settings.get("G", 1)
     if H % G or ("K" not in settings and D % H):
-        raise errors.UserError(f"config.json: sizes do not divide: D = {D} features, H = {H} heads, G = {G} of keys")
+        sizes_text = f"D = {D} features, H = {H} heads and G = {G} heads of keys"
+        raise errors.UserError(f"config.json has {sizes_text}. G must divide H and, without head_dim, H must divide D.")
     return {"G": H, "K": D // H} | settings
 
 
@@ -113,38 +115,38 @@ def output(family: Family, kind: str, settings: Settings) -> str:
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:
     """Raise UserError unless the value of a field of config.json is valid."""
     if not valid:
-        raise errors.UserError(f"config.json: {name} = {value!r} is not supported here, only {allowed}")
+        raise errors.UserError(f"config.json: {name} = {value!r} is not supported. It must be {allowed}.")
 
 
 def number(config: HfConfig, name: str, default: float) -> float:
-    """Return a finite number from 0."""
+    """Return the field as a finite number >= 0. Raises UserError for other values."""
     value = default if config.get(name) is None else config[name]
-    require(type(value) in (int, float) and 0 <= value < float("inf"), name, value, "a number from 0")
+    require(type(value) in (int, float) and 0 <= value < float("inf"), name, value, "a number from 0 on")
     return float(value)
 
 
 def size(config: HfConfig, name: str, default: int) -> int:
-    """Return a whole number from 1."""
+    """Return the field as an integer >= 1. Raises UserError for other values."""
     value = default if config.get(name) is None else config[name]
-    require(type(value) is int and value >= 1, name, value, "a whole number from 1")
+    require(type(value) is int and value >= 1, name, value, "an integer from 1 on")
     return value
 
 
 def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
-    """Return ours for their value of a field; the first of the choices is their default."""
+    """Return our value for the value of a field. The first choice is the default. Raises UserError for other values."""
     value = next(iter(choices)) if config.get(name) is None else config[name]
     require(value in [*choices], name, value, " or ".join(map(str, choices)))
     return choices[value]
 
 
 def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
-    """Raise UserError for a field that has another value than the only one that is supported."""
+    """Raise UserError if a field does not have the only value that is supported. A missing field has this value."""
     for name, value in fixed.items():
         choose(config, name, {value: value})
 
 
 def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Line]:
-    """Return the rules of a layer with the prefix `layer`.
+    """Return the rules of a layer. layer: the beginning of the names of its tensors.
 
     names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm.
     """

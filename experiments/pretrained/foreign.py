@@ -1,4 +1,4 @@
-"""A parameter tree from elsewhere becomes a run: classify, sample, export, symmetry and init_from then work on it."""
+"""Import a parameter tree from other code as a run, so that classify, sample, export, symmetry and init_from work."""
 
 import os
 import pathlib
@@ -10,27 +10,36 @@ import ml_collections
 import numpy as np
 from flax import traverse_util
 
-from experiments.engine import by_name, checkpoint, config as configs, disk, errors, mesh, run as runs, workdir
+from experiments.engine import (
+    by_name,
+    checkpoint,
+    config as configs,
+    disk,
+    errors,
+    mesh as meshes,
+    run as runs,
+    workdir as workdirs,
+)
 from experiments.pretrained import open_model, tensors
 from tfm import shapes
 
-BIAS = "head/b_W"  # of the output
+BIAS = "head/b_W"  # the path of the bias of the output
 
 
 def import_tree(
     mapping: Mapping[str, tuple[str, ...]], arrays: Any, config: ml_collections.ConfigDict, folder: str | os.PathLike
 ) -> pathlib.Path:
-    """Write a run with these parameters into the folder, and return it.
+    """Write a run with these parameters into the folder. Return the folder.
 
         config = base.get_config("language")
         config.model.update(M=2, D=32, H=4, K=16)
         import_tree({"h.{m}.qkv": ("D 3HK", *paths)}, arrays, config, "runs/theirs")
 
-    arrays: by their names, or a tree, whose names are joined by slashes. mapping: their name -> (axes, our path, ...),
-    in the letters of our names (tensors.py). Layers are numbered by {m} in the name, or are the first axis, M. An array
-    with the name of our path needs no entry. config: of a run that could be trained; its text or images define tokens
-    and classes. Raises UserError, with nothing written, for a folder that is not empty, and for arrays that are
-    missing, left over, or of another shape than the config's.
+    arrays: a dictionary by name, or a tree, whose names are joined by slashes. mapping: name of an array -> (axes, our
+    path, ...), in the letters of our names (tensors.py). {m} in a name numbers the layers, or the first axis, M, counts
+    them. An array that is named by our path needs no entry. config: as for training; its text or images define tokens
+    and classes. Raises UserError, before anything is written, if the folder is not empty, and for arrays that are
+    missing, left over, or of another shape than in the config's model.
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
     disk.check_new(folder, "folder")
@@ -51,7 +60,7 @@ def import_tree(
 
 
 def _find_sizes(config: dict[str, Any], expected: Any) -> dict[str, int]:
-    """Return the sizes by letter, from the config and the tree."""
+    """Return the sizes by letter, from the config and the expected tree."""
     sizes = {letter: n for letter, n in config["model"].items() if len(letter) == 1} | shapes.check(expected)
     patch = config["image"]["patch"] if "P" in sizes and "image" in config else 0
     return {"G": sizes["H"], **sizes} | ({"Y": patch, "X": patch, "Z": sizes["P"] // patch**2} if patch else {})
@@ -60,7 +69,7 @@ def _find_sizes(config: dict[str, Any], expected: Any) -> dict[str, int]:
 def _translate(
     mapping: Mapping[str, tuple[str, ...]], theirs: Mapping[str, Any], sizes: Mapping[str, int], label: str
 ) -> dict[str, np.ndarray]:
-    """Return our arrays by path. label: the beginning of an error."""
+    """Return our arrays by path. label: the beginning of error messages."""
     lines, unmapped = [], {name: array for name, array in theirs.items() if name not in mapping}
     for name, (axes, *paths) in mapping.items():
         if axes.split()[0] == "M":
@@ -73,19 +82,19 @@ def _translate(
         arrays |= {name: np.asarray(theirs[name], np.float32) for name in names & theirs.keys()}
         translated = tensors.read(lines, {name: arrays[name] for name in names & arrays.keys()}, sizes, label)
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.UserError(f"{label}: its sizes are {dict(sizes)}, and axes do not fit them ({error})") from error
+        raise errors.UserError(f"{label}: the axes do not fit its sizes {dict(sizes)} ({error})") from error
     return {name: array for name, array in arrays.items() if name not in names} | translated
 
 
 def _save(folder: pathlib.Path, settings: configs.Settings, params: Any, files: Mapping[str, bytes]) -> None:
-    """Write the files of a finished run of no steps."""
-    workdir.open_run(folder, settings.to_dict())
+    """Write the files of a finished run of 0 steps."""
+    workdirs.open_run(folder, settings.to_dict())
     for name, content in files.items():
         disk.write(folder / name, content)
     saves = checkpoint.Checkpoints(folder / "checkpoints", keep=1)
     saves.save(0, {"params": params})
     saves.close()
     summary = {"experiment": settings.experiment, "steps": 0, "params": shapes.total(params)}
-    summary |= {"params_sha256": checkpoint.digest(params), "versions": mesh.versions()}
-    summary["commit"] = workdir.describe_commit()
+    summary |= {"params_sha256": checkpoint.digest(params), "versions": meshes.versions()}
+    summary["commit"] = workdirs.describe_commit()
     disk.write_json(folder / "summary.json", summary)

@@ -1,4 +1,4 @@
-"""The first Gemma (Gemma Team 2024): a Llama with GELU gates, tokens times sqrt(D), and norms with the gains 1 + g."""
+"""The first Gemma (Gemma Team 2024): a Llama with GELU gates, embeddings times sqrt(D), and gains 1 + g in norms."""
 
 import functools
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from experiments.pretrained import families, llama, tensors
 
-GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | llama.GATED | {"gelu": "geglu_tanh"}  # their gelu means the tanh form
+GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | llama.GATED | {"gelu": "geglu_tanh"}  # Gemma's gelu is the tanh form
 FIXED = {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False, "sliding_window": None}
 
 
 def rescale(
     arrays: tensors.Arrays, settings: families.Settings, family: families.Family, *, back: bool = False
 ) -> tensors.Arrays:
-    """Return the tensors as our equations have them, or back: gains 1 + g, tokens times sqrt(D) in the embedding.
+    """Return the tensors with 1 added to the gains of norms, and the embedding times sqrt(D). back: the inverse.
 
-    If the embedding is also the output, the last gain is divided by the factor, so that logits stay the same.
+    If the embedding is also the output, the last gain is divided by sqrt(D), so that logits stay the same.
     """
     factor, changed = np.float32(settings["D"] ** 0.5), {}
     for name, array in arrays.items():

@@ -6,17 +6,17 @@ from experiments.pretrained import families, tensors
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings with the hidden features of the MLP."""
+    """Return the settings with F, the number of hidden features of the MLP."""
     return settings | {"F": families.size(config, "n_inner", 4 * settings["D"])}
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the rest of config.json."""
+    """Return the fields of config.json that are not in the family's table."""
     return {"architectures": ["GPT2LMHeadModel"], "n_inner": settings["F"]}
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of all tensors; matrices stand as (from, to), hence transposed."""
+    """Return the rules of all tensors. A matrix in the file has the axes (input, output), the transpose of ours."""
     qkv = ("blocks/score/Uq_HKD", "blocks/score/Uk_HKD", "blocks/value/Uv_HKD")
     qkv_bias = ("blocks/score/bq_HK", "blocks/score/bk_HK", "blocks/value/bv_HK")
     untied = [] if settings["tied_output"] else [tensors.Line("lm_head.weight", "W D", ("head/G_WD",))]

@@ -1,4 +1,4 @@
-"""Published models: the tensors and the config.json of a folder as our parameters and settings, and back.
+"""Published models: translate the tensors and the config.json of a folder to our parameters and settings, and back.
 
 A model is checked twice. config.json decides the family and the sizes. Every tensor of the file must be a parameter of
 the family or a known buffer.
@@ -37,17 +37,17 @@ FAMILIES = {
     **{"distilbert": distilbert.FAMILY, "albert": albert.FAMILY, "vit": vit.FAMILY, "deit": deit.FAMILY},
     **LLAMAS,
 }
-GENERATION = "generation_config.json"  # a file next to config.json with the ids that end a text
+GENERATION = "generation_config.json"  # a file next to config.json, with the ids that end a text
 CLASSES = ("classes", "tokens", "spans", "image")  # kinds with a head of classes
 
 
 class Published(NamedTuple):
-    """A published model: what a folder holds, or is to hold.
+    """A published model, as it is read from a folder or will be written into one.
 
     family: one of FAMILIES. params: our tree, float32. model: the fields of a config's `model`. table: where each
     tensor went.
 
-    extras: further facts: W, N, tied_output, class_names, `kind` (open_model.DOES), `ids` that begin, end and pad a
+    extras: other properties: W, N, tied_output, class_names, `kind` (open_model.DOES), `ids` that begin, end and pad a
     text, `headless` (True if the model ends before its logits), ... `aside` are tensors that our models do not have.
     """
 
@@ -67,7 +67,7 @@ def read(path: str | pathlib.Path) -> Published:
     hf_config = disk.read_json(file, says="what the model next to it is")
     family = choose(hf_config.get("model_type"))  # before a large file is read
     model = interpret(hf_config, safetensors.read(path), path)
-    # If the other file exists, transformers ignores the ids of config.json, and does not end a text without them.
+    # If generation_config.json exists, transformers ignores the ids in config.json. Without ids it does not end a text.
     generation = file.with_name(GENERATION)
     fields = disk.read_json(generation, says="what ends a text") if generation.is_file() else {}
     fields = hf_config | {name: value for name, value in fields.items() if value is not None}
@@ -76,7 +76,7 @@ def read(path: str | pathlib.Path) -> Published:
 
 
 def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | pathlib.Path) -> Published:
-    """Return the model that config.json describes and the tensors hold. Raises UserError as `read`."""
+    """Return the model that config.json describes and the tensors hold. Raises UserError as `read` does."""
     name = hf_config.get("model_type")
     family, label = choose(name), f"{path} is not the {name} that its config.json describes"
     with disk.reading(path, TypeError, AttributeError):
@@ -94,7 +94,7 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
     expected = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
     aside = {key for key in arrays if key.startswith(family.aside)} - expected
     unread = _find_unread(family, settings, arrays, label)
-    unread |= dict.fromkeys(sorted(aside), "no part of our models, and kept aside")
+    unread |= dict.fromkeys(sorted(aside), "not in our models, kept aside")
     flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, sizes, label)
     params = {"position": {}, "head": {}, **traverse_util.unflatten_dict(flat, sep="/")}
     params["blocks"]["relative_position"] = {}
@@ -106,14 +106,14 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
 
 
 def _count_layers(settings: families.Settings) -> families.Settings:
-    """Return the sizes by letter, with the numbers of layers and segments that have parameters."""
+    """Return the settings, with M and J as the numbers of layers and segments that have parameters of their own."""
     return settings | {"M": settings["M"] // settings["share"], "J": settings["segments"]}
 
 
 def _find_unread(
     family: families.Family, settings: families.Settings, arrays: tensors.Arrays, label: str
 ) -> dict[str, str]:
-    """Return the tensors that hold no parameters, and what they are.
+    """Return the tensors that are not read as parameters: name -> reason, such as "a buffer".
 
     Raises UserError for a copy that differs from its original.
     """
@@ -129,9 +129,9 @@ def _find_unread(
 def write(folder: str | pathlib.Path, model: Published) -> list[str]:
     """Write files that the transformers library opens with from_pretrained, and return their names.
 
-    `extras` are those that `read` returns: the tensors in `aside` are written back, and class_names, ids and
-    pooler_act. A ViT needs `patch`, `image` and `Z` there, a Llama `N`. Raises UserError, with the reason, if the model
-    does not belong to the family.
+    `extras` as `read` returns them: the tensors in `aside` are written back, and class_names, ids and pooler_act. A ViT
+    needs `patch`, `image` and `Z` in `extras`, a Llama needs `N`. Raises UserError, with the reason, if the family does
+    not have such a model.
     """
     family, config, settings, lines = _describe(model)
     arrays = tensors.write(lines, shapes.flat(model.params), _count_layers(settings))
@@ -149,7 +149,7 @@ def write(folder: str | pathlib.Path, model: Published) -> list[str]:
 
 
 def _describe(model: Published) -> tuple[families.Family, dict[str, Any], families.Settings, list[tensors.Line]]:
-    """Return the family, the config.json of a model, the settings as they are read from it, and the rules.
+    """Return a model's family, its config.json, the settings that are read back from config.json, and the rules.
 
     Raises UserError for a setting that config.json cannot express, and for parameters that the family does not have.
     """
@@ -167,10 +167,10 @@ def _describe(model: Published) -> tuple[families.Family, dict[str, Any], famili
         raise errors.UserError(f"{label}: {error}") from error
     except KeyError as error:
         raise errors.UserError(f"{label} without {error}") from error
-    again = families.read(family, {"model_type": model.family, **config})
+    read_back = families.read(family, {"model_type": model.family, **config})
     output = families.output(family, kind, settings)
-    tensors.complain(label, list_unlike(model.model, extras, sizes, again | {"output": output}))
-    settings |= again
+    tensors.complain(label, list_unlike(model.model, extras, sizes, read_back | {"output": output}))
+    settings |= read_back
     lines = family.lines(settings, family)
     expected = [path for line in lines for path in line.ours]
     faults = [f"{path} is missing" for path in expected if path not in flat]
@@ -179,30 +179,35 @@ def _describe(model: Published) -> tuple[families.Family, dict[str, Any], famili
 
 
 def rules(model: Published) -> list[tensors.Line]:
-    """Return the rules by which `write` writes the model, with whole names."""
+    """Return the rules by which `write` writes the model, with the full names of tensors."""
     family, _, _, lines = _describe(model)
     return [line._replace(theirs=add_prefix(family, line.theirs)) for line in lines]
 
 
 def add_prefix(family: families.Family, name: str) -> str:
-    """Return the whole name of a tensor."""
+    """Return the full name of a tensor, as files of the family have it."""
     return name if name.startswith(family.unprefixed) else family.prefix + name
 
 
 def list_unlike(
-    model: Mapping[str, Any], extras: Mapping[str, Any], sizes: Mapping[str, int], again: families.Settings
+    model: Mapping[str, Any], extras: Mapping[str, Any], sizes: Mapping[str, int], read_back: families.Settings
 ) -> list[str]:
-    """List the settings of a model that its config.json cannot express. again: the settings as read from it."""
-    pairs = {f"model.{name}": (model.get(name), again[name]) for name in families.MODEL}
-    pairs |= {f"model.{name}": (model[name], "known here") for name in model.keys() - {*families.MODEL, *families.FREE}}
-    pairs |= {name: (n, again[name]) for name, n in sizes.items() if name in again and name not in families.MODEL}
+    """List the settings of a model that its config.json cannot express. read_back: settings read from config.json."""
+    pairs = {f"model.{name}": (model.get(name), read_back[name]) for name in families.MODEL}
+    pairs |= {
+        f"model.{name}": (model[name], "a supported setting")
+        for name in model.keys() - {*families.MODEL, *families.FREE}
+    }
+    pairs |= {
+        name: (n, read_back[name]) for name, n in sizes.items() if name in read_back and name not in families.MODEL
+    }
     field = "image.head" if "patch" in extras else f"text.head (with model.mlp = {model.get('mlp')})"
-    pairs[field] = (extras.get("output", again["output"]), again["output"])
+    pairs[field] = (extras.get("output", read_back["output"]), read_back["output"])
     return [f"{name} is {a!r} and not {b!r}" for name, (a, b) in pairs.items() if _plain(name, a) != _plain(name, b)]
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return the value of a setting for a comparison: a norm with its number, a score without its initial values."""
+    """Return a setting for a comparison: a norm with its number as a float, a score without its initial values."""
     if name == "model.norm" and value:
         variant, number = variants.split("norm", value)
         return variant, float(number)
@@ -210,5 +215,5 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def choose(name: Any) -> families.Family:
-    """Return the family with this model_type."""
+    """Return the family with this model_type. Raises UserError if there is none."""
     return FAMILIES[by_name.choose("model_type", str(name), {name: name for name in FAMILIES})]

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.pretrained import families, rope, tensors
-from tfm import block
+from tfm import block as blocks
 
-GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # the MLP with such a gate
+GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # activation -> the gated MLP
 GATED = {"silu": "swiglu"} | {name: GATES[ours] for name, ours in families.ACTIVATIONS.items() if ours in GATES}
-FIXED = {"sliding_window": None}
+FIXED = {"sliding_window": None}  # fields for which one value is supported
 # (attention_bias, mlp_bias) -> model.bias
 BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp", (True, True): "all"}
 
@@ -16,7 +16,7 @@ BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp"
 def read(
     config: families.HfConfig, settings: families.Settings, *, G: int = 0, K: int = 0, fixed: Mapping[str, Any] = FIXED
 ) -> families.Settings:
-    """Return the settings with key heads, biases and rotary positions. G, K: the defaults of their fields.
+    """Return the settings with heads of keys, biases and rotary positions. G, K: defaults of their fields, or 0.
 
     fixed: further fields for which one value is supported.
     """
@@ -29,9 +29,9 @@ def read(
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the rest of config.json."""
-    D, H, architecture, biases = settings["D"], settings["H"], family.architecture, block.BIASES[settings["bias"]]
-    divides = architecture != "Llama" or D % H == 0  # their class Llama requires this in spite of head_dim
+    """Return the fields of config.json that are not in the family's table."""
+    D, H, architecture, biases = settings["D"], settings["H"], family.architecture, blocks.BIASES[settings["bias"]]
+    divides = architecture != "Llama" or D % H == 0  # transformers' Llama requires this even with head_dim
     families.require(divides, "num_attention_heads", H, f"a divisor of hidden_size = {D}")
     window = settings["window"] if architecture not in ("Llama", "Gemma") else 0
     return rope.write(settings) | {
@@ -49,7 +49,7 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
     """Return the rules of all tensors."""
     attention, feed, GK = "layers.{m}.self_attn.", "layers.{m}.mlp.", "GK" if settings["G"] < settings["H"] else "HK"
-    score, output, mlp = (stage in block.BIASES[settings["bias"]] for stage in ("score", "output", "mlp"))
+    score, output, mlp = (stage in blocks.BIASES[settings["bias"]] for stage in ("score", "output", "mlp"))
     qk_norms = "qk" if settings["score"] == "asymmetric_qknorm" else ""
     untied = [] if settings["tied_output"] else [tensors.Line("lm_head.weight", "W D", ("head/G_WD",))]
     return [

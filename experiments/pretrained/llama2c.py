@@ -1,7 +1,7 @@
-"""Llama weights in the form of https://github.com/karpathy/llama2.c (its first version, which has no magic number).
+"""Llama weights in the first file format of https://github.com/karpathy/llama2.c, which has no magic number.
 
-Seven little-endian int32, then float32 values in the order of the layout below. Only the size of the file shows its
-format, so the seven numbers must account for every byte.
+The file has seven little-endian int32, then float32 values in the order of `_layout`. Only the size of the file shows
+its format, so the seven numbers must account for every byte.
 """
 
 import math
@@ -16,21 +16,21 @@ from experiments.pretrained import safetensors
 
 HEADER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 HEADER += ("vocab_size", "max_position_embeddings")
-FIXED = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0}  # not in the file: llama2.c knows no others
+FIXED = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0}  # llama2.c always uses these values
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return (config.json, tensors) of the model in the file, by the names in transformers; tensors are memory-mapped.
+    """Return (config.json, tensors) of the model in the file, with transformers' names. The tensors are memory-mapped.
 
-    The rotary position turns the pairs (2i, 2i+1) of features here. transformers turns (i, i + K/2), and orders the
-    rows of its q_proj and k_proj for it. Raises UserError if the file is not of this form, as for a file of pickles.
+    Rotary positions rotate the pairs (2i, 2i+1) of features here. transformers rotates (i, i + K/2), and has the rows
+    of q_proj and k_proj in this order. Raises UserError if the file has another format, such as a file of pickles.
     """
     path = pathlib.Path(path)
     with disk.reading(path):
         header = np.fromfile(path, "<i4", len(HEADER)).tolist()
         numbers = path.stat().st_size / 4 - len(HEADER)
     D, F, M, H, G, W, N = header if len(header) == len(HEADER) else [0] * len(HEADER)
-    tied, W = W > 0, abs(W)  # a negative size means that the output has another matrix than the embedding
+    tied, W = W > 0, abs(W)  # in the file, W < 0 means that the output has another matrix than the embedding
     valid = min(D, F, M, H, G, W, N) > 0 and D % (2 * H) == 0 == H % G  # the rotary position needs an even K = D / H
     layout = _layout(D, F, M, H, G, W, N, tied) if valid else {"": ()}
     ends = np.cumsum([math.prod(shape) for shape in layout.values()])
@@ -45,7 +45,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 
 def _layout(D: int, F: int, M: int, H: int, G: int, W: int, N: int, tied: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in the order of the file; {m} stands for all M layers."""
+    """Return the shapes by name, in the order of the file. {m} stands for the layers, which are the first axis."""
     K, layer = D // H, "model.layers.{m}."
     return {
         "model.embed_tokens.weight": (W, D),

@@ -16,7 +16,7 @@ def read(
     full: int,
     **plain: Any,
 ) -> families.Settings:
-    """Return the settings. The arguments are the defaults of their fields, and settings without a field."""
+    """Return the settings. G, K, windowed, full: defaults of fields. plain: settings that are not in config.json."""
     settings = llama.read(config, settings, G=G, K=K, fixed={})
     return settings | plain | {"window": read_window(config, settings["M"], windowed=windowed, full=full)}
 
@@ -24,7 +24,7 @@ def read(
 def read_window(config: families.HfConfig, M: int, *, windowed: bool, full: int) -> int:
     """Return the sliding window of all M layers, 0 for none. Raises UserError if layers differ.
 
-    windowed, full: the defaults of use_sliding_window, and of the number of first layers without a window.
+    windowed, full: the defaults of use_sliding_window, and of max_window_layers (the first layers have no window).
     """
     config = {"sliding_window": 4096, "max_window_layers": full, **config}
     uses = families.TRUE if windowed else families.FALSE

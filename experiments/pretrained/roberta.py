@@ -14,16 +14,16 @@ NAMES = bert.NAMES | {
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings, with the number of unused rows of positions (`unread`)."""
+    """Return the settings with `unread`, the number of the first rows of positions, which are not used."""
     N, unread = settings["N"], int(config.get("pad_token_id", 1)) + 1
     families.require(N > unread, "max_position_embeddings", N, f"more than {unread}, after pad_token_id")
     return bert.read(config, settings) | {"unread": unread, "N": N - unread}
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the rest of config.json, with the number of all rows of positions. A run's padding id is its tokenizer's.
+    """Return the fields of config.json that are not in the family's table. max_position_embeddings counts all rows.
 
-    Raises UserError if the tokenizer has no padding id.
+    The padding id of a run comes from its tokenizer. Raises UserError if the tokenizer has no padding id.
     """
     pad = settings.get("ids", {}).get("pad_token_id", settings.get("unread", 0) - 1)
     families.require(pad is not None and pad >= 0, "pad_token_id", pad, "the id of the tokenizer's padding token")
@@ -32,13 +32,13 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
 
 
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors without the unused positions."""
+    """Return the tensors without the unused rows of positions."""
     arrays = bert.clean(arrays, settings, family)
     return {name: array[settings["unread"] :] if name == POSITIONS else array for name, array in arrays.items()}
 
 
 def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors with zeros for the unused positions."""
+    """Return the tensors with zeros for the unused rows of positions."""
     zeros = np.zeros((settings["unread"], settings["D"]), np.float32)
     arrays = bert.restore(arrays, settings, family)
     return {**arrays, POSITIONS: np.concatenate([zeros, arrays[POSITIONS]])}

@@ -1,4 +1,4 @@
-"""Rotary positions in config.json (rope_theta, rope_scaling, rope_parameters) and as model.relative_position."""
+"""Translate rotary positions between config.json (rope_theta, rope_scaling, rope_parameters) and our settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,8 @@ import numpy as np
 from experiments.build import variants
 from experiments.pretrained import families
 
-# A type of scaled rotary positions -> the fields with its numbers, in the order of rotary_scaling.py. N is the number
-# of positions of the model.
+# Type of scaled rotary positions -> the fields with its numbers, in the order of rotary_scaling.py. N: the number of
+# positions of the model.
 ORIGINAL = "original_max_position_embeddings"
 SCALINGS = {
     "default": (),
@@ -18,7 +18,7 @@ SCALINGS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor"),
 }
-YARN = {"beta_fast": 32, "beta_slow": 1, "attention_factor": 0}  # the defaults
+YARN = {"beta_fast": 32, "beta_slow": 1, "attention_factor": 0}  # the defaults of yarn
 UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (None, True)}  # field -> allowed values
 
 
@@ -41,15 +41,15 @@ def read(config: families.HfConfig, N: int) -> str:
 
 
 def _read_numbers(kind: str, rope: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of a scaling in our order, without trailing ones that are defaults."""
-    numbers = {name: families.number(rope, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is refused
+    """Return the numbers of a scaling in our order, without the last numbers that are defaults."""
+    numbers = {name: families.number(rope, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is invalid
     while YARN.get(last := [*numbers][-1]) == numbers[last]:
         del numbers[last]
     return [variants.format_number(number) for number in numbers.values()]
 
 
 def write(settings: families.Settings) -> dict[str, Any]:
-    """Return the fields of config.json: the inverse of `read`; also those of transformers before version 5."""
+    """Return the fields of config.json: the inverse of `read`. They include the fields before transformers 5."""
     base, *scaling = variants.split("relative_position", settings["relative_position"])[1].split(":")
     kind, *numbers = scaling or ["default"]
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": float(base)}
@@ -60,10 +60,9 @@ def write(settings: families.Settings) -> dict[str, Any]:
 
 
 def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
-    """Return the same model with rotary positions that turn the pairs (i, i + K/2) instead of (2i, 2i+1).
+    """Return the same model with rotary positions that rotate the pairs (i, i + K/2) instead of (2i, 2i+1).
 
-    Queries and keys have the features K of each head in another order. params: our tree. model: the fields of a
-    config's `model`.
+    The K features of queries and keys get another order. params: our tree. model: the fields of a config's `model`.
     """
     score = dict(params["blocks"]["score"])
     for name, leaf in score.items():

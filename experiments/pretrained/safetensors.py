@@ -1,4 +1,4 @@
-"""Arrays in safetensors files: only numbers, so that reading one executes nothing. Pickles are refused."""
+"""Read and write arrays in safetensors files. They hold only numbers, unlike pickles, which can execute code."""
 
 import os
 import pathlib
@@ -11,10 +11,10 @@ import safetensors.numpy
 
 from experiments.engine import disk, errors
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names in a folder of one model
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # what PyTorch's files of pickles are called
-NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # what the library raises for a damaged file
-NOT_READ += (AttributeError,)  # a dtype that NumPy lacks, as F8_E4M3
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names of the files in the folder of a model
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # endings of PyTorch's files of pickles
+NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # errors of the library for a damaged file
+NOT_READ += (AttributeError,)  # a dtype that NumPy lacks, such as F8_E4M3
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -42,19 +42,19 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Write the arrays atomically; they may be all that `np.asarray` takes."""
+    """Write the arrays atomically. An array may be anything that `np.asarray` accepts."""
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
-    content = safetensors.numpy.save(rows, {"format": "pt"})  # transformers opens no others
+    content = safetensors.numpy.save(rows, {"format": "pt"})  # transformers requires this metadata
     with disk.writing(path := pathlib.Path(path)):
         disk.write(path, content)
 
 
 def refusal(path: str | os.PathLike) -> errors.UserError:
-    """Return the error for a file of pickles: opening one can run any program, so it has to be converted."""
+    """Return the UserError for a file of pickles, which can execute any code when it is opened."""
     return errors.UserError(
-        f"{path} is not read, since opening such a file can run any program that it hides: if you trust it, convert it "
+        f"{path} is not read, since opening such a file can run any program that it hides. If you trust it, convert it "
         "with transformers, by the class with the head (AutoModelForCausalLM, ...).from_pretrained(...)"
-        ".save_pretrained(DIR) and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR"
+        ".save_pretrained(DIR) and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR."
     )
 
 
@@ -72,5 +72,5 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
     if pickles and file in (None, path):
         raise refusal(pickles[0])
     empty = f"{path} holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
-    errors.refuse((file is None, empty if path.is_dir() else f"{path} is not there, or not a file"))
+    errors.refuse((file is None, empty if path.is_dir() else f"{path} is missing or not a file"))
     return file

@@ -1,8 +1,9 @@
-"""Rules from the tensors of a published model to the parameters of ours that hold the same numbers, in both directions.
+"""Rules that translate the tensors of a published model ("theirs") to our parameters ("ours"), and back.
 
-A `Line` gives their name and axes, and our paths. The rest follows from the letters in our names: "D 3HK" next to three
-paths that end in HKD is a matrix of D rows and 3HK columns. It is cut into D, 3, H and K, transposed to 3, H, K, D, and
-dealt out to the three paths. {m} in their name counts the layers; our arrays are stacked over layers.
+A `Line` is a rule: it has the name and the axes of their tensor, and our paths. The letters in our names give the rest.
+For example "D 3HK" with three paths that end in HKD is a matrix of D rows and 3HK columns. It is reshaped to D, 3, H,
+K, transposed to 3, H, K, D, and divided among the three paths. {m} in their name is the number of a layer; our arrays
+are stacked over layers.
 """
 
 import math
@@ -18,11 +19,11 @@ from tfm import shapes
 Arrays = Mapping[str, np.ndarray]
 Sizes = Mapping[str, int]
 PARTS = {"P": "YXZ"}  # the pixels of a patch: rows, columns, channels
-MOST_FAULTS = 24  # in an error
+MOST_FAULTS = 24  # in an error message
 
 
 class Line(NamedTuple):
-    """A rule. `axes` has a word for each axis. Its letters are the factors of the axis; 1 is an axis of size one."""
+    """A rule. `axes` has a group of letters for each axis of their tensor: factors of its size, or 1."""
 
     theirs: str
     axes: str
@@ -30,21 +31,22 @@ class Line(NamedTuple):
 
 
 def pair(theirs: str, axes: str, ours: str, bias: str, *, biased: bool = True) -> list[Line]:
-    """Return the rules of a weight and of its bias, which is called `bias` in our node. axes: "weight's; bias's"."""
+    """Return the rules of a weight and of its bias. bias: its name next to our weight. axes: "weight's; bias's"."""
     weight_axes, bias_axes = axes.split("; ")
     weight = Line(f"{theirs}.weight", weight_axes, (ours,))
     return [weight, Line(f"{theirs}.bias", bias_axes, (f"{ours.rpartition('/')[0]}/{bias}",))][: 1 + biased]
 
 
 def names(theirs: str, layers: int) -> list[str]:
-    """Return the names of the tensors of all layers that a rule means."""
+    """Return the names of a rule's tensors: one for each layer if the name has {m}."""
     return [theirs.format(m=m) for m in range(layers)] if "{m}" in theirs else [theirs]
 
 
 def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, label: str) -> dict[str, np.ndarray]:
     """Return our float32 arrays by path.
 
-    Raises UserError, which begins with `label`, for tensors that are missing, left over, or of another shape.
+    label: the beginning of error messages. Raises UserError for tensors that are missing, left over, or of another
+    shape.
     """
     expected = {}
     for line in lines:
@@ -70,7 +72,7 @@ def write(lines: Iterable[Line], flat: Arrays, sizes: Sizes) -> dict[str, np.nda
 
 
 def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
-    """Return a text that says where each tensor went. unread: tensors that are not parameters, and why."""
+    """Return a table of our paths for each of their tensors. unread: tensors that are not read -> reason."""
     rows = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {place}" for name, place in rows.items())
@@ -88,7 +90,7 @@ def _letters(line: Line) -> tuple[str, str]:
 
 
 def _order(old: str, new: str) -> list[int]:
-    """Return the axes of `new` in `old`; a letter may stand twice if the axes keep their order."""
+    """Return the indices in `old` of the letters in `new`. A letter may occur twice if both are equal."""
     return [*range(len(old))] if old == new else [old.index(letter) for letter in new]
 
 
@@ -101,22 +103,22 @@ def _shape(line: Line, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _take(line: Line, array: np.ndarray, sizes: Sizes) -> list[np.ndarray]:
-    """Return our arrays of one of their tensors, in float32."""
+    """Return our arrays (float32) for one of their tensors."""
     theirs, ours = _letters(line)
     array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(_order(theirs, ours))
-    parts, ends = array if "3" in theirs else [array], [shapes.size(path.split("/")[-1], sizes) for path in line.ours]
+    parts, ends = array if "3" in theirs else [array], [shapes.shape(path.split("/")[-1], sizes) for path in line.ours]
     return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
 
 
 def _give(line: Line, arrays: Sequence[np.ndarray], sizes: Sizes) -> np.ndarray:
-    """Return their tensor of our arrays: the inverse of `_take`."""
+    """Return their tensor for our arrays: the inverse of `_take`."""
     theirs, ours = _letters(line)
     array = np.stack(arrays).reshape(_sizes(ours, sizes)).transpose(_order(ours, theirs))
     return np.ascontiguousarray(array).reshape(_shape(line, sizes))
 
 
 def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """List how arrays, by their names, differ from those expected: missing, left over, of another shape."""
+    """List how arrays, by name, differ from the expected ones: missing, left over, or of another shape."""
     faults = [f"{name} {leaf.shape} is missing" for name, leaf in expected.items() if name not in arrays]
     faults += [f"{name} {leaf.shape} is left over" for name, leaf in arrays.items() if name not in expected]
     common = sorted(arrays.keys() & expected.keys())
@@ -125,10 +127,10 @@ def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[
 
 
 def join_faults(faults: Sequence[str], most: int = MOST_FAULTS) -> str:
-    """Join the first `most` faults, and the number of the others."""
+    """Join the first `most` faults, and the number of further faults."""
     return "; ".join([*faults[:most], *([f"and {len(faults) - most} more"] if len(faults) > most else [])])
 
 
 def complain(label: str, faults: Sequence[str]) -> None:
-    """Raise UserError that lists the faults, if there are any."""
+    """Raise UserError that lists the faults after the label, if there are any."""
     errors.refuse((faults, f"{label}: {join_faults(faults)}"))

@@ -1,4 +1,4 @@
-"""The vision transformer (Dosovitskiy et al. 2021): pre-norm, patches, a class token with the answer for the image."""
+"""The vision transformer (Dosovitskiy et al. 2021): pre-norm, patches, a class token that predicts the class."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ LAYER += " layernorm_before intermediate.dense output.dense layernorm_after"
 
 
 def read(config: families.HfConfig, settings: families.Settings, *, first: int = 1) -> families.Settings:
-    """Return the settings with the sizes of an image and of its patches. first: the number of tokens before them."""
+    """Return the settings with the sizes of an image and of its patches. first: the number of other tokens."""
     (Y, X), (patch, width) = _read_sides(config, "image_size", 224), _read_sides(config, "patch_size", 16)
     families.require(patch == width, "patch_size", [patch, width], "square patches")
     settings |= {"N": (Y // patch) * (X // patch) + first, "P": patch * patch * settings["Z"]}
@@ -19,14 +19,14 @@ def read(config: families.HfConfig, settings: families.Settings, *, first: int =
 
 
 def _read_sides(config: families.HfConfig, name: str, default: int) -> tuple[int, int]:
-    """Return rows and columns, from one number or two."""
+    """Return rows and columns of a field that has one number or two."""
     value = config.get(name, default)
     rows, columns = value if isinstance(value, list) else [value, value]
     return families.size({name: rows}, name, default), families.size({name: columns}, name, default)
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the rest of config.json."""
+    """Return the fields of config.json that are not in the family's table."""
     Y, X = settings["image"]
     headless = re.sub("ForImage.*", "Model", family.architecture)
     return families.write_labels(settings) | {
@@ -48,7 +48,7 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
 
 
 def head(settings: families.Settings, arrays: tensors.Arrays, family: families.Family) -> families.Settings:
-    """Return whether the file holds a head, with its number of classes."""
+    """Return the head that the file holds ("" or "image"), with its number of classes."""
     weight = arrays.get(f"{family.names['head']}.weight")
     return {"head": ""} if weight is None else {"head": "image", "C": len(weight)}
 

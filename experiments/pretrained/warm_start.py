@@ -1,4 +1,4 @@
-"""Warm start and fine-tuning: training begins with another model's parameters, not random ones (config.init_from)."""
+"""Warm start and fine-tuning: begin training with the parameters of a trained model (config.init_from)."""
 
 import fnmatch
 import json
@@ -11,16 +11,16 @@ import jax
 import numpy as np
 
 from experiments.data import files as data_files, pretrained_tokenizer
-from experiments.engine import by_name, config, errors, log, run
+from experiments.engine import by_name, config as configs, errors, log, run as runs
 from experiments.pretrained import adapters, open_model, tensors
 from tfm import lora, shapes
 
-# Fields of `model` that may differ, because a trained model is the same function for all of them.
+# Fields of `model` that may differ from the trained model's, because they do not change the function that it computes.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
-# Parts that init_fresh may name even if the model lacks them, and fields of `model` that the config then decides.
+# Parts that init_fresh may name even if the model lacks them. Then the config decides the `model` field of this name.
 POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # prefixes of paths
-# By experiment: a fact of a model -> the config's field with the same value.
+# By experiment: entry in Trained.facts -> the config's field that must have the same value.
 FIELDS = {
     "language": {"output": "text.head"},
     "text_classification": {"output": "text.head"},
@@ -30,18 +30,18 @@ FIELDS = {
 TEXTS = ("language", "text_classification")  # experiments that can use a model's tokenizer
 
 
-def adopt_architecture(settings: config.Settings, folder: pathlib.Path | None) -> config.Settings:
-    """Replace settings that the user has not chosen by the architecture and tokenizer of the model at init_from.
+def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) -> configs.Settings:
+    """Copy architecture and tokenizer from the model at init_from to all settings that the user has not chosen.
 
-    Print the changes. A resumed run takes them from its `folder`.
+    Print the changes. A resumed run has a `folder`, whose config.json then decides instead of the model.
     """
     values = settings.to_dict()
     path, experiment = values["init_from"], values.get("study", values)["experiment"]
     if not path:
         return settings
-    current = config.flat(values)
+    current = configs.flat(values)
     if folder is not None and (folder / "config.json").is_file():
-        saved = config.flat(open_model.read_saved(folder / "config.json").get("config", {}))
+        saved = configs.flat(open_model.read_saved(folder / "config.json").get("config", {}))
         fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:
@@ -52,14 +52,18 @@ def adopt_architecture(settings: config.Settings, folder: pathlib.Path | None) -
             required["text.tokenizer"] = str(_tokenizer_path(tokenizers[0]))
     chosen = settings.list_chosen()
     settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})
-    after = config.flat(settings.to_dict())
+    after = configs.flat(settings.to_dict())
     if changes := [f"{key} = {after[key]}" for key in current if after[key] != current[key]]:
-        print(f"as {path} has it: {', '.join(changes)}", flush=True)
+        print(f"settings of {path}: {', '.join(changes)}", flush=True)
     return settings
 
 
 def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that the model requires of an experiment. Parts in `fresh` require none."""
+    """Return the settings that the model requires of an experiment.
+
+    fresh: the parts in init_fresh. A fresh position, relative_position or head removes the requirement on its setting;
+    other parts, such as mlp or embed, remove none.
+    """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     required = {f"model.{name}": value for name, value in model.model.items() if name not in free}
     new_head = "head" in fresh or ("C" in model.facts) != (experiment == "text_classification")
@@ -70,11 +74,11 @@ def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[st
 
 
 def _tokenizer_path(file: pathlib.Path) -> pathlib.Path:
-    """Return the value of text.tokenizer for a file."""
+    """Return the value of text.tokenizer that means this file."""
     return file.parent if file.name == "tokenizer.json" else file
 
 
-def add_parameters(settings: config.Settings, work: run.Work, *, resumed: bool) -> run.Work:
+def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
     """Print the lines of the work about its data, and return the work with the initial parameters of init_from."""
     for line in work.lines:
         log.say(line, "\n")
@@ -82,15 +86,15 @@ def add_parameters(settings: config.Settings, work: run.Work, *, resumed: bool) 
 
 
 def load(
-    settings: config.Settings, init: Callable[[jax.Array], dict], *, resumed: bool, files: Mapping[str, bytes]
+    settings: configs.Settings, init: Callable[[jax.Array], dict], *, resumed: bool, files: Mapping[str, bytes]
 ) -> dict[str, np.ndarray]:
-    """Return the initial parameters by path, and print their table. {} for a run that is resumed or starts at random.
+    """Return the initial parameters by path, and print their table. {} if the run is resumed or has no init_from.
 
     Learned positions are resized to the number that the config needs. files: the run's tokenizer and data, by name.
-    Raises UserError for fields and tensors that differ, another tokenizer, and numbers that are not finite.
+    Raises UserError if fields, tensors or the tokenizer differ, or if parameters are not finite.
     """
     path, fresh = settings.init_from, adapters.split_parts(settings.init_fresh)
-    errors.refuse((fresh and not path, "init_fresh has no meaning without init_from"))
+    errors.refuse((fresh and not path, f"init_fresh = {settings.init_fresh} needs init_from, the path of a model."))
     if resumed or not path:
         return {}
     model = open_model.open(path)
@@ -119,15 +123,15 @@ def load(
 
 
 def _contains(part: str, paths: Iterable[str]) -> bool:
-    """Return True if a path is this part of a model or of its blocks, or lies in it."""
+    """Return True if a path is, or lies in, this part of a model or of its blocks."""
     return any(path == part or path.startswith((f"{part}/", f"blocks/{part}/")) for path in paths)
 
 
 def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
-    """Return the parameters with the head's rows in the order of the data. Raises UserError for other class names."""
+    """Return the parameters with the head's rows in the order of the data. Raises UserError if class names differ."""
     theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
-    ours = json.loads(files.get(run.DATA, b"{}")).get("classes")
-    if not ours or theirs == [f"LABEL_{i}" for i in range(len(theirs))]:  # classes without names
+    ours = json.loads(files.get(runs.DATA, b"{}")).get("classes")
+    if not ours or theirs == [f"LABEL_{i}" for i in range(len(theirs))]:  # the model has no class names
         return start
     old, new = (["".join(name.casefold().split()) for name in names] for names in (theirs, ours))
     if old == new:
@@ -135,24 +139,24 @@ def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, b
     if sorted(old) != sorted(new) or len({*new}) < len(new):
         raise errors.UserError(
             f"init_from: {model.path} has the {len(theirs)} classes {data_files.join_names(theirs)}, and the data has "
-            f"{len(ours)}: {data_files.join_names(ours)}. Use equal names, or set init_fresh = head for a new head"
+            f"{len(ours)}: {data_files.join_names(ours)}. Use equal names, or set init_fresh = head for a new head."
         )
     order = [old.index(name) for name in new]
-    print(f"the head of {model.path} is reordered to the order of the data's classes", flush=True)
+    print(f"the rows of the head of {model.path} are reordered to the order of the data's classes", flush=True)
     return start | {path: start[path][order] for path in ("head/G_CD", "head/b_C") if path in start}
 
 
 def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
-    """Return the number of rows of a table: learned positions or tokens; 0 without one."""
+    """Return the number of rows of the table with this path (learned positions or tokens), 0 if there is none."""
     return next((leaf.shape[0] for path, leaf in tree.items() if path.startswith(table)), 0)
 
 
 def _resize_positions(
     config: Mapping[str, Any], model: open_model.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
-    """Return the parameters with learned positions resized to our number of them.
+    """Return the parameters `start` with learned positions resized to the number in `ours`.
 
-    They are unchanged if patches differ or do not make a grid.
+    The positions are unchanged if the sizes of patches differ or the patches do not form a square grid.
     """
     old, new = _count_rows(start), _count_rows(ours)
     fits = old != new and 0 not in (old, new)
@@ -172,10 +176,10 @@ def _resize_positions(
 
 
 def _list_differences(
-    settings: config.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
+    settings: configs.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
 ) -> list[str]:
-    """List the fields of the config to change, and the tensors that do not fit."""
-    current, is_text = config.flat(settings.to_dict()), settings.experiment in TEXTS
+    """List the fields of the config to change, and the tensors that do not fit, as phrases for an error."""
+    current, is_text = configs.flat(settings.to_dict()), settings.experiment in TEXTS
     required, tokenizers = list_required(settings.experiment, model, fresh), open_model.list_tokenizers(model)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
@@ -186,7 +190,7 @@ def _list_differences(
         remedy = f" (set text.tokenizer = {_tokenizer_path(tokenizers[0])})" if tokenizers and is_text else ""
         reasons.append(f"its tokenizer has {W} tokens and differs from the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
-        image = model.extras.get("image") or open_model.read_saved(model.path / run.DATA).get("image")
+        image = model.extras.get("image") or open_model.read_saved(model.path / runs.DATA).get("image")
         reasons.append(f"its images of {image} pixels make {N} tokens, and the run's make {our_N}")
     if faults := tensors.differences(theirs, ours):
         head = all(fault.startswith("head/") for fault in faults)
@@ -197,9 +201,9 @@ def _list_differences(
 
 
 def _tokenizers_differ(files: Mapping[str, bytes], tokenizers: Sequence[pathlib.Path]) -> bool:
-    """Return True if none of the model's tokenizers equals the run's. False if either has none.
+    """Return True if none of the model's tokenizers equals the run's, False if the run or the model has none.
 
-    The padding and truncation of batches may differ.
+    Settings for padding and truncation may differ.
     """
 
     def parse(content: bytes) -> Any:
@@ -215,11 +219,11 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizers: Sequence[pathlib.
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
-    """Return the table for N positions.
+    """Return the table of learned positions, resized to N rows.
 
-    cut: the first N rows. linear: linear interpolation from the first row to the last. grid: up to two class tokens,
-    which stay, then a square grid of patches in reading order, interpolated bilinearly between the centres of patches.
-    None if the tables are not two such grids with equally many class tokens.
+    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: up to two class
+    tokens do not change; the other rows are a square grid of patches in reading order, and are interpolated bilinearly
+    between the centres of patches. Return None if both tables are not such grids with equally many class tokens.
     """
     old = P_ND.shape[0]
     if rule == "cut":
@@ -234,14 +238,14 @@ def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
     return np.concatenate([P_ND[:classes], grid @ P_ND[classes:]])
 
 
-def _interpolate(place: np.ndarray, old: int) -> np.ndarray:
-    """Return the matrix that interpolates `old` rows at these places, clipped to the first and the last."""
-    return np.maximum(0, 1 - np.abs(np.clip(place, 0, old - 1)[:, None] - np.arange(old)))
+def _interpolate(position: np.ndarray, old: int) -> np.ndarray:
+    """Return the matrix that interpolates `old` rows linearly at these positions, clipped to 0 ... old - 1."""
+    return np.maximum(0, 1 - np.abs(np.clip(position, 0, old - 1)[:, None] - np.arange(old)))
 
 
 def _class_tokens_and_side(N: int) -> tuple[int, int]:
     """Return (0 to 2 class tokens, side of the square grid), with side 0 if there is no such grid."""
-    for first in (0, 1, 2):
-        if N > first and math.isqrt(N - first) ** 2 == N - first:
-            return first, math.isqrt(N - first)
+    for classes in (0, 1, 2):
+        if N > classes and math.isqrt(N - classes) ** 2 == N - classes:
+            return classes, math.isqrt(N - classes)
     return 0, 0

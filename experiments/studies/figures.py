@@ -1,10 +1,12 @@
-"""Figures of a report with their captions.
+"""Figures of a report, with their captions.
 
-Of one condition: curves, costs, paired differences, symmetry and attention of each layer. Over several conditions:
+For each condition: curves, costs, paired differences, symmetry and attention of each layer. For several conditions:
 performance profiles, and the loss against compute.
 """
 
 import pathlib
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,29 +15,37 @@ from matplotlib import axes, figure, ticker
 
 from experiments.engine import disk
 from experiments.figures import plots
-from experiments.studies import attention, overall, runs as finished, scaling, sentences, statistics, styles
-from experiments.studies.study import Study
+from experiments.studies import (
+    attention,
+    overall,
+    runs as study_runs,
+    scaling,
+    sentences,
+    statistics,
+    study as studies,
+    styles,
+)
 
-SMOOTHED = 40  # windows of the mean of training losses, each of a single batch
-MOST = 6  # layers shown, evenly spread
-THIN = 0.5  # width of a seed's line
-BANDS = "Lines are means over seeds, thin lines the seeds, bands from smallest to largest."
-ALSO = (".svg", ".pdf")  # in addition to each PNG
+SMOOTHED = 40  # training losses, each of one batch, are averaged over a 40th of their number
+MOST = 6  # layers drawn, evenly spread
+THIN = 0.5  # width of a seed's line, in points
+BANDS = "Thick lines are means over seeds, thin lines the seeds; bands reach from the smallest to the largest seed."
+ALSO = (".svg", ".pdf")  # formats in addition to PNG
 
 
 class Figure(NamedTuple):
     """A figure that has been written."""
 
     file: pathlib.Path  # the PNG
-    kind: str  # a key of KINDS, or of a figure over several conditions
-    condition: str  # "": several
+    kind: str  # a key of KINDS, profile, compute, compute1, ..., or tuning
+    condition: str  # "" if it shows several
     caption: str
 
 
-Curve = tuple[np.ndarray, np.ndarray]  # x_I, value_RI: a row for each of R seeds
-Runs = Mapping[str, list[finished.Run]]  # arm -> its runs, for the arms that have some
+Curve = tuple[np.ndarray, np.ndarray]  # x_I and value_RI, with a row for each of R seeds
+Runs = Mapping[str, list[study_runs.Run]]  # arm -> its runs, without arms that have none
 Styles = Mapping[str, styles.Style]  # arm -> style
-Drawing = tuple[figure.Figure, str, Iterable[str]] | None  # with its caption and its arms; None if there are no numbers
+Drawing = tuple[figure.Figure, str, Iterable[str]] | None  # figure, caption, drawn arms; None without numbers
 Across = overall.Overall | scaling.Family  # numbers over several conditions
 
 
@@ -45,14 +55,14 @@ class Panel(NamedTuple):
     title: str
     x: str
     curves: dict[str, Curve]
-    falls: bool = False  # then the y axis is logarithmic if the values span a decade
+    falls: bool = False  # values fall: the y axis is logarithmic if they span a decade
 
 
 def draw(
     folder: pathlib.Path,
-    study: Study,
+    study: studies.Study,
     conditions: Sequence[statistics.Condition],
-    runs: Sequence[finished.Run],
+    runs: Sequence[study_runs.Run],
 ) -> list[Figure]:
     """Write the figures of each condition into folder/figures."""
     disk.tidy(disk.folder(folder, "figures"))
@@ -70,31 +80,35 @@ def draw(
 
 def write(folder: pathlib.Path, drawing: figure.Figure, kind: str, condition: str, caption: str) -> Figure:
     """Write the figure as PNG and in the formats of ALSO."""
-    file = folder / "figures" / f"{'_'.join(filter(None, (kind, condition)))}.png"
+    name = re.sub(r"[^\w+.,=-]", "_", condition, flags=re.ASCII)[: studies.LONGEST]
+    name += f"_{zlib.crc32(condition.encode()):08x}" * (name != condition)  # a table of another program has any names
+    file = folder / "figures" / f"{'_'.join(filter(None, (kind, name)))}.png"
     plots.write(drawing, file)
-    drawing.set_layout_engine("none")  # everything stays where it is in the PNG
+    drawing.set_layout_engine("none")  # keeps the layout of the PNG
     for end in ALSO:
         plots.write(drawing, file.with_suffix(end))
     return Figure(file, kind, condition, caption)
 
 
 def draw_kind(
-    kind: str, condition: statistics.Condition, runs: Iterable[finished.Run], style: Styles
+    kind: str, condition: statistics.Condition, runs: Iterable[study_runs.Run], style: Styles
 ) -> tuple[figure.Figure, str] | None:
-    """Return a figure of KINDS and its caption, which names the arms without numbers; None if no arm has any."""
+    """Return a figure of KINDS and its caption, which names arms without numbers; None if no arm has numbers."""
     runs_by_arm = {arm: [run for run in runs if run.arm == arm] for arm in style}
     result = KINDS[kind](condition, {arm: arm_runs for arm, arm_runs in runs_by_arm.items() if arm_runs}, style)
     if result is None:
         return None
     drawing, caption, drawn_arms = result
     left_out = [arm for arm in style if arm not in {*drawn_arms, condition.reference}]
-    return drawing, caption + (f" Without numbers, and not drawn: {sentences.quote(*left_out)}." if left_out else "")
+    return drawing, caption + (
+        f" Not drawn, because they have no numbers: {sentences.quote(*left_out)}." if left_out else ""
+    )
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
     """Draw panels of width x height inches. Return the figure, its axes, and the arms that have numbers.
 
-    Each arm has its mean over seeds as a line, its seeds as thin lines, and a band from smallest to largest.
+    Each arm has a thick line for its mean over seeds, a thin line for each seed, and a band from smallest to largest.
     """
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
     drawing = figure.Figure(figsize=size, layout="constrained")
@@ -119,19 +133,18 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     return drawing, grid, legend
 
 
-def stack(runs: Runs, curve: Callable[[finished.Run], dict[int, float]]) -> dict[str, Curve]:
-    """Return arm -> the curves of its runs, for the arms that have values."""
-    stacked = {arm: finished.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
+def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> dict[str, Curve]:
+    """Return arm -> the curves of its runs, at the steps that all of them have, without arms that have no values."""
+    stacked = {arm: study_runs.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
     return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 
 
 def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw over training: the loss, the metric on held-out data, and its paired difference to the reference."""
+    """Draw three panels over steps: training loss, held-out metric, its paired difference to the reference."""
     metric, less = condition.metric, condition.better == "less"
-    paired, smoothed = paired_curves(condition, runs), {}
-    for arm, (step_I, loss_RI) in stack(runs, lambda run: run.curve("train/loss")).items():
-        width = 2 * (len(step_I) // SMOOTHED // 2) + 1  # 1: few values stay as they are
-        smoothed[arm] = step_I, np.array([plots.smooth(loss_I, width) for loss_I in loss_RI])
+    if not any(run.rows for arm_runs in runs.values() for run in arm_runs):
+        return None
+    paired, smoothed = paired_curves(condition, runs), smooth(stack(runs, lambda run: run.curve("train/loss")))
     panels = [
         Panel("training loss", "step", smoothed, falls=True),
         Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
@@ -142,19 +155,28 @@ def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> D
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
     grid[0, 2].axhline(0, color="black", lw=2.4, zorder=2)
     limit_to_second_half(grid[0, 2], paired)
-    threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
+    threshold = f" The dotted line is the threshold {condition.threshold:g}." if condition.threshold else ""
     caption = (
         f"training loss (smoothed), {metric} on held-out data, and its difference to {condition.reference} of the same "
-        f"seed. {BANDS} Early differences are cut off where they would hide later ones.{threshold}"
+        f"seed. {BANDS} Early differences are cut off if they would hide later ones.{threshold}"
     )
     return drawing, caption, arms
 
 
+def smooth(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Return the curves with means over a SMOOTHED-th of their values in place of each value."""
+    smoothed = {}
+    for arm, (step_I, value_RI) in curves.items():
+        width = 2 * (len(step_I) // SMOOTHED // 2) + 1  # odd; 1 leaves fewer than 80 values unsmoothed
+        smoothed[arm] = step_I, np.array([plots.smooth(value_I, width) for value_I in value_RI])
+    return smoothed
+
+
 def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curve]:
-    """Return arm -> the difference of its metric to the reference's of the same seed, at the steps that both have."""
+    """Return arm -> curves of its metric minus the reference's of the same seed, at the steps that both have."""
     base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
 
-    def difference(run: finished.Run) -> dict[int, float]:
+    def difference(run: study_runs.Run) -> dict[int, float]:
         base_curve = base[run.seed]
         return {step: x - base_curve[step] for step, x in run.curve(condition.metric).items() if step in base_curve}
 
@@ -171,9 +193,9 @@ def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the metric on held-out data against the FLOPs and the seconds of training."""
+    """Draw the held-out metric against the FLOPs, and against the seconds, of training."""
     panels = []
-    for name, unit in finished.COSTS.items():
+    for name, unit in study_runs.COSTS.items():
         measured = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
         curves = stack(measured, lambda run: run.curve(condition.metric))
         cost = {arm: np.mean([run.summary[name] for run in measured[arm]]) for arm in curves}  # of a step
@@ -184,14 +206,17 @@ def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Dr
         return None
     drawing, _, arms = draw_panels([panels], style, width=5, height=3.5)
     caption = (
-        f"{condition.metric} on held-out data against what training has taken by then. Seconds are a run's share of "
-        f"its program's time without compiling, spread evenly over the steps. {BANDS}"
+        f"{condition.metric} on held-out data against the cost of training so far. The seconds of a run are its equal "
+        f"share of its program's time without compilation, spread evenly over the steps. {BANDS}"
     )
     return drawing, caption, arms
 
 
 def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw a row for each arm: each seed's difference to the reference, their mean, and the simultaneous interval."""
+    """Draw for each arm the differences to the reference, their mean, and the simultaneous interval.
+
+    The circles of an unpaired arm are its runs minus the mean of the reference.
+    """
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None
@@ -199,29 +224,32 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
     panel = drawing.add_subplot()
     for row, arm in enumerate(arms):
         colour, difference = style[arm.name].colour, arm.difference
-        value_R = list(difference.by_seed.values())
+        value_R = [x - condition.base.mean for x in arm.values.values()] if difference.unpaired else []
+        value_R += difference.by_seed.values()
         if difference.interval:
             panel.plot(difference.interval, [row, row], color=colour, lw=6, alpha=0.35, solid_capstyle="butt")
         panel.plot(difference.mean, row, ls="", marker="|", ms=18, mew=2.5, color=colour)
         panel.plot(value_R, np.full(len(value_R), row), ls="", marker="o", ms=4.5, mfc="white", color=colour)
     panel.axvline(0, color="black", lw=1.5)
-    panel.set_yticks(range(len(arms)), [f"{style[arm.name].label} (n = {arm.difference.n})" for arm in arms])
+    labels = [f"{style[arm.name].label} (n = {sentences.count(arm.difference)})" for arm in arms]
+    panel.set_yticks(range(len(arms)), labels)
     panel.set_ylim(len(arms) - 0.4, -0.6)
     panel.grid(axis="x", alpha=0.3)
     reference, side = styles.shorten(condition.reference), "right" if condition.better == "more" else "left"
     panel.set_xlabel(f"{condition.metric}, arm minus {reference} ({side} of the line: better than the reference)")
-    bars = "bars 95 % intervals" + f" for {sentences.describe_family(condition)}" * (condition.together > 1)
+    bars = "Bars are 95 % intervals" + f" for {sentences.describe_family(condition)}" * (condition.together > 1)
+    bars = bars if any(arm.difference.interval for arm in arms) else "There are no intervals"
     caption = (
-        f"each arm's {condition.metric} minus {condition.reference}'s, paired by seed. Circles are seeds, upright "
-        f"lines their means, {bars if any(arm.difference.interval for arm in arms) else 'there are no intervals'}."
+        f"each arm's {condition.metric} minus {condition.reference}'s, {sentences.describe_pairing(condition)}. "
+        f"Circles are runs, vertical lines their means. {bars}."
     )
     return drawing, caption, [arm.name for arm in arms]
 
 
 def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the symmetry and directionality of scores over training: a row for each measure, a column for each layer."""
+    """Draw symmetry and directionality of scores over steps: a row for each measure, a column for each layer."""
     every = [run for arm_runs in runs.values() for run in arm_runs]
-    depth = {name: max(len(run.layers(name)) for run in every) for name in finished.SYMMETRY}
+    depth = {name: max(len(run.layers(name)) for run in every) for name in study_runs.SYMMETRY}
     names, layers = [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
     if not names:
         return None
@@ -234,39 +262,40 @@ def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) ->
     rows = [[panel(name, m + 1) for m in layers] for name in names]
     drawing, _, arms = draw_panels(rows, style, width=2.6, height=2.2)
     caption = (
-        "how symmetric and how directional the scores of each layer are over training. symmetry (mean of heads; sum: "
-        "of their sum) is 1 for a symmetric form, -1 for a skew one, about 0 for a random one. directionality is 0 for "
-        f"a symmetric form, negative where the key side dominates, and at step 0 anywhere in -1 to 1. {BANDS}"
+        "symmetry and directionality of the bilinear form of the scores in each layer, over training. symmetry is the "
+        "mean over heads, and symmetry, sum is measured on the sum of the heads' forms: 1 if symmetric, -1 if skew, "
+        "about 0 if random. directionality is 0 if the form is symmetric, and negative if the key side dominates. At "
+        f"step 0 it can be anywhere between -1 and 1. {BANDS}"
     )
     return drawing, caption, arms
 
 
 def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw measures of attention at the end of training over the layers, a panel for each measure."""
+    """Draw each measure of attention at the end of training against the layer."""
     panels = []
-    for name, label in finished.ATTENTION.items():
+    for name, label in study_runs.ATTENTION.items():
         curves = stack(runs, lambda run, name=name: {m: x for m, x in enumerate(run.layers(name), 1) if x is not None})
         panels += [Panel(label, "layer", curves)] if curves else []
     if not panels:
         return None
     drawing, _, arms = draw_panels([panels], style, width=3.4, height=3)
     caption = (
-        f"attention on held-out examples at the end of training, per layer, averaged over heads. {BANDS} Attention "
-        "that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
+        f"attention on held-out examples at the end of training, by layer, averaged over heads. {BANDS} Uniform "
+        "attention over n keys has an entropy of ln n nats and a mass of 1/n on the diagonal."
     )
     return drawing, caption, arms
 
 
 def draw_maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the attention of one held-out example in every arm, of its first run that has kept it."""
+    """Draw the attention of each arm on one held-out example, from the first run that stored it."""
     first = {run.arm: run for arm_runs in runs.values() for run in reversed(arm_runs) if run.maps}
     if not first:
         return None
     examples = {arm: attention.read(run.maps) for arm, run in first.items()}
     seeds = sentences.join_values(sorted({run.seed for run in first.values()}))
     caption = (
-        f"attention on one held-out example (seed {seeds}), query (row) by key (column). Shades are in proportion to "
-        "the square root of the weight, and mean the same in all panels."
+        f"attention on one held-out example (seed {seeds}), query (row) by key (column). Shades are proportional to "
+        "the square root of the weight, with the same scale in all panels."
     )
     return attention.draw(examples, {arm: style[arm].label for arm in examples}), caption, examples
 
@@ -281,14 +310,14 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
 }
 
 
-def draw_across(folder: pathlib.Path, study: Study, across: Iterable[tuple[str, Across]]) -> list[Figure]:
-    """Write a figure over several conditions for each kind and its numbers, if an arm has a profile or a law."""
+def draw_across(folder: pathlib.Path, study: studies.Study, across: Iterable[tuple[str, Across]]) -> list[Figure]:
+    """Write the figures over several conditions, without those that `draw_numbers` omits. across: (kind, numbers)."""
     drawings = [(kind, draw_numbers(numbers, styles.choose_styles(study))) for kind, numbers in across]
     return [write(folder, drawing[0], kind, "", drawing[1]) for kind, drawing in drawings if drawing]
 
 
 def draw_numbers(numbers: Across, style: Styles) -> tuple[figure.Figure, str] | None:
-    """Return the figure of these numbers and its caption; None if no arm has a profile."""
+    """Return the figure of these numbers and its caption; None if no arm has a profile or a law."""
     arms = numbers.laws if isinstance(numbers, scaling.Family) else [arm for arm in numbers.arms if arm.profile]
     if not arms:
         return None
@@ -302,7 +331,7 @@ def draw_numbers(numbers: Across, style: Styles) -> tuple[figure.Figure, str] | 
 
 
 def draw_profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
-    """Draw the share of an arm's runs that gained at least x, in all conditions, with its bootstrap band."""
+    """Draw the share of runs of each arm with a gain of at least x, with bootstrap bands. Return the caption."""
     every = 100 * np.concatenate([np.array(arm.profile)[:, 0] for arm in measures.arms])
     ends, middle = [every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)], np.median(np.abs(every))
     for arm in measures.arms:
@@ -314,21 +343,21 @@ def draw_profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> 
     panel.axvline(0, color=style[measures.reference].colour, lw=1.5)
     panel.axhline(0.5, color="grey", lw=0.8, ls=(0, (1, 3)))
     far = bool(np.abs(every).max() > 20 * middle > 0)
-    if far:  # an arm far away would press the others together
+    if far:  # on a linear axis, an arm far away would squeeze the others
         panel.set_xscale("symlog", linthresh=middle)
         panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    text = f"better than {styles.shorten(measures.reference)} of the same seed by at least, % of its gain by training"
+    text = f"better than {styles.shorten(measures.reference)} of the same seed by at least x % of its gain by training"
     panel.set_xlabel(text, fontsize=9)
     panel.set_ylabel("share of runs", fontsize=9)
     return (
         f"Performance profiles over {len(measures.scale)} conditions: the share of an arm's runs that are better than "
-        f"{measures.reference} of the same seed by at least x; a curve farther to the right is better. It crosses the "
-        f"dotted line at its median. Bands are of 95 % of bootstrap samples, at each x alone."
-    ) + f" Beyond {middle:.2g} either way x is logarithmic." * far
+        f"{measures.reference} of the same seed by at least x. A curve farther to the right is better; it crosses the "
+        f"dotted line at its median. Bands hold 95 % of bootstrap samples at each x."
+    ) + f" Beyond -{middle:.2g} and {middle:.2g} x is logarithmic." * far
 
 
 def draw_laws(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
-    """Draw the loss of each seed, their means and the law of each arm, both axes logarithmic."""
+    """Draw the loss of each seed, their means and the law of each arm, with logarithmic axes. Return the caption."""
     for law in family.laws:
         look = style[law.name].look
         x_J = np.geomspace(min(law.flops), max(law.flops), 100)
@@ -340,13 +369,13 @@ def draw_laws(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
     panel.set(xscale="log", yscale="log")
     panel.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
     panel.yaxis.set_minor_locator(ticker.MaxNLocator(6))  # losses span less than a decade
-    for axis, form in ((panel.yaxis, "%g"), (panel.xaxis, "%.0e")):  # numbers, where matplotlib would set formulas
+    for axis, form in ((panel.yaxis, "%g"), (panel.xaxis, "%.0e")):  # instead of formulas such as $10^9$
         axis.set_major_formatter(ticker.FormatStrFormatter(form))
         axis.set_minor_formatter(ticker.FormatStrFormatter(form))
     panel.set_xlabel("FLOPs of a training run", fontsize=9)
     panel.set_ylabel(styles.shorten(family.metric), fontsize=9)
     return (
         f"How {family.metric} at the end of training falls with the FLOPs of a run, in {len(family.conditions)} sizes. "
-        f"Open marks are seeds, full ones their means, lines the fitted laws. The dotted line is C0, where the table "
-        f"compares the arms."
+        f"Open markers are seeds, filled markers their means, lines the fitted laws. The dotted line is C0, at which "
+        f"the table compares the arms."
     )

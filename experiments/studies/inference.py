@@ -13,20 +13,20 @@ import scipy
 from scipy import optimize, stats
 
 LIBRARY = {"scipy": scipy.__version__}  # the source of the distributions
-LEVEL = 0.95  # of all intervals of a family together
+LEVEL = 0.95  # confidence level of all intervals of a family together
 POWER = 0.8  # the probability of showing a difference that exists
-FEWEST = 3  # pairs below which there is no interval and no verdict
-# The 99 % quantile, in normal samples of 4, 5, ..., 20 values, of the largest gap over the SD on both sides of it.
-# Simulated, 1,000,000 samples each. It is smaller for more than 20 values.
+FEWEST = 3  # pairs; with fewer there is no interval and no verdict
+# 99 % quantiles of `separation`'s ratio (largest gap / pooled SD of its two sides) for 4, 5, ..., 20 normal values.
+# Simulated, 1,000,000 samples each. For more than 20 values the quantile is smaller, and the last one is used.
 GAPS = (27.9, 13.4, 8.99, 6.99, 5.76, 5.01, 4.47, 4.07, 3.76, 3.53, 3.33, 3.16, 3.04, 2.92, 2.83, 2.76, 2.68)
-SHARE = 0.1  # of the largest value: a smaller gap is no plateau, as between accuracies of 1.0 and 0.99
+SHARE = 0.1  # of the largest absolute value: a smaller gap, as between accuracies 1.0 and 0.99, shows no plateau
 
 
 @dataclass(frozen=True)
 class Rate:
-    """k of n, and the 95 % interval of its probability (Clopper and Pearson 1934).
+    """A rate k / n with the 95 % interval of the probability (Clopper and Pearson 1934).
 
-    It is not corrected for multiple comparisons.
+    The interval is not corrected for multiple comparisons.
     """
 
     k: int
@@ -41,14 +41,22 @@ def rate(k: int, n: int) -> Rate:
 
 
 def interval(difference_XI: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
-    """Compute Student's t interval for the mean along the last axis, at 1 - 0.05/m (Bonferroni)."""
+    """Compute the ends of Student's t interval for the mean along the last axis, at level 1 - 0.05/m (Bonferroni)."""
     return tuple(stats.ttest_1samp(difference_XI, 0.0, axis=-1).confidence_interval(1 - (1 - LEVEL) / m))
 
 
-def holm(p: Sequence[float], m: int) -> list[float]:
-    """Correct the p-values of m comparisons (Holm 1979). The i-th smallest, from 0, is multiplied by m - i.
+def welch(value_I: np.ndarray, base_J: np.ndarray, m: float) -> tuple[tuple[float, float], float]:
+    """Compute Welch's t interval for the difference of the means at level 1 - 0.05/m, and its p (Welch 1947)."""
+    result = stats.ttest_ind(value_I, base_J, equal_var=False)
+    ends = result.confidence_interval(1 - (1 - LEVEL) / m)
+    return (float(ends.low), float(ends.high)), float(result.pvalue)
 
-    A corrected p is at least as large as the corrected p of a smaller p. Missing p-values count as the largest.
+
+def holm(p: Sequence[float], m: int) -> list[float]:
+    """Correct the p-values of m comparisons (Holm 1979). The i-th smallest, counted from 0, is multiplied by m - i.
+
+    Corrected values never decrease as p grows, and are at most 1. If p has fewer than m values, the missing ones count
+    as the largest.
     """
     corrected, least = [1.0] * len(p), 0.0
     for i, place in enumerate(np.argsort(p, kind="stable")):
@@ -57,39 +65,39 @@ def holm(p: Sequence[float], m: int) -> list[float]:
 
 
 def power(effect: float, n: int, m: float) -> float:
-    """Compute the probability that the interval of n paired differences at 1 - 0.05/m is above 0.
+    """Compute the probability that the interval at 1 - 0.05/m of n paired differences lies above 0.
 
-    effect: their true mean in SDs. t is noncentral, by effect sqrt(n).
+    effect: their true mean in SDs. The statistic is noncentral t with noncentrality effect * sqrt(n).
     """
     return float(stats.nct.sf(stats.t.isf((1 - LEVEL) / m / 2, n - 1), n - 1, effect * math.sqrt(n)))
 
 
 def detectable(n: int, m: float) -> float:
-    """Compute the smallest difference that n >= 3 seeds show with probability POWER, in SDs of the difference."""
+    """Compute the smallest true difference, in SDs of the paired difference, that n >= 3 seeds show with POWER."""
     most = 3 * (stats.t.isf((1 - LEVEL) / m / 2, n - 1) + 1) / math.sqrt(n)
     return float(optimize.brentq(lambda effect: power(effect, n, m) - POWER, 0.0, most))
 
 
 def seeds_for(effect: float, m: float) -> int:
-    """Return the number of seeds that show a difference of `effect` SDs with probability POWER."""
+    """Return the fewest seeds that show a true difference of `effect` SDs with probability POWER."""
     return next(n for n in itertools.count(FEWEST) if power(effect, n, m) >= POWER)
 
 
 def resamples(counts: Sequence[int], repeats: int) -> list[np.ndarray]:
-    """Draw a stratified bootstrap: for each stratum of n seeds, `repeats` rows of n indices, equal in every call."""
+    """Draw a stratified bootstrap: for each stratum of n seeds, indices (repeats, n). Every call draws the same."""
     random = np.random.default_rng(0)
     return [random.integers(n, size=(repeats, n)) for n in counts]
 
 
 def percentiles(value_X: np.ndarray) -> np.ndarray:
-    """Compute the ends of the bootstrap's interval, along the first axis; values may be inf."""
+    """Return the 2.5 % and 97.5 % quantiles over bootstrap samples, the first axis. Values may be inf."""
     return np.quantile(value_X, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0, method="inverted_cdf")
 
 
 def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the largest gap between neighbours among I >= 3 values. Return the gap, its middle and a ratio.
+    """Find the largest gap between neighbours among I >= 3 sorted values. Return the gap, its middle and a ratio.
 
-    The ratio is to the pooled SD of the values on either side of the gap (I - 2 degrees of freedom).
+    The ratio is the gap / the pooled SD of the values on either side of it (I - 2 degrees of freedom).
     """
     value_XI = np.sort(np.asarray(value_XI, float), axis=-1)
     gap_XI = np.diff(value_XI, axis=-1)
@@ -103,10 +111,10 @@ def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def plateau(values: Sequence[float]) -> float | None:
-    """Return the middle between two clusters of values, as if some runs never left a plateau; None for one cluster.
+    """Return the middle of the gap between two clusters of values; None if there is only one cluster.
 
-    1 % of normal samples have two clusters by chance. Fewer than 4 values give None:
-    of 3, the ratio of normal samples is too large (99 % are below 237) to show a plateau.
+    Two clusters arise if some runs never left a plateau; 1 % of normal samples have them by chance. Fewer than 4 values
+    give None: with 3, the 99 % quantile of the ratio is 237 even without a plateau.
     """
     if len(values) < 4:
         return None

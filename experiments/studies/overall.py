@@ -1,8 +1,8 @@
-"""Measures of an arm over all conditions of a study (Agarwal et al. 2021, arXiv 2108.13264):
-interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
+"""Measures of an arm over all conditions of a study (Agarwal et al. 2021, arXiv 2108.13264).
 
-A gain is a difference to the reference, paired by seed; above 0 the arm is better. It is divided by what the reference
-of that condition gained by training. docs/studies.md explains why its SD is no scale.
+Interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals. A gain is
+the paired difference to the reference, positive if the arm is better, divided by the scale of its condition. The scale
+is the improvement of the reference by training; docs/studies.md explains why it is not the reference's SD.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from experiments.studies import inference, runs, statistics
+from experiments.studies import inference, runs as study_runs, statistics
 
-RESAMPLES = 2000
+RESAMPLES = 2000  # bootstrap samples
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm over all conditions. Without a mean and a profile if a scale is unknown."""
+    """One arm over all conditions. `mean`, `interval` and `profile` are empty if a condition has no scale."""
 
     name: str
     n: int  # pairs
-    mean: float | None  # of the gains, interquartile
+    mean: float | None  # interquartile mean of the gains
     interval: list[float] | None
-    improvement: float  # P(a run of the arm is better than one of the reference), mean over conditions; of equals half
+    improvement: float  # P(a run of the arm beats a run of the reference), ties count half; mean over conditions
     improvement_interval: list[float]
-    profile: list[list[float]]  # (x, the share of pairs that gained at least x, the ends of its interval), x ascending
+    profile: list[list[float]]  # rows (x, share of pairs with a gain >= x, low and high end of its interval), by x
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Overall:
     """The arms that have at least three pairs, and no diverged run, in every condition."""
 
     reference: str
-    scale: dict[str, float | None]  # what the reference gained by training; None: unknown, or nothing
+    scale: dict[str, float | None]  # condition -> improvement of the reference by training; None: unknown, or none
     seeds: int  # the fewest pairs that an arm has in a condition
     arms: list[Arm]
     left_out: list[str]
 
 
-def measure(conditions: Sequence[statistics.Condition], finished: Sequence[runs.Run]) -> Overall | None:
-    """Compute the measures; None for a single condition, or if every arm is left out."""
+def measure(conditions: Sequence[statistics.Condition], finished: Sequence[study_runs.Run]) -> Overall | None:
+    """Compute the measures. Return None if there is a single condition or every arm is left out."""
     if len(conditions) < 2:
         return None
     scale = {condition.name: _gain(condition, finished) for condition in conditions}
@@ -49,7 +49,7 @@ def measure(conditions: Sequence[statistics.Condition], finished: Sequence[runs.
     arms, left_out, seeds = [], [], []
     for arm_C in zip(*(condition.compared for condition in conditions), strict=True):
         fewest = min(arm.difference.n for arm in arm_C)
-        if unstable or fewest < inference.FEWEST or any(arm.diverged for arm in arm_C):
+        if unstable or fewest < inference.FEWEST or any(arm.diverged or arm.difference.unpaired for arm in arm_C):
             left_out.append(arm_C[0].name)
         else:
             seeds.append(fewest)
@@ -57,8 +57,8 @@ def measure(conditions: Sequence[statistics.Condition], finished: Sequence[runs.
     return Overall(conditions[0].reference, scale, min(seeds), arms, left_out) if arms else None
 
 
-def _gain(condition: statistics.Condition, finished: Sequence[runs.Run]) -> float | None:
-    """Compute how much training improved the metric of the reference, mean over its seeds."""
+def _gain(condition: statistics.Condition, finished: Sequence[study_runs.Run]) -> float | None:
+    """Return how much training improved the reference's metric, mean over seeds; None if unknown or not at all."""
     ends, place = condition.base.values, (condition.name, condition.reference)
     reference_runs = [run for run in finished if (run.condition, run.arm) == place and run.seed in ends]
     starts = [run.curve(condition.metric).get(0) for run in reference_runs]
@@ -80,10 +80,13 @@ def _arm(
         wins.append((x_I[:, None] > y_I) + (x_I[:, None] == y_I) / 2)
         gains.append((x_I - y_I) / (scale[condition.name] or np.nan))
     counts = [len(gain_I) for gain_I in gains]
-    once, draws = [np.arange(n)[None] for n in counts], inference.resamples(counts, RESAMPLES)
-    improvement, improvement_X = (_improvement(wins, places) for places in (once, draws))
+    original, draws = [np.arange(n)[None] for n in counts], inference.resamples(counts, RESAMPLES)
+    improvement, improvement_X = (_improvement(wins, indices) for indices in (original, draws))
     if all(scale.values()):
-        gain_1I, gain_XI = (np.hstack([gain[at] for gain, at in zip(gains, at, strict=True)]) for at in (once, draws))
+        gain_1I, gain_XI = (
+            np.hstack([gain_I[index_XI] for gain_I, index_XI in zip(gains, indices, strict=True)])
+            for indices in (original, draws)
+        )
         mean, mean_X = (stats.trim_mean(gain_I, 0.25, axis=1) for gain_I in (gain_1I, gain_XI))
         mean, interval = float(mean[0]), inference.percentiles(mean_X).tolist()
         for x in np.unique(gain_1I):
@@ -100,11 +103,12 @@ def _arm(
     )
 
 
-def _improvement(wins: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> np.ndarray:
-    """Compute the share of all pairs of runs that the arm wins (Mann and Whitney), mean over conditions.
+def _improvement(wins: Sequence[np.ndarray], indices: Sequence[np.ndarray]) -> np.ndarray:
+    """Compute the share of all pairs of runs that the arm wins (Mann and Whitney), mean over conditions, X numbers.
 
-    Seeds are drawn for both sides at once, because they are paired.
+    wins: win_II of each condition. indices: the seeds (X, I) of each condition, the same for both sides, as they are
+    paired.
     """
-    pairs = zip(wins, places, strict=True)
-    share_CX = [win_II[at_XI[:, :, None], at_XI[:, None]].mean((1, 2)) for win_II, at_XI in pairs]
+    pairs = zip(wins, indices, strict=True)
+    share_CX = [win_II[index_XI[:, :, None], index_XI[:, None]].mean((1, 2)) for win_II, index_XI in pairs]
     return np.mean(share_CX, axis=0)

@@ -1,8 +1,8 @@
-"""plan.jsonl, the log of a study's folder: everything that was ever planned in it, and the seeds of every verdict.
+"""plan.jsonl, the log in a study's folder: every plan, and the seeds of every verdict that was read.
 
-So a comparison that is left out later still counts, and added seeds are declared. A line is
-{"when", "planned": {"conditions": {name: metric}, "arms", "reference", "seeds"}}, for each time that these change, or
-{"when", "verdict": {"seeds", "looks": study.looks}}.
+A comparison that is removed later therefore still counts, and seeds that are added after a verdict are on record. When
+the plan changes, the log gets a line {"when", "planned": {"conditions": {name: metric}, "arms", "reference", "seeds"}};
+a verdict is {"when", "verdict": {"seeds", "looks": study.looks}}.
 """
 
 import datetime
@@ -21,12 +21,12 @@ Comparison = tuple[str, str, frozenset[str]]  # condition, metric, the arm and i
 class Past(NamedTuple):
     """The content of a folder's log."""
 
-    comparisons: dict[Comparison, str]  # that were ever planned -> a phrase
-    looks: dict[frozenset[int], float]  # the seeds of each verdict that was read -> its share of the 5 %
+    comparisons: dict[Comparison, str]  # all that were ever planned -> a phrase for the report
+    looks: dict[frozenset[int], float]  # the seeds of each verdict that was read -> its share of the 5 % error
 
     @property
     def share(self) -> float:
-        """The part of the 5 % of all verdicts together that is spent: at most 1 if the level holds."""
+        """The share of the 5 % error that all verdicts together have spent. The level holds if it is at most 1."""
         return sum(self.looks.values())
 
 
@@ -34,7 +34,7 @@ NOTHING = Past({}, {})
 
 
 def comparisons(study: studies.Study) -> dict[Comparison, str]:
-    """Return the comparisons in the study's present config."""
+    """Return the comparisons of the study as it is configured now."""
     return _comparisons(_plan(study))
 
 
@@ -45,7 +45,7 @@ def read(folder: pathlib.Path) -> Past:
         if "planned" in row:
             compared |= _comparisons(row["planned"])
             seeds = tuple(sorted(row["planned"]["seeds"]))
-        else:  # a study that was stopped, and resumed, has the verdict of its end
+        else:  # one verdict for each plan, its last: a resumed study has an earlier verdict from its interruption
             judged, share = frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
             before, before_share = verdicts.get(seeds, (judged, 0.0))
             verdicts[seeds] = judged, max(share, before_share) if before == judged else share
@@ -56,17 +56,17 @@ def read(folder: pathlib.Path) -> Past:
 
 
 def record(folder: pathlib.Path, study: studies.Study) -> None:
-    """Log the plan, if it has changed."""
+    """Log the plan if it has changed."""
     _log(folder, "planned", _plan(study))
 
 
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
-    """Log that a verdict over these seeds is read."""
+    """Log that a verdict over these seeds was read."""
     _log(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
 
 
 def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
-    """Merge the logs of a study's parts, without the last verdict of each, which is of its part alone."""
+    """Merge the logs of the parts of a study. The last verdict of each log is dropped: it covers one part only."""
     content = []
     for folder in folders:
         rows = _rows(folder)
@@ -103,7 +103,7 @@ def _write(folder: pathlib.Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _log(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:
-    """Add a line, unless the last one of its kind is the same."""
+    """Add a line unless the last one of its kind is the same."""
     rows = _rows(folder)
     if [row[kind] for row in rows if kind in row][-1:] != [entry]:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

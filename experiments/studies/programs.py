@@ -1,4 +1,4 @@
-"""One program of a study: check it, then train its runs together, from step 0 or a checkpoint to the results."""
+"""Check a program of a study, train its runs together from step 0 or a checkpoint, and write their results."""
 
 import contextlib
 import functools
@@ -13,29 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.dry_run import topology
+from experiments.dry_run import topology as topologies
 from experiments.engine import (
     batches,
     by_name,
     checkpoint,
     compilation,
-    config,
+    config as configs,
     disk,
     distributed,
     errors,
     log,
     loop,
-    mesh,
+    mesh as meshes,
     optim,
-    run as single,
+    run as runs,
     run_plan,
     signals,
     summary as summaries,
     train_step,
-    workdir,
+    workdir as workdirs,
 )
 from experiments.pretrained import adapters, warm_start
-from experiments.studies import attention, runs, study as studies, vmapped_runs
+from experiments.studies import attention, runs as study_runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress
 from tfm import shapes
 
@@ -48,30 +48,30 @@ class Session(NamedTuple):
     requests: signals.Requests
     measure: bool  # log the symmetry of scores, and measure attention at the end
     keep_weights: bool
-    printed: set[str]  # lines about the data
+    printed: set[str]  # lines about the data that were printed already
 
 
 class Checked(NamedTuple):
-    """A program that passed the checks, with its sizes. It holds no data: a study may have many programs."""
+    """A program that passed the checks, with its sizes. It holds no training data: a study may have many programs."""
 
     program: studies.Program
-    lines: Sequence[str]  # of the experiment, about its data
+    lines: Sequence[str]  # about the data, as in runs.Work
     steps: int
     params: int  # of one run
     flops: int  # of the forward pass for one batch of one run
-    evaluation: float  # the work of one evaluation, in steps
+    evaluation: float  # the cost of one evaluation, in training steps
     every: int  # steps between evaluations
-    data: dict[str, Any] = {}  # single.Work.data
+    data: dict[str, Any] = {}  # the identity of the data, as in runs.Work
 
     @property
-    def step(self) -> float:
-        """FLOPs of a step of all runs; never 0, which only a model without a matrix product would have."""
+    def step_flops(self) -> float:
+        """FLOPs of one step of all runs; positive also for a model without matrix products."""
         return 3.0 * max(self.flops, 1) * len(self.program.runs)
 
-    def ahead(self, n: int) -> tuple[float, float]:
-        """Return the FLOPs of all runs after step n: of their steps, and of their evaluations."""
+    def remaining_flops(self, n: int) -> tuple[float, float]:
+        """Return the FLOPs of all runs after step n: for their steps, and for their evaluations."""
         evaluations = run_plan.count_due(n, every=self.every, steps=self.steps)
-        return self.step * (self.steps - n), self.step * self.evaluation * evaluations
+        return self.step_flops * (self.steps - n), self.step_flops * self.evaluation * evaluations
 
     def __str__(self) -> str:
         size = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
@@ -79,19 +79,19 @@ class Checked(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A program with its data."""
+    """A checked program with the data of every seed, ready to be trained."""
 
     plan: run_plan.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, train_step.Task]  # by seed
-    numbers: dict[str, jax.Array]  # that differ between rows
+    numbers: dict[str, jax.Array]  # studies.Program.numbers
     initial: Callable[..., train_step.State]  # vmapped_runs.initial_state of these rows
-    batch: dict[str, jax.ShapeDtypeStruct]  # of a step
-    work: single.Work  # of the first run; `params` replace the random parameters of every run
+    batch: dict[str, jax.ShapeDtypeStruct]  # shapes of the batch of a step
+    work: runs.Work  # of the first run; `params` replace the random parameters of every run
 
 
 def check(program: studies.Program, session: Session) -> Checked:
-    """Check that the first run of every arm can be trained and compared. Raises UserError, which names the arm."""
+    """Check that the first run of every arm can be trained and compared. Raises UserError, with the arm, if not."""
     for run in {run.arm: run for run in reversed(program.runs)}.values():
         with studies.naming(f"condition {run.condition}, arm {run.arm}"):
             work, plan = _check_run(program, run, session)
@@ -108,43 +108,46 @@ def check(program: studies.Program, session: Session) -> Checked:
     )
 
 
-def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[single.Work, run_plan.Plan]:
+def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[runs.Work, run_plan.Plan]:
+    """Prepare a run. Raises UserError if settings are invalid, or if the run does not measure the study's metric."""
     settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(settings, work.task, session.devices)
     fault, metrics = "", run_plan.list_metrics(work.task)
-    if t.growth or t.nan != "abort" or t.keep_best:
-        fault = "a study needs train.growth, train.nan and train.keep_best as they are in configs/base.py"
+    if t.growth or t.nan != "abort" or t.keep_best:  # train.patience needs keep_best
+        values = f"train.growth = {t.growth}, train.nan = {t.nan}, train.keep_best = {t.keep_best}"
+        fault = f"{values}: a study needs the defaults. Leave these settings out."
     elif metric not in metrics:
-        fault = f"study.metric = {metric} is not measured: choose one of {', '.join(metrics)}"
+        fault = f"study.metric = {metric} is not measured. Choose one of: {', '.join(metrics)}"
     if fault:
         raise errors.UserError(fault)
+    checkpoint.choose_best(metric, work.task.better, key="study.metric")
     for axis in settings.mesh.to_dict():
-        getattr(settings.mesh, axis)  # the whole study has read it
+        getattr(settings.mesh, axis)  # counts as used: the study has read the mesh for all runs
     settings.refuse_unused()
     return work, plan
 
 
-def prepare_work(program: studies.Program, settings: config.Settings, devices: Mesh) -> single.Work:
-    """Prepare a run's experiment. Raises UserError if settings are tuned and the experiment has no tuning split."""
+def prepare_work(program: studies.Program, settings: configs.Settings, devices: Mesh) -> runs.Work:
+    """Prepare a run's experiment; for tuning runs, on the tuning split. Raises UserError if that split is missing."""
     work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), devices)
     if not program.tuning:
         return work
     if work.task.tuning is None:
         raise errors.UserError(
-            f'study.tune: the experiment "{settings.experiment}" has no third split of its data for tuning: '
-            "build its task with splits.make_splits"
+            f'study.tune: the experiment "{settings.experiment}" has no tuning split of its data. '
+            "Build its task with splits.make_splits, or leave study.tune out."
         )
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
 
 def prepare(program: studies.Program, devices: Mesh) -> Ready:
-    """Prepare a checked program: load the data of every seed."""
+    """Load the data of every seed of a checked program, and prepare its training."""
     first, settings = program.runs[0], {run.seed: run.settings for run in program.runs}
     works = {seed: prepare_work(program, settings[seed], devices) for seed in settings}
     work = works[first.seed]
-    with contextlib.redirect_stdout(None):  # `check` has printed it
+    with contextlib.redirect_stdout(None):  # `check` has printed the same lines
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(first.settings, work.task, devices)
     optimiser = functools.partial(optim.make_optimiser, first.settings, plan.task.frozen)
@@ -153,15 +156,15 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
     numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
-    batch = mesh.abstract_batch(devices, plan.task.train[0], rows=len(program.rows))
+    batch = meshes.abstract_batch(devices, plan.task.train[0], rows=len(program.rows))
     tasks = {seed: work.task for seed, work in works.items()}
     return Ready(plan, vmapped, tasks, numbers, initial, batch, work._replace(params={**work.params, **start}))
 
 
 def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
-    """Train the runs of the program, or resume them, and write the results of each run into its own folder.
+    """Train or resume the runs of the program, and write the results of each run into its folder.
 
-    sources: SHA-256 of the user's own files, by name. Raises Interrupted, after a save, if a signal has come.
+    sources: name -> SHA-256 of the user's files. If a signal was received, save a checkpoint and raise Interrupted.
     """
     program, saved = job.program, disk.folder(folder, "checkpoints") / job.program.folder
     ready = prepare(program, session.devices)
@@ -171,7 +174,7 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
         stack.enter_context(train_step.device_errors())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         start, state, sketches = _begin(ready, saves)
-        progress.go_on(start)
+        progress.resume(start)
         compiled, compile_seconds = _compile(ready, state)
         session.requests.raise_if_requested()  # before anything is written
         training = loop.Training(
@@ -186,7 +189,7 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
             probe=jax.jit(jax.vmap(task.probe)) if session.measure and task.probe else lambda params: {},
         )
         stack.enter_context(contextlib.closing(training))
-        if not start or training.is_due("evaluate", start):  # untrained runs too
+        if not start or training.is_due("evaluate", start):  # also at step 0
             training.catch_up(start, state)
         state = loop.train(
             training,
@@ -195,45 +198,48 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
             _batches(program, ready, start),
             start=start,
             alive=np.asarray(jax.device_get(state.step) == start),
-            place=mesh.place_rows,
+            place=meshes.place_rows,
         )
         training.finish(state)
-        seconds = time.perf_counter() - began if start == 0 else None  # else it is the time since the last stop
+        seconds = time.perf_counter() - began if start == 0 else None  # unknown after a resume
         common = _describe(job, ready, seconds, compile_seconds) | {"sources": dict(sources)}
         _write_results(job, ready, folder, session, training, state, sketches, common)
-    shutil.rmtree(saved)  # last: nobody resumes from here
+    shutil.rmtree(saved)  # last: until here, a restart resumes from it
 
 
-def _begin(ready: Ready, saves: checkpoint.Checkpoints) -> tuple[int, train_step.State, list[runs.Sketch]]:
-    """Return the step and the state from which the runs go on, and a sketch of every run's initial parameters."""
+def _begin(ready: Ready, saves: checkpoint.Checkpoints) -> tuple[int, train_step.State, list[study_runs.Sketch]]:
+    """Return the first step, the state of all runs at it, and a sketch of every run's initial parameters."""
     state = ready.initial()
     state = state.replace(params=distributed.put_into(state.params, ready.work.params))
-    sketches = runs.sketches(state.params)
+    sketches = study_runs.sketches(state.params)
     if not saves.measured:
         return 0, state, sketches
-    del state  # never two at once
+    del state  # two states may not fit into memory
     start, state = saves.resume(ready.initial(abstract=True))
     return start, state, sketches
 
 
 def _compile(ready: Ready, state: train_step.State) -> tuple[Callable, float]:
-    """Compile the step. Return it and the seconds that it took."""
+    """Compile the step. Return the compiled step and the seconds of compilation."""
     began, compiled = time.perf_counter(), vmapped_runs.step(ready.vmapped)
-    if jax.config.jax_debug_nans or jax.config.jax_disable_jit:  # which need the step before it is compiled
+    if jax.config.jax_debug_nans or jax.config.jax_disable_jit:  # both need the jitted function
         return compiled, 0.0
     alive = train_step.abstract_alive(ready.vmapped.mesh, len(state.step))
     return compiled.lower(state, ready.batch, alive, ready.numbers).compile(), time.perf_counter() - began
 
 
 def _batches(program: studies.Program, ready: Ready, start: int) -> Iterator[list[dict]]:
-    """Yield the batch of every row, step by step; rows of the same seed share one batch."""
+    """Yield for each step the list of batches, one for each row. Rows of the same seed share a batch."""
     for seed_batches in zip(*(batches.iterate(task.train, start=start) for task in ready.tasks.values()), strict=True):
         batch = dict(zip(ready.tasks, seed_batches, strict=True))
         yield [batch[run.seed] for run in program.rows]
 
 
 def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds: float) -> dict[str, Any]:
-    """Return the entries of summary.json that all runs of the program share. seconds: of all of its runs together."""
+    """Return the entries of summary.json that all runs of the program share.
+
+    seconds: the time of all runs together; None if unknown.
+    """
     task, devices, runs_together = ready.plan.task, ready.vmapped.mesh, len(job.program.runs)
     held_out = task.evaluation
     times: dict[str, float] = {"compile_seconds": compile_seconds}
@@ -248,15 +254,18 @@ def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds
         "flops_per_token": job.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
+        **({"better": dict(task.better)} if task.better else {}),
         "data": list(job.lines),
         "data_sha256": ready.work.data_sha256,
-        "evaluation_crc32": runs.crc32(held_out[0]) ^ len(held_out) ^ (runs.crc32(held_out[-1]) if held_out[1:] else 0),
+        "evaluation_crc32": study_runs.crc32(held_out[0])
+        ^ len(held_out)
+        ^ (study_runs.crc32(held_out[-1]) if held_out[1:] else 0),
         "together": runs_together,
         "devices": devices.size,
-        "device": mesh.describe(devices),
-        "backend": mesh.backend(devices),
-        "versions": mesh.versions(),
-        "commit": workdir.describe_commit(),
+        "device": meshes.describe(devices),
+        "backend": meshes.backend(devices),
+        "versions": meshes.versions(),
+        "commit": workdirs.describe_commit(),
         **times,
     }
 
@@ -268,7 +277,7 @@ def _write_results(
     session: Session,
     training: loop.Training,
     state: train_step.State,
-    sketches: list[runs.Sketch],
+    sketches: list[study_runs.Sketch],
     common: dict[str, Any],
 ) -> None:
     """Write the results of every run. common: the entries of summary.json that all runs share."""
@@ -286,7 +295,7 @@ def _write_results(
             "params_sha256": checkpoint.digest(params),
             **{name: log.finite(column[r]) for name, column in training.final.items()},
             "diverged_at": None if last_step == job.steps else last_step + 1,
-            "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
+            "training_crc32": study_runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": sketches[r],
         }
         if observe:
@@ -298,18 +307,18 @@ def _write_results(
 
 
 def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:
-    """Write the last checkpoint of a run and its other files, so that its folder opens as a single run's."""
+    """Write the last checkpoint and the files of a run, so that tools can open its folder as a single run."""
     for name, content in files.items():
         disk.write(folder / name, content)
     with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=1)) as saves:
         saves.save(steps, row)
 
 
-def requests(job: Checked, devices: Mesh) -> Iterator[topology.Request]:
-    """Yield the step of a program and its evaluation, to be compiled for chips that need not exist here."""
+def requests(job: Checked, devices: Mesh) -> Iterator[topologies.Request]:
+    """Yield the step and the evaluation of a program as requests for `topologies.compile_programs`."""
     ready, rows, name = prepare(job.program, devices), len(job.program.rows), job.program.name
     state, alive = ready.initial(abstract=True), train_step.abstract_alive(devices, rows)
-    held_out = mesh.abstract_batch(devices, ready.plan.task.evaluation[0])
+    held_out = meshes.abstract_batch(devices, ready.plan.task.evaluation[0])
     arguments = state, ready.batch, alive, ready.numbers
-    yield topology.Request(f"step of {name}", vmapped_runs.step(ready.vmapped), arguments)
-    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(ready.vmapped), (state.params, held_out))
+    yield topologies.Request(f"step of {name}", vmapped_runs.step(ready.vmapped), arguments)
+    yield topologies.Request(f"evaluation of {name}", vmapped_runs.held_out(ready.vmapped), (state.params, held_out))

@@ -1,6 +1,6 @@
-"""The report of a study, from its folder alone: report.json, report.md, report.html, report.tex, runs.csv and figures.
+"""Write the report of a study from its folder: report.json, report.md, report.html, report.tex, runs.csv, figures.
 
-The templates are in this folder. Every value is escaped, as a config or a file name may hold anything.
+The templates *.j2 are next to this module. They escape every value, because settings and names may hold any text.
 """
 
 import base64
@@ -13,20 +13,20 @@ import pathlib
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
 import ml_collections
 
-from experiments.engine import config, disk, errors, log, mesh, workdir
+from experiments.engine import config as configs, disk, errors, log, mesh as meshes, workdir as workdirs
 from experiments.studies import (
-    figures,
+    figures as study_figures,
     inference,
     overall,
     plan,
-    runs,
+    runs as study_runs,
     scaling,
     sentences,
     statistics,
@@ -35,49 +35,49 @@ from experiments.studies import (
     tuning,
 )
 
-# Sections of the page -> the kinds of figures in them.
-SECTIONS = {"Training": ["course", "cost"], "Paired differences": ["differences"]}
+# Sections of report.html -> the kinds of figures in them.
+SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"]}
 SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"], "Tuning": [tuning.FOLDER]}
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
-_NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
-LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()}
+_LATEX_NAMES = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
+LATEX |= {c: rf"\text{name}{{}}" for c, name in _LATEX_NAMES.items()}
 
 
 class Across(NamedTuple):
-    """A section of the report on several conditions together."""
+    """A section of the report about several conditions together."""
 
     heading: str
-    kind: str  # of its figure
+    kind: str  # Figure.kind of its figure
     numbers: overall.Overall | scaling.Family
     table: tables.Table
 
 
 class Analysis(NamedTuple):
-    """The numbers of a study's finished runs."""
+    """The finished runs of a study and the numbers computed from them."""
 
-    runs: list[runs.Run]
+    runs: list[study_runs.Run]
     conditions: list[statistics.Condition]
     past: plan.Past
     across: list[Across]
 
 
-def load_settings(folder: pathlib.Path) -> config.Settings:
-    """Load the config of a study's folder without running its code. Raises UserError if it is missing."""
+def load_settings(folder: pathlib.Path) -> configs.Settings:
+    """Load a study's config from config.json; no code of the config runs. Raises UserError if it is missing."""
     settings = ml_collections.ConfigDict(disk.read_json(folder / "config.json", says="the arms").get("config", {}))
     if "study" not in settings:
         raise errors.UserError(f"{folder}/config.json has no section study: choose the --workdir of a study")
-    return config.Settings(settings, settings)
+    return configs.Settings(settings, settings)
 
 
 def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
-    """Analyse the finished runs of a folder. Raises UserError if one cannot be read, or has not measured the metric."""
-    finished, past = runs.load(folder, study), plan.read(folder)
+    """Analyse the finished runs of a folder. Raises UserError if a run is unreadable or lacks the metric."""
+    finished, past = study_runs.load(folder, study), plan.read(folder)
     conditions = statistics.analyse(study, finished, past)
     return Analysis(finished, conditions, past, analyse_across(conditions, finished))
 
 
-def analyse_across(conditions: list[statistics.Condition], finished: list[runs.Run]) -> list[Across]:
-    """Return the measures over all conditions, and the laws of loss against compute, as far as they exist."""
+def analyse_across(conditions: list[statistics.Condition], finished: list[study_runs.Run]) -> list[Across]:
+    """Return the sections on all conditions and on scaling laws. A section without numbers is left out."""
     sections, families = [], scaling.families(conditions)
     if measures := overall.measure(conditions, finished):
         sections.append(Across("Over all conditions", "profile", measures, tables.tabulate_overall(measures)))
@@ -91,28 +91,39 @@ def analyse_across(conditions: list[statistics.Condition], finished: list[runs.R
 def write_report(folder: pathlib.Path, device: str | None = None, correction: str | None = None) -> list[pathlib.Path]:
     """Write the report of the study in this folder.
 
-    device: a line on the devices of this session, if it trains. correction: of the Study, if it is to be another one.
+    device: describes the devices of this process; None if it does not train. correction: replaces the study's; None
+    keeps it.
     """
     settings = load_settings(folder)
-    session = {"config": settings.to_dict(), "versions": mesh.versions()}
-    session |= {"device": device, "commit": workdir.describe_commit()}
+    session = {"config": settings.to_dict(), "versions": meshes.versions()}
+    session |= {"device": device, "commit": workdirs.describe_commit()}
     study = studies.read(settings)
     return write(folder, study._replace(correction=correction or study.correction), session=session)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
-    """Write the report of the finished runs, and return its files; of each figure the PNG.
-
-    session: what writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
-    """
+    """Write the report of the finished runs of a folder, and return its files. session: see `write_files`."""
     analysis = analyse(folder, study)
-    if seeds := statistics.judged(analysis.conditions):
+    if seeds := statistics.judged_seeds(analysis.conditions):
         plan.look(folder, study, seeds)
         analysis = analysis._replace(past=plan.read(folder))
+    return write_files(folder, study, analysis, session=session)
+
+
+def write_files(
+    folder: pathlib.Path, study: studies.Study, analysis: Analysis, *, session: dict[str, Any]
+) -> list[pathlib.Path]:
+    """Write the report of an analysis into the folder, and return its files; of each figure only the PNG.
+
+    session: the process that writes the report, {"config": the study's settings, "versions", "device", "commit"}. If
+    the numbers come from another program, "source" is a phrase about their file, and there is no config.
+    """
     tuned = tuning.read(folder, study)
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
-    pictures = figures.draw(folder, study, analysis.conditions, analysis.runs)
-    pictures += figures.draw_across(folder, study, [(section.kind, section.numbers) for section in analysis.across])
+    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs)
+    pictures += study_figures.draw_across(
+        folder, study, [(section.kind, section.numbers) for section in analysis.across]
+    )
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     started, waiting = split_by_progress(analysis.conditions)
@@ -120,7 +131,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]
     content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": analysis.across}
     content |= {"tuned": tuning.table(tuned)}
     disk.write_json(folder / "report.json", numbers)
-    disk.write(folder / "runs.csv", format_runs(analysis.runs).encode())
+    disk.write(folder / "runs.csv", format_runs(analysis.runs, study.metric.values()).encode())
     files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
     for file, escape in zip(files, (escape_markdown, clean_html, escape_latex), strict=True):
         disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
@@ -128,31 +139,33 @@ def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]
 
 
 def split_by_progress(conditions: list[statistics.Condition]) -> tuple[list[statistics.Condition], list[str]]:
-    """Return the conditions that have a finished run, and a line on each of the others."""
+    """Return the conditions with a finished run, and a sentence about each other condition."""
     missing = {condition.name: sum(len(arm.missing) for arm in condition.arms) for condition in conditions}
     started = [condition for condition in conditions if any(arm.values or arm.diverged for arm in condition.arms)]
     waiting = [condition.name for condition in conditions if condition not in started]
     return started, [f"{name}: none of its {missing[name]} runs is finished yet." for name in waiting]
 
 
-def format_runs(finished: list[runs.Run]) -> str:
-    """Return runs.csv: a row for each run with its final metrics and its costs."""
+def format_runs(finished: list[study_runs.Run], compared: Iterable[str]) -> str:
+    """Return the text of runs.csv: a row for each run with its final metrics and costs. compared: study.metric."""
     metrics = dict.fromkeys(name for run in finished for name in run.summary if name.startswith("eval/"))
+    metrics |= dict.fromkeys(compared)
     names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
     table = io.StringIO()
     writer = csv.DictWriter(table, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(run.summary | run._asdict() | {"seconds": run.summary.get("wall_seconds")} for run in finished)
+    for run in finished:
+        seed = run.seed if run.seed >= 0 else None  # the run has none
+        writer.writerow(run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")})
     return table.getvalue()
 
 
 def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
-    """Return report.json, the whole study in numbers; what does not exist (an interval of two seeds) is null.
+    """Return the content of report.json. Numbers that do not exist, such as the interval of two seeds, are null.
 
-    "conditions" have the fields of statistics.Condition, their arms the fields of statistics.Arm, and so on, with
-    "verdict" or "words" added. "overall" is null or has the fields of overall.Overall, each entry of "scaling" has
-    the fields of scaling.Family. "looks": the number of sets of seeds with verdicts. "what": the argument
-    `session`, which wrote the report: its config, versions, device and commit.
+    "conditions" have the fields of statistics.Condition and a "verdict"; their arms have those of statistics.Arm, and
+    differences also have "words". "overall" is null or has the fields of overall.Overall. Each entry of "scaling" has
+    the fields of scaling.Family. "looks": the number of sets of seeds with a verdict. "what": the argument `session`.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:
@@ -186,7 +199,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
 
 def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
     fields = dataclasses.asdict(condition) | {"verdict": sentences.describe_condition(condition)}
-    del fields["reference"]  # of the whole study, as are the missing and the diverged runs
+    del fields["reference"]  # report.json has it once for the whole study, like missing and diverged runs
     for arm, arm_fields in zip(condition.arms, fields["arms"], strict=True):
         del arm_fields["missing"], arm_fields["diverged"]
         if arm.difference:
@@ -194,13 +207,13 @@ def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
     return fields
 
 
-def _record_runs(finished: Sequence[runs.Run]) -> dict[str, Any]:
-    """Return the software, hardware, data and time of the runs, with the number of runs that report each."""
+def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
+    """Return commits, devices and versions with their numbers of runs, the training time, and the data."""
     summaries = [run.summary for run in finished]
     seconds = [x for summary in summaries if (x := summary.get("wall_seconds")) is not None]
     versions = [summary.get("versions", {}) for summary in summaries]
     libraries = dict.fromkeys(name for by_name in versions for name in by_name)
-    data: dict[str, dict[str, None]] = {}  # condition -> the different lines about its data, in order
+    data: dict[str, dict[str, None]] = {}  # condition -> the lines about its data, without duplicates
     for run in finished:
         data.setdefault(run.condition, {}).update(dict.fromkeys(run.summary.get("data", [])))
     return {
@@ -219,7 +232,7 @@ def _verdict(study: studies.Study, analysis: Analysis) -> str:
 
 @functools.cache  # a template is compiled once
 def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
-    """Return the templates. escape: applied to every value, before jinja escapes HTML."""
+    """Return the templates in this folder. escape: applied to every value; jinja escapes a plain str as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -235,12 +248,12 @@ def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
 
 
 def clean_html(text: str) -> str:
-    """Replace control characters, which HTML forbids, and keep "95 %" in one line."""
+    """Replace control characters, which HTML forbids, and the space in "95 %" by one that does not break."""
     return text.translate(log.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
 
 
 def escape_markdown(text: str) -> markupsafe.Markup:
-    """Escape a text for one line of Markdown: no name becomes a column, a link, a heading or a tag."""
+    """Escape a text for one line of Markdown: nothing in it becomes a column, a link, a heading or a tag."""
     escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(text.split()))
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return markupsafe.Markup(escaped.translate(log.CONTROL))
@@ -253,8 +266,12 @@ def escape_latex(text: str) -> markupsafe.Markup:
 
 
 def format_text(folder: pathlib.Path, study: studies.Study) -> str:
-    """Return the tables and verdicts of the finished runs, for a terminal."""
-    analysis = analyse(folder, study)
+    """Return the tables and verdicts of the finished runs of a folder as text for a terminal."""
+    return format_analysis(study, analyse(folder, study))
+
+
+def format_analysis(study: studies.Study, analysis: Analysis) -> str:
+    """Return the tables and verdicts of an analysis as text for a terminal."""
     started, waiting = split_by_progress(analysis.conditions)
     parts = [(x.name, tables.tabulate_condition(x), sentences.describe_condition(x)) for x in started]
     if overview := tables.tabulate_overview(started):

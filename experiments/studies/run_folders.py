@@ -1,24 +1,23 @@
-"""The folders of a study's runs: make or reopen them, find the runs that are not finished, remove old checkpoints."""
+"""The folders of a study's runs: make or reopen them, find unfinished runs, remove old checkpoints."""
 
 import contextlib
 import pathlib
 import re
 
-from experiments.engine import disk, errors, workdir
+from experiments.engine import disk, errors, workdir as workdirs
 from experiments.studies import programs, study as studies
 
 
-def enter_runs(
+def open_runs(
     folder: pathlib.Path,
     every: list[studies.Program],
     waiting: list[programs.Checked],
     session: programs.Session,
 ) -> None:
-    """Make or reopen the folder of each run, under a lock that is released at once; skip folders that are locked.
+    """Make or reopen the folder of each run, and remove a summary.json that is damaged or of another number of steps.
 
-    every: all programs. waiting: those of them that are not trained yet. Remove a summary.json of other steps, or a
-    damaged one. Raises UserError if a run had other settings before, or if its arm was trained on other data than there
-    are now; finished runs are checked too.
+    Each folder is locked briefly; folders that another process has locked are skipped. every: all programs. waiting:
+    those that are not trained yet. Raises UserError if a run, also a finished one, had other settings or other data.
     """
     data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:
@@ -34,20 +33,20 @@ def enter_runs(
             before = disk.read_json(saved, says="its settings").get("data") or data[run.place]
             if before != data[run.place]:
                 raise errors.UserError(
-                    f"{folder / run.name} was trained on other data, so the seeds of arm {run.arm} could not be "
-                    "compared: restore the data, or choose another --workdir"
+                    f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets. "
+                    "Restore the data, or choose another --workdir."
                 )
     for run in runs:
-        with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
+        with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdirs.InUse):
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
-            with workdir.lock(place):
-                workdir.open_run(place, run.settings.to_dict(), data=data[run.place])
-                if not is_finished(folder, run):  # a result of other steps, or a damaged one
+            with workdirs.lock(place):
+                workdirs.open_run(place, run.settings.to_dict(), data=data[run.place])
+                if not is_finished(folder, run):  # damaged, or of another number of steps
                     (place / "summary.json").unlink(missing_ok=True)
 
 
 def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studies.Program]:
-    """Return the programs that are still to be trained: first those that were begun, unchanged."""
+    """Return the programs to train: first those that have checkpoints, unchanged, then the rest, grouped again."""
     started, rest = [], []
     for program in every:
         remaining = [run for run in program.runs if not is_finished(folder, run)]
@@ -59,11 +58,15 @@ def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studi
 
 
 def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
-    return workdir.is_finished(folder / run.name, run.settings.train.steps)
+    """Return True if the run has its result. Raises UserError if it has already taken more steps than planned."""
+    return workdirs.is_finished(folder / run.name, run.settings.train.steps)
 
 
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
-    """Remove the checkpoints of these finished runs. Checkpoints of other runs stay."""
+    """Remove the checkpoints of each program whose first run has the condition and arm of one of these finished runs.
+
+    The seed does not matter. Then remove the folder, if it is empty.
+    """
     kinds = "|".join(re.escape(run.kind) for run in runs)
     for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):

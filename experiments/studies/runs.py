@@ -1,31 +1,42 @@
-"""The finished runs of a study, read from its folder, and digests that show whether runs can be compared."""
+"""Load the finished runs of a study, and compute digests that show whether runs are comparable."""
 
 import itertools
 import json
 import math
 import pathlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments.engine import disk, errors, log
+from experiments.engine import checkpoint, disk, errors, log
 from experiments.studies import study as studies
 from tfm import shapes
 
-SYMMETRY = ("symmetry", "symmetry_sum", "directionality")  # names in metrics.jsonl, of each layer
+SYMMETRY = ("symmetry", "symmetry_sum", "directionality")  # names in metrics.jsonl, followed by /layer
 ATTENTION = {  # name in summary.json -> label
     "entropy": "entropy (nats)",
     "diagonal": "mass on the diagonal",
     "asymmetry": "asymmetry |A - Aᵀ|/|A|",
 }
 COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
-SUMS = 4  # of each weight: two independent draws agree by chance once in 10^10
-NEAR = 1e-4  # what programs round otherwise, and summary.json leaves out, is a hundred times less
+SUMS = 4  # sums of each weight: those of independent weights are proportional by chance once in 10^10
+NEAR = 1e-4  # relative. Rounding, by programs and to six digits in summary.json, is a hundred times smaller
 
-Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' -> sums, which have its scale
+Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' (a weight and its shape) -> SUMS sums
+
+
+def choose_best(metric: str, runs: Collection["Run"]) -> checkpoint.Best:
+    """Return the metric and which values are better, as the runs' summaries say of the user's metrics.
+
+    Without runs there are no values, and any direction will do.
+    """
+    if not runs:
+        return checkpoint.Best(metric, "less")
+    better = {name: direction for run in runs for name, direction in run.summary.get("better", {}).items()}
+    return checkpoint.choose_best(metric, better, key="study.metric")
 
 
 class Run(NamedTuple):
@@ -40,36 +51,36 @@ class Run(NamedTuple):
     maps: pathlib.Path | None
 
     def value(self, metric: str) -> float | None:
-        """Return the final value; None if the run diverged, or the number is not finite.
+        """Return the final value; None if the run diverged or the value is not finite.
 
-        Raises UserError if the run did not diverge and did not measure this metric.
+        Raises UserError if the run did not diverge and lacks the metric.
         """
         if self.summary.get("diverged_at") is not None:
             return None
         if metric not in self.summary:
             names = ", ".join(name for name in self.summary if name.startswith("eval/")) or "no metric"
-            raise errors.UserError(f'the runs of "{self.arm}" have not measured "{metric}", but {names}')
+            raise errors.UserError(f'the runs of "{self.arm}" did not measure "{metric}". They measured: {names}')
         x = self.summary[metric]
         return float(x) if x is not None and math.isfinite(x) else None
 
     @property
     def flops(self) -> float:
-        """FLOPs of the whole training; 0: unknown."""
+        """FLOPs of the whole training; 0 if unknown."""
         return float(self.steps * (self.summary.get("flops_per_step") or 0))
 
     def curve(self, name: str) -> dict[int, float]:
-        """Return step -> the finite values that were logged under this name."""
+        """Return step -> value of a logged metric, without values that are not finite."""
         points = ((row["step"], row.get(name)) for row in self.rows)
         return {step: float(x) for step, x in points if x is not None and math.isfinite(x)}
 
     @property
     def curves(self) -> dict[str, dict[int, float]]:
-        """The training loss and the evaluations: name -> curve."""
+        """Name -> curve, for the training loss and each evaluated metric."""
         names = dict.fromkeys(key for row in self.rows for key in row if key == "train/loss" or key.startswith("eval/"))
         return {name: self.curve(name) for name in names}
 
     def layers(self, name: str) -> list[float | None]:
-        """Return a measure of SYMMETRY or ATTENTION at the end of training, layer by layer; [] if it is missing."""
+        """Return a measure of SYMMETRY or ATTENTION at the end of training, a value for each layer; [] if missing."""
         if name in ATTENTION:
             return self.summary.get("attention", {}).get(name, [])
         keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
@@ -93,24 +104,24 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
 
 
 def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the I steps that all curves have, ascending, and their values, a row for each of the R curves."""
+    """Return the steps that all R curves have, ascending (I), and the values at them (R, I)."""
     step_I = sorted(set.intersection(*map(set, curves))) if curves else []
     value_RI = np.array([[curve[step] for step in step_I] for curve in curves], np.float64)
     return np.array(step_I, int), value_RI.reshape(len(curves), len(step_I))
 
 
 def sketches(params: Any) -> list[Sketch]:
-    """Return a few sums of each initial weight, for each of R runs; params: R rows of each leaf.
+    """Return the sketch of each of R runs: SUMS sums of each initial weight. params: leaves with R rows.
 
-    The sums of c x are c times the sums of x. They show whether the arms of a seed begin with the same weights, up to a
-    scale: pairs by seed rely on it.
+    The sums of c x are c times the sums of x. Two sketches therefore show whether arms start from the same weights up
+    to a scale, which makes comparisons paired by seed more precise.
     """
     run_sketches: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):
         rows = jax.device_get(leaf_R)
         run_sketches = run_sketches or [{} for _ in rows]
         name = f"{'/'.join(shapes.names(path))} {'x'.join(map(str, rows.shape[1:]))}"
-        factor_I = np.sin(1.0 + np.arange(rows[0].size))  # else a permutation would leave the sums
+        factor_I = np.sin(1.0 + np.arange(rows[0].size))  # distinguishes permutations of a weight
         for sketch, row in zip(run_sketches, rows, strict=True):
             x_I = factor_I * np.asarray(row, np.float64).reshape(-1)
             sums = [x_I[i::SUMS].sum() for i in range(SUMS)]
@@ -120,18 +131,18 @@ def sketches(params: Any) -> list[Sketch]:
 
 
 def unpaired_weights(sketch: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """Return the weights of the same name and shape that are not multiples of each other (0 included)."""
+    """Return the names of weights, in both sketches with the same shape, that are not multiples of each other."""
     names = []
     for name in filter(reference.__contains__, sketch):
         a, b = np.array(sketch[name], float), np.array(reference[name], float)
         scale = np.linalg.norm(a) * np.linalg.norm(b)
-        if scale and not abs(abs(a @ b) / scale - 1) <= NEAR**2 / 2:  # the cosine of such an angle
+        if scale and not abs(abs(a @ b) / scale - 1) <= NEAR**2 / 2:  # 1 - cos(NEAR)
             names.append(name.rpartition(" ")[0])
     return names
 
 
 def crc32(batch: dict[str, np.ndarray]) -> int:
-    """Return a digest of a batch: names and numbers."""
+    """Return the CRC-32 of a batch: of its names and arrays."""
     digest = 0
     for name, array in sorted(batch.items()):
         digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), digest))

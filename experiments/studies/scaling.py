@@ -1,8 +1,9 @@
 """Scaling laws: the loss of an arm against its training compute, if the conditions of a study are model sizes.
 
-L(C) = E + a (C / C_0)^-b. C: FLOPs of a training run (three times forward). C_0: the middle of the reference's. E: the
-loss that no compute removes, fitted from five sizes on, else 0. (Kaplan et al. 2020, arXiv 2001.08361; with E Hoffmann
-et al. 2022, arXiv 2203.15556.) Fitted by least squares of the logarithms to the means over seeds.
+L(C) = E + a (C / C_0)^-b (Kaplan et al. 2020, arXiv 2001.08361; with E: Hoffmann et al. 2022, arXiv 2203.15556).
+C: FLOPs of a training run, three times those of its forward passes. C_0: the geometric mean of the reference's smallest
+and largest C. E: the loss that remains at infinite compute; 0 with fewer than five sizes. The law is fitted to means
+over seeds, by least squares of logarithms.
 """
 
 import json
@@ -15,9 +16,9 @@ from scipy import optimize
 
 from experiments.studies import inference, statistics
 
-FEWEST, WITH_CONSTANT = 3, 5  # sizes for a law, and for one with E: three numbers, and two points to spare
-RESAMPLES = 300
-# Settings that may differ between sizes of one model on the same data. The learning rate may depend on the size.
+FEWEST, WITH_CONSTANT = 3, 5  # sizes for a law, and for a law with E (three parameters, two more points)
+RESAMPLES = 300  # bootstrap samples
+# Settings that may differ between sizes of one model on the same data; those of training may be chosen by size.
 SIZES = {"model.M", "model.D", "model.H", "model.K", "model.G", "model.F", "model.E"}
 SIZES |= {"train.steps", "train.batch_size", "optim.learning_rate", "optim.weight_decay", "optim.warmup_steps"}
 
@@ -27,15 +28,15 @@ class Law:
     """The law of one arm. Intervals: 95 % of bootstrap samples of the seeds; None if a size has fewer than three."""
 
     name: str
-    flops: list[float]  # of a training run, by size, ascending; and the metric there by seed:
-    values: list[dict[int, float]]
+    flops: list[float]  # of a training run of each size, ascending
+    values: list[dict[int, float]]  # seed -> loss, for each size
     a: float  # E + a is the loss at C_0
     b: float
     b_interval: list[float] | None
     E: float
     misfit: float  # the largest |L(C) / loss - 1|
-    compute: float | None  # FLOPs for L_reference(C_0), over C_0; None: not among the measured sizes; 1: the reference
-    compute_interval: list[float] | None  # its end is inf if the law never reaches that loss
+    compute: float | None  # C / C_0 at which the arm reaches L_reference(C_0); None if outside the arm's sizes
+    compute_interval: list[float] | None  # an end is inf if the law never reaches that loss
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,18 @@ class Family:
     reference: str
     middle: float  # C_0
     laws: list[Law]
-    left_out: list[str]  # arms with fewer sizes, or a diverged run
+    left_out: list[str]  # arms that lack a size or have a diverged run
 
 
-Point = tuple[float, dict[int, float]]  # FLOPs of a training run, and the loss by seed
-Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]  # a, b, E, each of X laws
+Point = tuple[float, dict[int, float]]  # FLOPs of a training run, seed -> loss
+Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]  # a_X, b_X, E_X of X laws
 
 
 def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
-    """Return a family for each group of three or more sizes that differ in FLOPs. The metric must be a loss."""
+    """Group conditions that differ only in SIZES, and fit the laws of each group.
+
+    A group needs three or more sizes with different FLOPs and a loss as its metric; others are left out.
+    """
     groups: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:
         rest = {key: x for key, x in condition.changes.items() if key not in SIZES and not key.startswith("study.")}
@@ -66,7 +70,7 @@ def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
 def _family(conditions: Sequence[statistics.Condition]) -> Family | None:
     points: dict[str, dict[str, Point]] = {arm.name: {} for arm in conditions[0].arms}
     for condition in conditions:
-        for arm in condition.arms:  # without its diverged runs an arm looks better than it is
+        for arm in condition.arms:  # leaving out only the diverged runs would flatter an arm
             if arm.training_flops and not arm.diverged and min(arm.values.values()) > 0:
                 points[arm.name][condition.name] = (arm.training_flops, arm.values)
     base = points[conditions[0].reference]
@@ -85,16 +89,20 @@ def _family(conditions: Sequence[statistics.Condition]) -> Family | None:
 
 
 def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
-    """Fit the law of an arm. pairs: for each size, the points of arm and reference; seeds of both count."""
-    x_SI = np.array([[flops for flops, _ in sides] for sides in pairs]).T / middle  # S: the arm, the reference
-    losses = []  # of each size: two rows, the arm and the reference, over the seeds that both have
+    """Fit the law of an arm. pairs: the points of arm and reference for each size. Only seeds that both have count."""
+    x_SI = np.array([[flops for flops, _ in sides] for sides in pairs]).T / middle  # S = 2: arm, reference
+    losses = []  # loss_SR of each size, with the R seeds that both have
     for (_, arm_loss), (_, base_loss) in pairs:
         seeds = [seed for seed in arm_loss if seed in base_loss]
         losses.append(np.array([[loss[seed] for seed in seeds] for loss in (arm_loss, base_loss)]))
     counts = [loss_SR.shape[1] for loss_SR in losses]
 
-    def fit_sides(places: Sequence[np.ndarray]) -> list[Numbers]:
-        loss_SXI = np.stack([loss_SR[:, at].mean(-1) for loss_SR, at in zip(losses, places, strict=True)], -1)
+    def fit_sides(indices: Sequence[np.ndarray]) -> list[Numbers]:
+        """Return the laws of the arm and of the reference, for X bootstrap samples each.
+
+        indices: for each size, the positions of the R seeds in each sample, (X, R).
+        """
+        loss_SXI = np.stack([loss_SR[:, i_XR].mean(-1) for loss_SR, i_XR in zip(losses, indices, strict=True)], -1)
         return [fit(x_I, loss_XI) for x_I, loss_XI in zip(x_SI, loss_SXI, strict=True)]
 
     sides, b_interval, compute_interval = fit_sides([np.arange(n)[None] for n in counts]), None, None
@@ -111,23 +119,25 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
 
 
 def fit(x_I: np.ndarray, loss_XI: np.ndarray) -> Numbers:
-    """Fit X laws with C = x C_0. Return a, b and E >= 0 of each."""
+    """Fit X laws to losses at x_I = C / C_0. Return a, b and E >= 0 of each."""
     slope_X, level_X = np.polyfit(np.log(x_I), np.log(loss_XI).T, 1)
     if len(x_I) < WITH_CONSTANT:
         return np.exp(level_X), -slope_X, np.zeros(len(loss_XI))
 
-    def misses(start: np.ndarray, loss_I: np.ndarray) -> np.ndarray:  # of: ln a, b, ln E
-        return np.logaddexp(start[2], start[0] - start[1] * np.log(x_I)) - np.log(loss_I)
+    def residuals(parameters: np.ndarray, loss_I: np.ndarray) -> np.ndarray:  # parameters: ln a, b, ln E
+        log_a, b, log_E = parameters
+        return np.logaddexp(log_E, log_a - b * np.log(x_I)) - np.log(loss_I)
 
     halves = np.log(loss_XI.min(1) / 2)
     starts = zip(loss_XI, np.stack([halves, -2 * slope_X, halves], 1), strict=True)
-    a_X, b_X, E_X = np.array([optimize.least_squares(misses, x, method="lm", args=(start,)).x for start, x in starts]).T
+    fits = [optimize.least_squares(residuals, start, method="lm", args=(loss_I,)) for loss_I, start in starts]
+    a_X, b_X, E_X = np.array([result.x for result in fits]).T
     return np.exp(a_X), b_X, np.exp(E_X)
 
 
 def reaches(law: Numbers, reference: Numbers) -> np.ndarray:
-    """Return C / C_0 at which the arm has the reference's loss at C_0, for each of X laws; inf: nowhere."""
-    (a_X, b_X, E_X), (base_X, _, least_X) = law, reference
+    """Return C / C_0 at which the arm's law equals the reference's at C_0, for each of X laws; inf if it never does."""
+    (a_X, b_X, E_X), (base_a_X, _, base_E_X) = law, reference
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        x_X = ((base_X + least_X - E_X) / a_X) ** (-1 / b_X)
-    return np.where((b_X > 0) & (base_X + least_X > E_X), x_X, np.inf)
+        x_X = ((base_a_X + base_E_X - E_X) / a_X) ** (-1 / b_X)
+    return np.where((b_X > 0) & (base_a_X + base_E_X > E_X), x_X, np.inf)

@@ -1,6 +1,6 @@
 """The numbers of a study: spread over seeds, differences paired by seed and their intervals, steps to a threshold.
 
-Pure functions of the runs and of the study's plan log. report.json has these fields under these names.
+Pure functions of the runs and of the study's plan log. report.json uses the names of the dataclasses' fields.
 """
 
 import itertools
@@ -12,24 +12,23 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from experiments.engine import checkpoint
-from experiments.studies import inference, plan, runs as finished, study as studies
+from experiments.studies import inference, plan, runs as study_runs, study as studies
 
-Runs = list[finished.Run]
+Runs = list[study_runs.Run]
 Curves = Mapping[int, Mapping[int, float]]  # seed -> step -> value
-ROUNDING = float(np.finfo(np.float32).eps)  # relative: a smaller spread is rounding
-BEST = {"less": 0.0, "more": 1.0}  # of the metrics there are: loss, accuracy, explained
+ROUNDING = float(np.finfo(np.float32).eps)  # relative: a smaller difference counts as rounding
+BEST = {"less": 0.0, "more": 1.0}  # the best possible value: of loss; of accuracy and explained
 
-# The kinds of a comparison of an arm with the reference.
+# The kinds of result of a comparison with the reference: docs/studies.md.
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
 SAME, CEILING, EQUAL, FEW = "identical", "at the ceiling", "equal within the margin", "too few seeds"
 UNSTABLE, STUCK = "unstable", "in two clusters"  # means are not compared
-FLAT = "no spread"  # equal in every seed, and so small that it may be a step or two of an accuracy
+FLAT = "no spread"  # the difference is the same in every seed, and small: perhaps one example of an accuracy
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over n runs and sample standard deviation (divisor n - 1; None for a single run)."""
+    """Mean and sample standard deviation (divisor n - 1; None for a single run) of n runs."""
 
     mean: float | None
     std: float | None
@@ -38,38 +37,39 @@ class Spread:
 
 @dataclass
 class Difference:
-    """Arm minus reference, paired by seed.
+    """Arm minus reference, paired by seed, or the difference of the means of independent runs (`unpaired`).
 
-    `interval` and `p` are None for fewer than three pairs, for differences that vary only by rounding, and if seeds
-    diverged or stayed on a plateau.
+    `interval` and `p` are None if there are fewer than three pairs, if the differences vary only by rounding, or if
+    seeds diverged or stayed on a plateau.
     """
 
-    by_seed: dict[int, float]
+    by_seed: dict[int, float]  # {} if unpaired, and then std is None
     mean: float | None
     std: float | None
     n: int
     kind: str  # one of the constants above
-    interval: tuple[float, float] | None = None  # 95 % for all comparisons of the family, and all looks, together
+    interval: tuple[float, float] | None = None  # 95 % together with all comparisons and looks of the family
     p: float | None = None  # two-sided, uncorrected
-    p_corrected: float | None = None  # Holm's over the family, times the looks, at most 1
-    correlation: float | None = None  # between the arm's values and the reference's: the gain of pairing
-    detectable: float | None = None  # the smallest that n seeds of this spread show with probability 0.8
-    rates: list[inference.Rate] | None = None  # of unstable and stuck seeds: the arm's, the reference's
+    p_corrected: float | None = None  # Holm's correction over the family, times the looks, at most 1
+    correlation: float | None = None  # of the arm's and the reference's values: if high, pairing helps
+    detectable: float | None = None  # the smallest difference that n seeds with this SD show with power 0.8
+    rates: list[inference.Rate] | None = None  # of diverged or stuck seeds: of the arm, of the reference
+    unpaired: tuple[int, int] | None = None  # runs of the arm and of the reference, n is the smaller; None: paired
 
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """Step at which each seed reached the threshold; None if it never did, or if the run diverged.
+    """Steps at which the seeds reached the threshold.
 
     Steps are interpolated linearly between two evaluations. The next evaluation must confirm them.
     """
 
-    by_seed: dict[int, float | None]
-    median: float | None  # a seed that never reached it is later than all; None: half of the seeds or more never did
-    reached: int  # the number of seeds that did, of all `of`
-    of: int
-    difference: float | None  # paired mean; None for the reference, and if a pair has a None
-    interval: tuple[float, float] | None  # as of Difference; a family apart from the metric's
+    by_seed: dict[int, float | None]  # None: the seed never reached it, or diverged
+    median: float | None  # over all seeds; None if half of them or more never reached it
+    reached: int  # the number of seeds that reached it
+    of: int  # the number of all seeds
+    difference: float | None  # paired mean; None for the reference, and if a seed of a pair has no step
+    interval: tuple[float, float] | None  # as in Difference, but these intervals are a family of their own
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,20 @@ class Arm:
     params: int | None  # None: no finished run
     flops_per_token: float | None  # forward
     training_flops: float | None  # of a run
-    values: dict[int, float]  # the metric at the end, by seed; and their spread:
-    mean: float | None
+    values: dict[int, float]  # seed -> the metric at the end of training
+    mean: float | None  # of `values`, like std and n
     std: float | None
     n: int
+    steps: list[int]  # the different numbers of training steps of its runs, ascending; 0: unknown
     others: dict[str, Spread]  # other evaluated metrics
-    other_evaluation: list[int]  # seeds that have other held-out examples than the reference
-    other_batches: list[int]  # seeds that have other training batches than the reference
-    other_initial: list[str]  # weights that do not begin with the reference's values, nor a multiple of them
+    other_evaluation: list[int]  # seeds whose held-out examples differ from the reference's
+    other_batches: list[int]  # seeds whose training batches differ from the reference's
+    other_initial: list[str]  # weights whose initial values are no multiple of the reference's
     threshold_step: ThresholdStep | None  # None: no threshold
-    difference: Difference | None  # None: the reference itself
-    symmetry: dict[str, list[float | None]]  # measure -> mean over seeds, by layer, at the end
-    attention: dict[str, list[float | None]]  # likewise
-    diverged: dict[int, int | None]  # the step, by seed; None: the end was reached, with a metric that is not finite
+    difference: Difference | None  # None: the arm is the reference
+    symmetry: dict[str, list[float | None]]  # measure -> mean over seeds in each layer, at the end of training
+    attention: dict[str, list[float | None]]  # in the same form
+    diverged: dict[int, int | None]  # seed -> step; None: the run reached the end with a metric that is not finite
     missing: list[int]  # seeds that have no finished run
 
 
@@ -108,11 +109,11 @@ class Condition:
     threshold: float | None
     evaluation_interval: int | None  # steps between evaluations
     family: str  # intervals hold together for all comparisons of the "study" or of the "condition"
-    comparisons: int  # m, of the family: all that were ever planned in this folder, also if runs are missing
-    looks: int  # planned analyses, for which they hold together too
-    margin: float  # of equality; 0: it is not claimed
+    comparisons: int  # m of the family: all that were ever planned in this folder, also those with missing runs
+    looks: int  # planned analyses; intervals hold together for all of them too
+    margin: float  # the largest difference that counts as equal; 0: equality is never claimed
     baseline: dict[str, float]  # metric -> its value without training
-    guess: dict[str, str]  # metric -> the name of that baseline
+    guess: dict[str, str]  # metric -> how its baseline guesses
     reference: str
     arms: list[Arm]
 
@@ -128,12 +129,12 @@ class Condition:
 
     @property
     def together(self) -> int:
-        """The number of intervals that hold together. Each is at 1 - 0.05 over this number."""
+        """The number of intervals that hold together: each has the level 1 - 0.05 / this number."""
         return self.comparisons * self.looks
 
 
-def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past = plan.NOTHING) -> list[Condition]:
-    """Compute the numbers of each condition. Raises UserError if a metric was not measured."""
+def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Past = plan.NOTHING) -> list[Condition]:
+    """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric."""
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for entry in study.conditions:
         condition_runs, metric = [run for run in runs if run.condition == entry.name], study.metric[entry.name]
@@ -144,11 +145,13 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past 
             name=entry.name,
             changes=entry.changes,
             metric=metric,
-            better="more" if checkpoint.BETTER[metric.rpartition("/")[2]] is max else "less",
+            better=study_runs.choose_best(metric, condition_runs).better,
             threshold=study.threshold[entry.name] or None,
             evaluation_interval=max(gaps, default=None),
             family=study.correction,
-            comparisons=sum(study.correction == "study" or where == entry.name for where, *_ in planned),
+            comparisons=sum(
+                study.correction == "study" or condition_name == entry.name for condition_name, *_ in planned
+            ),
             looks=study.looks,
             margin=study.margin[entry.name],
             baseline=baseline,
@@ -166,14 +169,14 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past 
     return conditions
 
 
-def judged(conditions: Iterable[Condition]) -> set[int]:
-    """Return the seeds of all comparisons that have a verdict."""
+def judged_seeds(conditions: Iterable[Condition]) -> set[int]:
+    """Return the seeds of all comparisons with a verdict."""
     arms = (arm for condition in conditions for arm in condition.compared if arm.difference.kind != FEW)
     return {seed for arm in arms for seed in (*arm.difference.by_seed, *arm.diverged)}
 
 
 def _correct(family: Sequence[Condition]) -> None:
-    """Set `p_corrected`: Holm's correction over the comparisons of the family, times the planned analyses."""
+    """Set `p_corrected` of each comparison: Holm's correction over the family, times the planned analyses."""
     differences = [arm.difference for condition in family for arm in condition.compared if arm.difference.p is not None]
     corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
     for difference, p in zip(differences, corrected, strict=True):
@@ -181,7 +184,10 @@ def _correct(family: Sequence[Condition]) -> None:
 
 
 def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """Compute the numbers of the arm `entry`. `reference` is empty for the reference itself."""
+    """Compute the numbers of an arm.
+
+    seeds: see studies.Study. reference: the runs of the reference; empty if the arm is the reference.
+    """
     values = _values(runs, condition.metric)
     ended = [run for run in runs if run.seed in values]
     metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))
@@ -201,31 +207,32 @@ def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Run
         training_flops=max((run.flops for run in runs if run.flops), default=None),
         values=values,
         **vars(spread(values.values())),
+        steps=sorted({run.steps for run in runs}),
         others={name: spread(x.values()) for name, x in measured.items() if x and name != condition.metric},
         other_evaluation=_unlike(pairs, "evaluation_crc32"),
         other_batches=_unlike(pairs, "training_crc32"),
-        other_initial=list(dict.fromkeys(name for pair in initial for name in finished.unpaired_weights(*pair))),
+        other_initial=list(dict.fromkeys(name for pair in initial for name in study_runs.unpaired_weights(*pair))),
         threshold_step=threshold_step(*curves, condition.threshold, **options) if condition.threshold else None,
-        difference=None if entry.name == condition.reference else _difference(condition, runs, reference),
-        symmetry=_layer_means(ended, finished.SYMMETRY),
-        attention=_layer_means(ended, finished.ATTENTION),
+        difference=None if entry.name == condition.reference else _difference(condition, runs, reference, not seeds),
+        symmetry=_layer_means(ended, study_runs.SYMMETRY),
+        attention=_layer_means(ended, study_runs.ATTENTION),
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
         missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
     )
 
 
-def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
-    """Return seed -> final metric, for the runs that have it."""
+def _values(runs: Iterable[study_runs.Run], metric: str) -> dict[int, float]:
+    """Return seed -> final metric, for the runs with a finite value."""
     return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
 
 
-def _unlike(pairs: Iterable[tuple[finished.Run, finished.Run]], digest: str) -> list[int]:
+def _unlike(pairs: Iterable[tuple[study_runs.Run, study_runs.Run]], digest: str) -> list[int]:
     """Return the seeds of the pairs of runs whose digests in summary.json differ."""
     return [run.seed for run, base in pairs if run.summary.get(digest) != base.summary.get(digest)]
 
 
-def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
-    """Return measure -> mean over runs in each layer, for the measures that any run has."""
+def _layer_means(runs: list[study_runs.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
+    """Return measure -> mean over runs in each layer, without measures that no run has."""
     means = {}
     for name in measures:
         columns = itertools.zip_longest(*(run.layers(name) for run in runs))
@@ -235,7 +242,7 @@ def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str,
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Compute mean, sample standard deviation and number of the values."""
+    """Return the mean, the sample standard deviation and the number of the values."""
     values = list(values)
     mean = float(np.mean(values)) if values else None
     return Spread(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
@@ -244,7 +251,7 @@ def spread(values: Iterable[float]) -> Spread:
 def compare(
     arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str, margin: float = 0.0
 ) -> Difference:
-    """Compare over the seeds that both sides have, with an interval at 1 - 0.05/m. `p_corrected` stays None."""
+    """Compare over the seeds that both sides have, with an interval at level 1 - 0.05/m. `p_corrected` stays None."""
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
     difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
@@ -253,17 +260,40 @@ def compare(
     if result.n < inference.FEWEST:
         return result
     rounding = ROUNDING * np.abs(every).max()
-    if np.abs(difference_I).max() <= rounding:
-        result.kind = CEILING if np.abs(every - BEST[better]).max() <= rounding else SAME
-        return result
-    if np.ptp(difference_I) > rounding:
+    is_same = bool(np.abs(difference_I).max() <= rounding)
+    if np.ptp(difference_I) > rounding and not is_same:
         result.interval = tuple(map(float, inference.interval(difference_I, m)))
         result.p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
         result.detectable = inference.detectable(result.n, m) * result.std
-    if min(np.ptp(value_I), np.ptp(base_I)) > rounding:
+    if min(np.ptp(value_I), np.ptp(base_I)) > rounding and not is_same:
         result.correlation = float(np.corrcoef(value_I, base_I)[0, 1])
-    low, high = result.interval or (result.mean, result.mean)  # without a spread it is what it is in every seed
-    if result.interval is None and abs(result.mean) <= inference.SHARE * np.abs(every).max():
+    return _judge(result, every, is_same=is_same, better=better, margin=margin)
+
+
+def compare_unpaired(
+    arm: Iterable[float], reference: Iterable[float], *, m: int, better: str, margin: float = 0.0
+) -> Difference:
+    """Compare the means of independent runs by Welch's t, as `compare` does for pairs. `detectable` stays None."""
+    value_I, base_J = (np.array(list(side)) for side in (arm, reference))
+    sizes = len(value_I), len(base_J)
+    mean = float(value_I.mean() - base_J.mean()) if min(sizes) else None
+    result = Difference({}, mean, None, min(sizes), kind=FEW, unpaired=sizes)
+    if result.n < inference.FEWEST:
+        return result
+    every = np.array([*value_I, *base_J])
+    rounding = ROUNDING * np.abs(every).max()
+    if max(np.ptp(value_I), np.ptp(base_J)) > rounding:
+        result.interval, result.p = inference.welch(value_I, base_J, m)
+    return _judge(result, every, is_same=bool(np.ptp(every) <= rounding), better=better, margin=margin)
+
+
+def _judge(result: Difference, every: np.ndarray, *, is_same: bool, better: str, margin: float) -> Difference:
+    """Set the kind of a difference. every: the values of both sides. is_same: they differ only by rounding."""
+    low, high = result.interval or (result.mean, result.mean)  # without a spread, the mean stands for the interval
+    if is_same:
+        at_best = np.abs(every - BEST[better]).max() <= ROUNDING * np.abs(every).max()
+        result.kind = CEILING if at_best else SAME
+    elif result.interval is None and abs(result.mean) <= inference.SHARE * np.abs(every).max():
         result.kind = FLAT
     elif result.interval is not None and -margin <= low and high <= margin:
         result.kind = EQUAL
@@ -274,16 +304,25 @@ def compare(
     return result
 
 
-def _difference(condition: Condition, arm: Runs, reference: Runs) -> Difference:
-    """Compare arm and reference. If seeds of a side diverged or stayed on a plateau, give rates, no verdict."""
+def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bool) -> Difference:
+    """Compare arm and reference. If seeds of a side diverged or stayed on a plateau, set rates, no interval.
+
+    may_unpair: if no seed has runs of both sides, compare the means of all runs.
+    """
     values, base = sides = [_values(runs, condition.metric) for runs in (arm, reference)]
-    result = compare(values, base, m=condition.together, better=condition.better, margin=condition.margin)
-    lost = [len(runs) - len(ended) for runs, ended in zip((arm, reference), sides, strict=True)]
+    options = {"m": condition.together, "better": condition.better, "margin": condition.margin}
+    shared = len({run.seed for run in arm} & {run.seed for run in reference})
+    if may_unpair and not shared:
+        result = compare_unpaired(values.values(), base.values(), **options)
+        shared = min(len(arm), len(reference))
+    else:
+        result = compare(values, base, **options)
+    diverged = [len(runs) - len(ended) for runs, ended in zip((arm, reference), sides, strict=True)]
     middles = [inference.plateau(list(ended.values())) for ended in sides]
-    if len({run.seed for run in arm} & {run.seed for run in reference}) < inference.FEWEST:
+    if shared < inference.FEWEST:
         return result
-    if any(lost):
-        kind, counts, totals = UNSTABLE, lost, (arm, reference)
+    if any(diverged):
+        kind, counts, totals = UNSTABLE, diverged, (arm, reference)
     elif middles != [None, None] and result.kind not in (SAME, CEILING):
         sign = 1 if condition.better == "more" else -1
         first, second = middles
@@ -297,7 +336,7 @@ def _difference(condition: Condition, arm: Runs, reference: Runs) -> Difference:
 
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
-    """Compute the step at which each seed reached the threshold, and the paired difference to the reference."""
+    """Compute the steps at which the seeds reached the threshold, and the paired difference to the reference."""
     steps, base = (
         {seed: inference.crossing(curve, threshold, better=better) for seed, curve in curves_of_side.items()}
         for curves_of_side in (curves, reference)

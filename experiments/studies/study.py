@@ -3,16 +3,17 @@
 experiments/ablation.py uses the modules of this package in this order:
 1. study reads the config, and groups the runs into programs; plan logs what was planned, in plan.jsonl.
 2. tuning lists the runs that choose settings for the arms, and reads their choices.
-3. run_folders makes the folders of the runs.
-4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs), and measures the attention of the
-   trained models (attention); progress shows how far it is.
+3. run_folders makes or reopens the folders of the runs.
+4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs). attention measures the trained
+   models; progress shows the progress bar.
 5. runs loads the finished runs. statistics compares the arms in each condition, overall and scaling over several
    conditions; inference computes their intervals.
-6. results writes the report from sentences, tables and figures; styles are the looks of the arms in the figures.
+6. results writes the report from sentences, tables and figures; styles gives each arm its colour, line and marker.
 merge copies the folders of several machines into one, before step 5.
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import re
@@ -24,21 +25,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import checkpoint, config, errors, log, run_plan, workdir
+from experiments.engine import checkpoint, config as configs, errors, log, run_plan, train_step, workdir as workdirs
 
-# Settings that are numbers inside a program, by their fields: runs that differ in these alone share a program.
+# Settings that a compiled program takes as arrays: runs that differ only in these and in seeds share a program.
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
-OWN = ("study.metric", "study.threshold", "study.margin")  # settings of the study that a condition may change
+CONDITION_SETTINGS = ("study.metric", "study.threshold", "study.margin")  # of the study; a condition may change them
 TUNE = "study.tune"  # the setting of the study that an arm may change
 SHARED = ("study", "mesh", "seed", "experiment", "log")  # sections and settings that arms and conditions cannot change
-VALUES = "@"  # between the name of an arm and the values of a tuning run
-ONLY = "all"  # the condition of a study that names none
-RESERVED = ("checkpoints", "figures", "source", "tuning")  # other folders in the folder of a study
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # a folder's name; two of them still fit into one
+VALUES = "@"  # separates the name of an arm from the values of a tuning run
+ONLY = "all"  # the name of the only condition of a study without study.conditions
+LOSS, METRIC = f"train.{train_step.LOSS}", f"{run_plan.EVAL}{train_step.LOSS}"  # of training; in evaluation
+RESERVED = ("checkpoints", "figures", "source", "tuning")  # names of other folders in a study's folder
+LONGEST = 100  # letters of the name of an arm or a condition; condition_arm fits into the 255 of a folder's name
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_+.,=-]{{0,{LONGEST - 1}}}")
 
 
 class Named(NamedTuple):
-    """An arm or a condition: settings, by whole keys, that differ from the study's."""
+    """An arm or a condition: its name, and the settings that it changes, such as {"model.score": "tied"}."""
 
     name: str
     changes: dict[str, Any]
@@ -50,14 +53,14 @@ class Study(NamedTuple):
     experiment: str
     conditions: list[Named]
     arms: list[Named]
-    seeds: list[int]
+    seeds: list[int]  # []: unknown. Then arms without a common seed are compared by Welch's t
     reference: str
-    metric: dict[str, str]  # by the condition's name
-    threshold: dict[str, float]  # 0: no threshold
-    margin: dict[str, float]  # 0: equality is never claimed
-    looks: int  # how often a verdict may be read, over more seeds each time
+    metric: dict[str, str]  # condition -> metric
+    threshold: dict[str, float]  # condition -> threshold; 0: none
+    margin: dict[str, float]  # condition -> the largest difference that counts as equal; 0: equality is never claimed
+    looks: int  # planned analyses: how often a verdict may be read, each time with more seeds
     correction: str = "study"  # or "condition": the family of comparisons for which intervals hold together
-    grid: Mapping[str, Mapping[str, Sequence]] = {}  # arm -> setting -> the values from which the arm has the best
+    grid: Mapping[str, Mapping[str, Sequence]] = {}  # arm -> setting -> the values to try in tuning runs
     tune_seeds: Sequence[int] = ()
 
 
@@ -67,48 +70,48 @@ class Run(NamedTuple):
     condition: str
     arm: str
     seed: int
-    settings: config.Settings
+    settings: configs.Settings
 
     @property
     def name(self) -> str:
-        """Its folder inside the study's."""
+        """The run's folder, relative to the study's."""
         return f"{self.condition}/{self.arm}/seed_{self.seed}"
 
     @property
     def place(self) -> tuple[str, str]:
-        """The condition and the arm. Runs of one place share their data."""
+        """The condition and the arm. Runs with the same place train on the same data."""
         return self.condition, self.arm
 
     @property
     def kind(self) -> str:
-        """The beginning of the names of its programs' checkpoints."""
+        """The first part of `Program.folder`, for programs that begin with a run of this condition and arm."""
         return f"{self.condition}_{self.arm}"
 
 
 class Program(NamedTuple):
-    """Runs that are trained together."""
+    """Runs that one compiled program trains together."""
 
     runs: list[Run]
-    tuning: bool = False  # trained and evaluated on parts of the training part
+    tuning: bool = False  # these are tuning runs, trained and evaluated on splits of the training data
     spread: int = 1  # devices that share its rows
 
     @property
     def rows(self) -> list[Run]:
-        """The runs, and the last one again until all devices have the same number of rows."""
+        """The runs, padded with copies of the last one so that all devices have the same number of rows."""
         return self.runs + self.runs[-1:] * (-len(self.runs) % self.spread)
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """The values of those NUMBERS that differ between rows."""
-        values = [config.flat(run.settings.to_dict()) for run in self.rows]
+        """Field of NUMBERS, such as learning_rate -> R values, for the fields that differ between rows."""
+        values = [configs.flat(run.settings.to_dict()) for run in self.rows]
         columns = {key: np.array([run_values[key] for run_values in values], np.float32) for key in NUMBERS}
         return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
 
     @property
     def name(self) -> str:
-        """The condition (omitted if the study has only one), the arms and the number of seeds, as a label.
+        """The label: the condition (omitted if it is ONLY), the arms, and the number of seeds.
 
-        An arm that occurs with several numbers is followed by their count: "rope (3 values) x 5 seeds".
+        An arm with several tuning values is followed by their number: "rope (3 values) x 5 seeds".
         """
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
@@ -118,11 +121,11 @@ class Program(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of its checkpoints' folder, with a checksum of all settings that must not change in a resume."""
+        """The name of the checkpoint folder. It ends with a checksum of all settings that a resume must not change."""
         lasting: list = []
         for run in self.runs:
-            values = config.flat(run.settings.to_dict())  # train.steps counts: the learning rate depends on it
-            fixed = {key: x for key, x in values.items() if key == "train.steps" or not workdir.may_change(key)}
+            values = configs.flat(run.settings.to_dict())  # the learning rate depends on train.steps
+            fixed = {key: x for key, x in values.items() if key == "train.steps" or not workdirs.may_change(key)}
             lasting.append([run.name, fixed])
         lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
         return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
@@ -130,23 +133,24 @@ class Program(NamedTuple):
 
 @contextlib.contextmanager
 def naming(owner: str) -> Iterator[None]:
-    """Begin the message of a UserError with the condition or arm that has caused it."""
+    """Context manager: begin the message of a UserError with `owner`, the condition or arm that caused it."""
     try:
         yield
     except errors.UserError as error:
         raise errors.UserError(f"in {owner}: {error}") from error
 
 
-def read(settings: config.Settings) -> Study:
-    """Read the study of a config. Raises UserError for invalid arms, conditions, seeds, metrics or values to tune."""
+def read(settings: configs.Settings) -> Study:
+    """Read the study of a config. Raises UserError if an arm, condition, seed, metric or tuning value is invalid."""
     s = settings.study
     arms = _read_named("study.arms", s.arms)
     conditions = _read_named("study.conditions", s.conditions) or [Named(ONLY, {})]
-    config.at_least(1, {"study.looks": s.looks})
+    configs.at_least(1, {"study.looks": s.looks})
     sections = {condition.name: _read_condition(settings, condition) for condition in conditions}
     common = _read_grid(TUNE, s.tune)
     grid = {arm.name: common | _read_grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
-    if fault := next(_find_faults(settings, arms, grid), None):
+    metrics = {section.metric for section in sections.values()}
+    if fault := next(_find_faults(settings, arms, grid, metrics), None):
         raise errors.UserError(fault)
     return Study(
         experiment=s.experiment,
@@ -163,53 +167,68 @@ def read(settings: config.Settings) -> Study:
     )
 
 
-def _read_condition(settings: config.Settings, condition: Named) -> config.Settings:
+def _read_condition(settings: configs.Settings, condition: Named) -> configs.Settings:
     """Return the section `study` of the settings, with the metric, threshold and margin that this condition changes.
 
-    Raises UserError for a wrong metric or margin.
+    Raises UserError if the metric or the margin is invalid.
     """
-    changes = {key: value for key, value in condition.changes.items() if key in OWN}
+    changes = {key: value for key, value in condition.changes.items() if key in CONDITION_SETTINGS}
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
         section = settings.replace(changes).study
         if not section.metric.startswith(run_plan.EVAL):
-            raise errors.UserError(f'study.metric = "{section.metric}" must begin with {run_plan.EVAL}, as eval/loss')
-        checkpoint.check_best(section.metric, key="study.metric")
-        config.at_least(0, {"study.margin": section.margin})
+            raise errors.UserError(f'study.metric = "{section.metric}" must begin with {run_plan.EVAL}: eval/loss, ...')
+        own = {name.rpartition(":")[2]: "more" for name in settings.replace(changes).train.metrics}
+        checkpoint.choose_best(section.metric, own, key="study.metric")  # the runs record which values are better
+        configs.at_least(0, {"study.margin": section.margin})
     return section
 
 
-def _find_faults(settings: config.Settings, arms: Sequence[Named], grid: Mapping[str, Mapping]) -> Iterator[str]:
-    """Yield a sentence for each fault of arms, seeds and tuning. Raises UserError for seeds out of range."""
+def _find_faults(
+    settings: configs.Settings, arms: Sequence[Named], grid: Mapping[str, Mapping], metrics: set[str]
+) -> Iterator[str]:
+    """Yield a message for each fault of arms, seeds and tuning. Raises UserError if a seed is out of range.
+
+    metrics: study.metric of all conditions.
+    """
     s, tunes = settings.study, any(grid.values())
     if len(arms) < 2:
-        yield 'a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]'
+        example = '[["tied", {"model.score": "tied"}], ["none", {}]]'
+        yield f"study.arms has {len(arms)} of the two or more arms that a study compares. Example: {example}"
     for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if tunes else [0]}.items():
         if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
-            yield f"{key} must be different integers, and {config.format_value(seeds)} are not"
+            yield f"{key} = {configs.format_value(seeds)} must be a list of different integers. Example: [0, 1, 2]"
         for seed in seeds:
-            config.check_seed(seed)
+            configs.check_seed(seed)
     if not tunes and [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
-        yield f"study.tune_seeds = {s.tune_seeds} has no effect without values in {TUNE}"
+        rule = f"Set {TUNE}, or leave study.tune_seeds out."
+        yield f"study.tune_seeds = {s.tune_seeds} has no effect without {TUNE}. {rule}"
     for seed in sorted({*s.seeds} & {*s.tune_seeds}) if tunes else ():
-        yield f"study.tune_seeds must differ from study.seeds, and {seed} is in both"
+        yield f"seed {seed} is in study.seeds and in study.tune_seeds. Choose other seeds for tuning."
     for arm in arms:
         for key in sorted(grid[arm.name].keys() & arm.changes.keys()):
-            yield f"arm {arm.name} sets {key}, which {TUNE} would choose: leave one of them out"
+            yield f"arm {arm.name} sets {key}, and {TUNE} lists values of it. Leave one of the two out."
+    tuned = {loss for values in grid.values() for loss in values.get(LOSS, [])}
+    common = configs.flat(settings.to_dict())[LOSS]
+    training_losses = tuned | {arm.changes.get(LOSS, common) for arm in arms}
+    if METRIC in metrics and len(training_losses) > 1:
+        rule = 'Choose eval/accuracy, or eval/cross_entropy with train.metrics = ["cross_entropy"].'
+        names = ", ".join(sorted(training_losses))
+        yield f"study.metric = {METRIC} has another meaning for each {LOSS}: {names}. {rule}"
 
 
 def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Iterator[tuple[str, Any]]:
-    """Yield the pairs of a name and a value of this type. Raises UserError for anything else, and for an empty list."""
+    """Yield (name, value) pairs. Raises UserError for an entry of another form or type, or with an empty list."""
     for value in values:
         pair = isinstance(value, list | tuple) and len(value) == 2
         if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind) or value[1] in ([], ()):
             raise errors.UserError(
-                f"each entry of {key} must be a pair such as {example}, and {config.format_value(value)} is not"
+                f"{key} has the entry {configs.format_value(value)}. Each entry must be a pair such as {example}."
             )
         yield value[0], value[1]
 
 
 def _read_grid(key: str, pairs: Any) -> dict[str, list]:
-    """Return setting -> the values that are tried, each once."""
+    """Return setting -> its values to try, without duplicates."""
     grid: dict[str, list] = {}
     for setting, values in _pairs(key, pairs, list | tuple, '["optim.learning_rate", [0.001, 0.003]]'):
         tried = grid.setdefault(setting, [])
@@ -218,41 +237,57 @@ def _read_grid(key: str, pairs: Any) -> dict[str, list]:
 
 
 def _read_named(key: str, pairs: Any) -> list[Named]:
-    """Return the arms or conditions of a config. Raises UserError if a name cannot be a folder's, or comes twice."""
+    """Return the arms or conditions of a config. Raises UserError if a name is invalid or not unique."""
     entries: dict[str, Named] = {}  # by names in lower case: some systems have one folder for "A" and "a"
     for name, changes in _pairs(key, pairs, Mapping, '["tied", {"model.score": "tied"}]'):
         if not _NAME.fullmatch(name) or name.lower() in RESERVED:
-            rule = f"choose at most 100 letters, digits and + - . _, and none of {', '.join(RESERVED)}"
-            raise errors.UserError(f"{key}: {config.format_value(name)} cannot be the name of a folder: {rule}")
+            rule = f"Choose at most {LONGEST} letters, digits and + - . , = _ (reserved: {', '.join(RESERVED)})."
+            raise errors.UserError(f"{key}: {configs.format_value(name)} cannot be the name of a folder. {rule}")
         if earlier := entries.get(name.lower()):
-            raise errors.UserError(f'{key} has "{earlier.name}" and "{name}": names must differ, also in lower case')
+            raise errors.UserError(
+                f'{key} has "{earlier.name}" and "{name}". Choose names that also differ in lower case.'
+            )
         entries[name.lower()] = Named(name, dict(changes))
     return list(entries.values())
 
 
-def runs(
-    settings: config.Settings, study: Study, chosen: Mapping[tuple[str, str], dict] = MappingProxyType({})
-) -> list[Run]:
-    """Return all runs, each with its own config, as it would be trained alone: the study's without its section study.
+def name_values(values: Mapping[str, Any], prefix: str = "", longest: int = LONGEST) -> str:
+    """Return the name of a combination of settings, and of its folder: prefix + 'learning_rate=0.003,ema=0.9'."""
+    text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    name = f"{prefix}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', text)}"
+    plain = all(re.fullmatch(r"[a-z0-9_+.-]+|True|False", str(value)) for value in values.values())
+    if plain and len(name) <= longest:
+        return name
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{name[: longest - 9]}-{digest}"  # other values may give the same text, or differ in case only
 
-    chosen: the tuned settings of an arm in a condition.
+
+def runs(
+    settings: configs.Settings, study: Study, chosen: Mapping[tuple[str, str], dict] = MappingProxyType({})
+) -> list[Run]:
+    """Return all runs. The config of each is complete and has no section `study`, as if the run were trained alone.
+
+    chosen: (condition, arm) -> its tuned settings. Raises UserError if a condition or an arm changes a setting of
+    SHARED, or if both change the same one.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
     plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
-        of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
+        of_condition = {key: value for key, value in condition.changes.items() if key not in CONDITION_SETTINGS}
         of_arm = {key: value for key, value in arm.changes.items() if key != TUNE}
         of_arm |= chosen.get((condition.name, arm.name), {})
         changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
             shared = [
-                f"{key} is the same for a whole study: set it in the config itself"
+                f"{key} must be the same in all runs of a study. Set it in the config itself."
                 for key in changes
                 if key.split(".")[0] in SHARED
             ]
             twice = [
-                f"the condition and the arm both set {key}: remove one of them" for key in of_condition if key in of_arm
+                f"the condition and the arm both set {key}. Leave one of the two out."
+                for key in of_condition
+                if key in of_arm
             ]
             if faults := shared + twice:
                 raise errors.UserError(faults[0])
@@ -262,13 +297,13 @@ def runs(
 
 
 def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
-    """Group the runs into programs: those that differ in seeds and NUMBERS only, in their order.
+    """Group runs of a condition that differ only in seeds and NUMBERS into programs, in the order of the runs.
 
-    tuning, spread: of a Program.
+    tuning, spread: fields of every Program.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        values = config.flat(run.settings.to_dict())
+        values = configs.flat(run.settings.to_dict())
         kind = {key: value for key, value in values.items() if key != "seed" and key not in NUMBERS}
         groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append(run)
     return [Program(group, tuning, spread) for group in groups.values()]

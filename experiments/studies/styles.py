@@ -8,19 +8,21 @@ from matplotlib import figure, lines
 from experiments.figures import plots
 from experiments.studies import study as studies
 
-# The palette of Okabe and Ito without its yellow, which is too light for lines; black is the reference's.
+# The palette of Okabe and Ito (2008) without yellow, which is too light for lines, and black, the reference's colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# The reference's line is solid and below all others. The numbers of lines, markers and colours have no common divisor:
-# no two of the first 30 arms differ in colour alone.
+# The reference's line is solid. There are 6 colours, 5 lines and 7 markers, pairwise without a common divisor, so that
+# no two of the first 35 arms differ in colour alone.
 LINES = ((0, (5, 2)), (0, (2, 1.2)), "-.", (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKERS = "sD^vPX*"
 
 
 class Style(NamedTuple):
+    """The look of an arm in figures."""
+
     colour: str
     line: Any  # a line style of matplotlib: text, or (offset, lengths)
     marker: str
-    width: float
+    width: float  # of the line, in points
     label: str
 
     @property
@@ -30,17 +32,19 @@ class Style(NamedTuple):
 
 
 def choose_styles(study: studies.Study) -> dict[str, Style]:
-    """Return arm -> style."""
-    styles = {}
-    for i, arm in enumerate(study.arms):
-        colour, line, marker = (values[i % len(values)] for values in (COLOURS, LINES, MARKERS))
-        styles[arm.name] = Style(colour, line, marker, 1.5, shorten(arm.name))
+    """Return the style of each arm, by name. The reference is black."""
+    styles = {arm.name: number_style(i, shorten(arm.name)) for i, arm in enumerate(study.arms)}
     reference = f"{shorten(study.reference)} (reference)"
     return styles | {study.reference: Style("black", "-", "o", 2.4, reference)}
 
 
+def number_style(i: int, label: str) -> Style:
+    """Return the i-th style, from 0."""
+    return Style(*(values[i % len(values)] for values in (COLOURS, LINES, MARKERS)), 1.5, label)
+
+
 def shorten(name: str) -> str:
-    """Shorten a name to 28 letters."""
+    """Return the name for a figure (`plots.name`). The middle of a name of more than 28 letters becomes "…"."""
     return plots.name(name, 28)
 
 
@@ -48,5 +52,6 @@ def draw_legend(drawing: figure.Figure, styles: Mapping[str, Style]) -> None:
     """Draw the legend of these arms below all panels."""
     handles = [lines.Line2D([], [], **style.look) for style in styles.values()]
     labels = [style.label for style in styles.values()]
-    columns = max(1, min(len(handles), int(drawing.get_figwidth() / 2.3)))  # a narrow figure cuts the ends of more
+    width = max(2.3, 0.7 + 0.085 * max(map(len, labels), default=0))  # inches of a label: more would be cut off
+    columns = max(1, min(len(handles), int(drawing.get_figwidth() / width)))
     drawing.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)

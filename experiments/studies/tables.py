@@ -1,4 +1,4 @@
-"""The tables of a report, as rows of text: of a condition, of all conditions, of the runs."""
+"""The tables of a report as rows of text: one for each condition, for all conditions, for the runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,23 +8,23 @@ from experiments.engine import summary as summaries
 from experiments.studies import inference, overall, scaling, sentences, statistics
 
 NONE, UNKNOWN = "-", "unknown"
-MANY = 2  # conditions above which there is an overview
-# The kinds, but for worse and better, in an overview.
+MANY = 2  # an overview needs more conditions than this
+# Short names of kinds in the overview. The others are shown as they are.
 SHORT = {statistics.OPEN: "open", statistics.SAME: "same", statistics.CEILING: "ceiling", statistics.FEW: "few seeds"}
 SHORT |= {statistics.EQUAL: "equal", statistics.STUCK: "two clusters"}
 
 
 class Table(NamedTuple):
-    """A heading for each column, rows of text, and sentences below them."""
+    """A table of text: a heading for each column, rows, and sentences (notes) below."""
 
     head: list[str]
     rows: list[list[str]]
     notes: Sequence[str] = ()
-    kinds: Sequence[Sequence[str]] = ()  # of each cell: "worse" and "better" have a colour
+    kinds: Sequence[Sequence[str]] = ()  # the CSS class of each cell; "worse" and "better" have a colour
 
 
 def tabulate_condition(condition: statistics.Condition) -> Table:
-    """Return a row for each arm, in the order of the study."""
+    """Return the table of a condition: a row for each arm, in the order of the study."""
     metrics = [name for name in ("eval/loss", "eval/accuracy") if any(name in arm.others for arm in condition.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
     head += [f"minus {condition.reference}", "95 % interval", "p" + " (Holm)" * (condition.together > 1)]
@@ -36,7 +36,9 @@ def tabulate_condition(condition: statistics.Condition) -> Table:
         row = [arm.name, params, flops, str(arm.n), _format_spread(arm), *_format_difference(arm.difference)]
         row += [_format_steps(arm.threshold_step)] if arm.threshold_step else []
         rows.append(row + [_format_spread(arm.others.get(name)) for name in metrics])
-    return Table(head + metrics, rows, _write_notes(condition))
+    unknown = {i for i in (1, 2) if {row[i] for row in rows} == {NONE}}  # in a table of another program
+    head, *rows = [[cell for i, cell in enumerate(row) if i not in unknown] for row in (head + metrics, *rows)]
+    return Table(head, rows, _write_notes(condition))
 
 
 def _format_spread(spread: statistics.Spread | statistics.Arm | None) -> str:
@@ -45,7 +47,7 @@ def _format_spread(spread: statistics.Spread | statistics.Arm | None) -> str:
 
 
 def _format_difference(difference: statistics.Difference | None) -> list[str]:
-    """Return mean, interval and p of the paired difference."""
+    """Return three cells: mean, interval and corrected p of the difference."""
     if difference is None:
         return ["reference", NONE, NONE]
     if difference.interval is None:
@@ -61,7 +63,7 @@ def format_signed(x: float | None) -> str:
 
 
 def _format_steps(step: statistics.ThresholdStep) -> str:
-    """Return '1,200 (5 of 5); +300 (+120 to +480)': the median, the seeds that got there, the paired difference."""
+    """Return '1,200 (5 of 5); +300 (+120 to +480)': median, seeds that reached it, paired difference, interval."""
     if not step.of:
         return NONE
     median = "not reached" if step.median is None else f"{step.median:,.0f}"
@@ -71,10 +73,11 @@ def _format_steps(step: statistics.ThresholdStep) -> str:
 
 
 def _write_notes(condition: statistics.Condition) -> list[str]:
-    notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
+    pairing = sentences.describe_pairing(condition)
+    notes = [f"Mean ± sample standard deviation over runs; differences are {pairing}."]
     if condition.together > 1:
         level = f"Bonferroni: {100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} % each"
-        notes[0] += f" Intervals hold for {sentences.describe_family(condition)} ({level}); p is Holm's."
+        notes[0] += f" Intervals hold for {sentences.describe_family(condition)} ({level}); p has Holm's correction."
     differences = {sentences.quote(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
     if differences:
         by_pairs = sorted(differences.values(), key=lambda difference: -difference.n)
@@ -83,15 +86,16 @@ def _write_notes(condition: statistics.Condition) -> list[str]:
         detectable = [f"{arm} {sentences.format_number(x.detectable)}" for arm, x in differences.items()]
         pairs = [f"{arm} {x.correlation:.2f}" for arm, x in differences.items() if x.correlation is not None]
         notes.append(
-            f"Power: these seeds show {least} standard deviations of the paired difference with probability "
-            f"{inference.POWER}: {', '.join(detectable)}."
-            + (f" Correlation of the pairs: {', '.join(pairs)}." if pairs else "")
+            f"Power: the smallest difference that these seeds show with probability {inference.POWER} is {least} "
+            f"standard deviations of the paired difference: {', '.join(detectable)}."
+            + (f" Correlation with the reference over seeds: {', '.join(pairs)}." if pairs else "")
         )
     if condition.threshold:
         interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else UNKNOWN
         notes.append(
-            f"Steps to {condition.threshold:g}: between evaluations ({interval} steps apart), confirmed by "
-            "the next one; median over seeds (how many got there), then the paired difference and its interval."
+            f"Steps to {condition.threshold:g}: the median over seeds (how many seeds reached it); then the mean "
+            f"paired difference (and its interval). Steps are interpolated between evaluations ({interval} steps "
+            "apart), and the next evaluation must confirm them."
         )
     if condition.baseline:
         guess = {name: f" ({phrase})" for name, phrase in condition.guess.items()}
@@ -103,7 +107,7 @@ def _write_notes(condition: statistics.Condition) -> list[str]:
 def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     """Return a table with a row for each condition and a column for each arm; None for at most MANY conditions.
 
-    A cell has the mean difference to the reference, and what its interval says (open, same, ...).
+    A cell has the mean difference to the reference and the verdict in short (open, same, ...).
     """
     if len(conditions) <= MANY:
         return None
@@ -117,48 +121,49 @@ def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | Non
             kinds[-1].append(SHORT.get(difference.kind, difference.kind))
             rows[-1].append(f"{format_signed(difference.mean)} {kinds[-1][-1]}")
     note = (
-        f"Under an arm: its mean difference to {sentences.quote(reference)}, and what its interval says of it. open: "
-        f"no difference was found; same: no more than rounding; two clusters: some did not leave a plateau."
+        f"In the column of an arm: its mean difference to {sentences.quote(reference)}, and the verdict. open: no "
+        "difference was found; same: no seed differs by more than rounding; two clusters: some seeds did not leave a "
+        "plateau."
     )
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
 
 
 def tabulate_overall(measures: overall.Overall) -> Table:
-    """Return a row for each arm: interquartile mean and probability of improvement over all conditions."""
+    """Return a table with a row for each arm: interquartile mean and P(better) over all conditions."""
     rows, reference = [], sentences.quote(measures.reference)
     for arm in measures.arms:
-        mean = NONE if arm.mean is None else f"{arm.mean:+.2%}".replace("%", " %")
+        gain = [] if arm.mean is None else [f"{arm.mean:+.2%}".replace("%", " %"), _format_range(arm.interval, "+.2%")]
         improvement = [f"{arm.improvement:.2f}", _format_range(arm.improvement_interval, ".2f")]
-        rows.append([arm.name, str(arm.n), mean, _format_range(arm.interval, "+.2%"), *improvement])
+        rows.append([arm.name, str(arm.n), *gain, *improvement])
     gained = sentences.join_values(f"{name} {sentences.format_number(x)}" for name, x in measures.scale.items() if x)
     unknown = sentences.quote(*(name for name, x in measures.scale.items() if not x))
     notes = [
-        f"P(better): the probability that a run of the arm is better than one of {reference} in the same condition, "
-        f"mean over these {len(measures.scale)} conditions.",
-        f"No interquartile mean: in {unknown} it is not known that {reference} gained by training."
+        f"P(better): the probability that a run of the arm is better than a run of {reference} in the same condition, "
+        f"mean over these {len(measures.scale)} conditions; a tie counts half.",
+        f"No interquartile mean: in {unknown}, training did not improve {reference}, or step 0 was not evaluated."
         if unknown
-        else f"Interquartile mean: of the paired differences to {reference}, + is better; 100 % is what {reference} "
-        f"gained by training: {gained}.",
-        f"Intervals: of {overall.RESAMPLES:,} bootstrap samples of the seeds, for each number alone; the verdict does "
-        f"not rest on them. With {sentences.count_seeds([measures.seeds])} in a condition they are too narrow "
-        "(docs/studies.md).",
+        else f"Interquartile mean of the paired differences to {reference}: + is better. 100 % is the improvement of "
+        f"{reference} by training: {gained}.",
+        f"Intervals are percentiles of {overall.RESAMPLES:,} bootstrap samples of the seeds, each for one number. "
+        f"With {sentences.count_seeds([measures.seeds])} in a condition they are too narrow (docs/studies.md). The "
+        "verdict does not use them.",
     ]
-    notes += _note_left_out(measures.left_out, "for a diverged run or too few pairs in a condition")
-    head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
+    notes += _note_left_out(measures.left_out, "because of a diverged run or too few pairs in a condition")
+    head = ["arm", "pairs", *([] if unknown else ["interquartile mean", "95 % interval"]), "P(better)", "95 % interval"]
     return Table(head, rows, notes)
 
 
 def _note_left_out(arms: Sequence[str], reason: str) -> list[str]:
-    return [f"Left out, {reason}: {sentences.quote(*arms)}."] if arms else []
+    return [f"Left out {reason}: {sentences.quote(*arms)}."] if arms else []
 
 
 def _format_range(interval: Sequence[float] | None, form: str) -> str:
-    ends = [f"{x:{form}}".replace("%", " %") if x < 1e9 else "without end" for x in interval or ()]
+    ends = [f"{x:{form}}".replace("%", " %") if x < 1e9 else "infinity" for x in interval or ()]
     return " to ".join(ends) or NONE
 
 
 def tabulate_laws(family: scaling.Family) -> Table:
-    """Return a row for each arm: its law, and the compute that gives the reference's loss."""
+    """Return a table with a row for each arm: its law, and the compute with which it reaches the reference's loss."""
     rows, reference, sizes = [], sentences.quote(family.reference), len(family.conditions)
     constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
@@ -167,41 +172,45 @@ def tabulate_laws(family: scaling.Family) -> Table:
         compute = NONE if law.compute is None else f"{law.compute:.2f} times"
         compute = [compute, _format_range(law.compute_interval, ".2f")]
         rows.append(row + (["reference", NONE] if law.name == family.reference else compute))
-    law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
+    law = f"{family.metric} = a (C / C0)^-b" + " + E" * constant
     notes = [
-        f"{law}, with C the FLOPs of a training run, C0 = {family.middle:.2g}, fitted to the logarithms of means over "
-        f"seeds of {sizes} sizes ({sentences.join_values(family.conditions)}). It says little beyond these sizes.",
-        f"Compute: how many times C0 the arm's law takes for the loss of {reference} at C0, both by their laws. Below "
-        f"1 is better; {NONE} is outside of the arm's sizes.",
-        f"Intervals: of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, for each number alone; with "
-        "few seeds they are too narrow (docs/studies.md).",
+        f"Law: {law}, where C is the FLOPs of a training run and C0 = {family.middle:.2g}"
+        + ". E is the loss that remains at infinite compute" * constant
+        + f". The law is fitted to the logarithms of means over seeds, in {sizes} sizes "
+        f"({sentences.join_values(family.conditions)}), and says little beyond these sizes.",
+        f"Compute: the multiple of C0 with which the arm reaches the loss of {reference} at C0, both by their laws. "
+        f"Below 1 is better; {NONE} if it is outside the arm's sizes. Misfit: the largest relative error of the law.",
+        f"Intervals are percentiles of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, each for one "
+        "number. With few seeds they are too narrow (docs/studies.md).",
     ]
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
-    return Table(head, rows, notes + _note_left_out(family.left_out, "for a diverged or missing run"))
+    return Table(head, rows, notes + _note_left_out(family.left_out, "because of a diverged or missing run"))
 
 
 def tabulate_runs(record: dict[str, Any]) -> Table:
-    """Return a row for each fact in report.json about the runs, and about what wrote the report."""
+    """Return a table of report.json's facts about the runs, and about the software that wrote the report."""
     conditions, ran, session = record["conditions"], record["ran"], record["what"]
     seeds = sentences.join_values(record["seeds"])
     finished = f"{record['finished_runs']} of {record['planned_runs']} finished, seeds {seeds}"
-    rows = [["experiment", record["experiment"]], ["reference", record["reference"]], ["runs", finished]]
+    source = session.get("source")  # of numbers that another program has measured
+    rows = [["experiment", record["experiment"]], ["reference", record["reference"]], ["runs", source or finished]]
     entries = [("condition", entry) for entry in conditions if entry["changes"]]
-    for kind, entry in [*entries, *(("arm", arm) for arm in conditions[0]["arms"])]:
+    for kind, entry in [*entries, *(("arm", arm) for arm in conditions[0]["arms"] if not source)]:
         changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in entry["changes"].items())
         rows.append([f"{kind} {entry['name']}", sentences.join_values(changes) or "no changes"])
     versions = [f"{name} {_format_counts(counts, ' and ')}" for name, counts in ran["versions"].items()]
     seconds = ran["training_seconds"]
-    rows += [["code of the runs", _format_counts(ran["commits"])]]
-    rows += [["hardware of the runs", _format_counts(ran["devices"])]]
-    rows += [["versions of the runs", ", ".join(versions) or UNKNOWN]]
-    rows += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
+    facts = [["code of the runs", _format_counts(ran["commits"])]]
+    facts += [["hardware of the runs", _format_counts(ran["devices"])]]
+    facts += [["versions of the runs", ", ".join(versions) or UNKNOWN]]
+    facts += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
+    rows += [] if source else facts
     data = [[f"data, {name}", "; ".join(line.strip() for line in lines)] for name, lines in ran["data"].items()]
     rows += [["data", data[0][1]]] if len({text for _, text in data}) == 1 else data
-    author = [session.get("commit") or "code that is not from a checkout", session.get("device")]
+    software = [session.get("commit") or "not from a checkout", session.get("device")]
     versions = sentences.join_values(f"{name} {version}" for name, version in session["versions"].items())
-    rows += [["report written by", ", on ".join(filter(None, author))], ["report written with", versions]]
+    rows += [["code of the report", ", on ".join(filter(None, software))], ["versions of the report", versions]]
     return Table(["", ""], rows)
 
 
@@ -213,7 +222,7 @@ def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
 
 
 def align(table: Table) -> str:
-    """Return the table for a terminal, without the FLOPs and without columns that are empty."""
+    """Return the table as aligned text for a terminal, without FLOPs and empty columns."""
     columns = []
     for name, *cells in zip(table.head, *table.rows, strict=True):
         if name != "FLOP/token" and {*cells} != {NONE}:

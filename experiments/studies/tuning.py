@@ -1,63 +1,67 @@
-"""Tuning: each arm chooses the best of a grid of settings, on a split of the training data, with other seeds.
+"""Tuning: choose the best settings of each arm from a grid, on a split of the training data, with other seeds.
 
-Tuning runs train each arm with each of its values, before the study. Their folders are
+Before the study, tuning runs train each arm with each combination of its values. Their folders are
 tuning/<condition>/<arm>@<values>/seed_<n>.
 """
 
-import hashlib
 import itertools
-import json
 import math
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import checkpoint, errors
-from experiments.studies import figures, runs, sentences, study as studies, styles, tables
+from experiments.engine import errors
+from experiments.studies import (
+    figures as study_figures,
+    runs as study_runs,
+    sentences,
+    study as studies,
+    styles,
+    tables,
+)
 
 FOLDER = "tuning"
-_LONGEST = 200  # letters of a folder's name; most systems have 255
+_LONGEST = 200  # letters of a folder's name; most file systems allow 255
 
 
 class Point(NamedTuple):
-    """One combination of values, and the metric that its seeds have reached."""
+    """A point of the grid: a combination of values, and the final metric of each seed."""
 
     values: dict[str, Any]
-    metric: dict[int, float | None]  # by seed; None: it diverged
+    metric: dict[int, float | None]  # seed -> metric; None: the seed diverged
 
     @property
     def mean(self) -> float | None:
-        """None if a seed diverged: the point is never chosen."""
+        """Mean over seeds; None if a seed diverged, so that the point is never chosen."""
         finite = [x for x in self.metric.values() if x is not None]
         return sum(finite) / len(finite) if len(finite) == len(self.metric) > 0 else None
 
 
 class Tuned(NamedTuple):
-    """The points of an arm in a condition, and the best of them."""
+    """The points of an arm in a condition, and the best point."""
 
     condition: str
     arm: str
     points: list[Point]
     best: Point
-    edges: list[str]  # numeric settings with the smallest or the largest of several values as the best one
+    edges: list[str]  # numeric settings whose best value is the smallest or largest of the grid
 
     def record(self) -> dict[str, Any]:
-        """Return the entry of report.json."""
+        """Return the entry of "tuned" in report.json."""
         tried = [{"values": point.values, "mean": point.mean, "by_seed": point.metric} for point in self.points]
         place = {"condition": self.condition, "arm": self.arm}
         return place | {"chosen": self.best.values, "at_the_end": self.edges, "tried": tried}
 
     def __str__(self) -> str:
         edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
-        where = "" if self.condition == studies.ONLY else f"{self.condition}: "
-        return f"  {where}{self.arm} chose {format_values(self.best.values)} (best of {len(self.points)}{edge})"
+        condition = "" if self.condition == studies.ONLY else f"{self.condition}: "
+        return f"  {condition}{self.arm} chose {format_values(self.best.values)} (best of {len(self.points)}{edge})"
 
 
 def trials(study: studies.Study) -> studies.Study:
-    """Return the study of the tuning runs: an arm for each combination of an arm's values; no arm without a grid."""
+    """Return the study of the tuning runs: an arm for each combination of each arm; no arms without a grid."""
     arms = []
     for arm in study.arms if study.grid else ():
         changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
@@ -67,29 +71,23 @@ def trials(study: studies.Study) -> studies.Study:
 
 
 def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:
-    """Return all combinations of the values of an arm's grid; [{}] if it has none."""
+    """Return all combinations of the values in an arm's grid; [{}] if the arm has no grid."""
     grid = study.grid.get(arm, {})
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _name(arm: str, values: dict[str, Any]) -> str:
-    """Return a folder's name, as 'tied@learning_rate=0.003', which is no name of an arm."""
-    text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    name = f"{arm}{studies.VALUES}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', text)}"
-    plain = all(re.fullmatch(r"[a-z0-9_+.-]+|True|False", str(value)) for value in values.values())
-    if plain and len(name) <= _LONGEST:
-        return name
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{name[: _LONGEST - 9]}-{digest}"  # other values may give the same text, or the same on some systems
+    """Return the name of a tuning arm and its folder: 'tied@learning_rate=0.003'. No arm of a study can have it."""
+    return studies.name_values(values, f"{arm}{studies.VALUES}", _LONGEST)
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """Return the choice of every arm that has finished all tuning runs: the best mean over seeds, the first of equals.
+    """Return the choice of every arm whose tuning runs are all finished: the first point with the best mean over seeds.
 
-    Raises RunError if a seed diverged with each of an arm's values.
+    Raises RunError if each point of an arm has a diverged seed.
     """
     tuned = []
-    finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
+    finished = {(run.condition, run.arm, run.seed): run for run in study_runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
         metric, points = study.metric[condition.name], []
         for values in combinations(study, arm.name):
@@ -97,11 +95,11 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
             points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, point_runs)}))
         if min(len(point.metric) for point in points) < len(study.tune_seeds):
             continue
-        sign = 1 if checkpoint.BETTER[metric.rpartition("/")[2]] is min else -1
+        sign = 1 if study_runs.choose_best(metric, finished.values()).better == "less" else -1
         best = min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
         if best.mean is None:
             place = f"condition {condition.name}, arm {arm.name}"
-            raise errors.RunError(f"{place}: a seed diverged with each value of {studies.TUNE}. Try other values.")
+            raise errors.RunError(f"{place}: with each value of {studies.TUNE}, a seed diverged. Choose other values.")
         grid = {key: values for key, values in study.grid[arm.name].items() if len(values) > 1 and _numeric(values)}
         edges = [key for key, values in grid.items() if best.values[key] in (min(values), max(values))]
         tuned.append(Tuned(condition.name, arm.name, points, best, edges))
@@ -109,7 +107,7 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
 
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the chosen settings by condition and arm, for `study.runs`."""
+    """Return (condition, arm) -> the chosen settings, for `studies.runs`."""
     return {(choice.condition, choice.arm): choice.best.values for choice in read(folder, study)}
 
 
@@ -118,12 +116,12 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def format_values(values: dict[str, Any]) -> str:
-    """Return 'optim.learning_rate = 0.003, optim.ema = 0'."""
+    """Return 'optim.learning_rate = 0.003, optim.ema = 0', or 'nothing' for {}."""
     return sentences.join_values(f"{key} = {value}" for key, value in values.items()) or "nothing"
 
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
-    """Return the table of the choices; None if nothing was tuned."""
+    """Return the table of choices; None if nothing was tuned."""
     rows, edges = [], []
     for choice in tuned:
         points = []
@@ -133,14 +131,14 @@ def table(tuned: Sequence[Tuned]) -> tables.Table | None:
         best = [format_values(choice.best.values), sentences.format_number(choice.best.mean)]
         rows.append([choice.condition, choice.arm, *best, ", ".join(points)])
         edges += [f"{choice.condition}, {choice.arm} ({', '.join(choice.edges)})"] if choice.edges else []
-    notes = ["Each arm chose by the mean over other seeds than those compared, on a third part of the data."]
+    notes = ["Each arm chose the best mean on the tuning split, over other seeds than the compared ones."]
     if edges:
-        beyond = "Best at the smallest or largest value tried, so that better values may lie beyond"
+        beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
         notes.append(f"{beyond}: {', '.join(edges)}.")
     return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
 
 
-def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> list[figures.Figure]:
+def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> list[study_figures.Figure]:
     """Draw the metric over the values of each setting: a panel for each setting, a line for each arm."""
     drawn = []
     for condition in study.conditions:
@@ -152,29 +150,29 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
         panels = []
         for key in keys:
             curves = {x.arm: _curve(x, key, values[key]) for x in choices if key in x.best.values}
-            panels.append(figures.Panel(metric, key, curves))
-        drawing, grid, _ = figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
+            panels.append(study_figures.Panel(metric, key, curves))
+        drawing, grid, _ = study_figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
             labels = [styles.shorten(str(x)) for x in values[key]]
             panel.set_xticks(range(len(labels)), labels, parse_math=False)
         seeds = sentences.count_seeds([len(study.tune_seeds)])
         caption = (
-            f"{condition.name}: {metric} on the third part of the data over the values that each arm tried, mean of "
-            f"{seeds}, with the other settings at their chosen values. No point if a seed diverged."
+            f"{condition.name}: {metric} on the tuning split against the values that each arm tried, mean over "
+            f"{seeds}, with other settings at their chosen values. A value with a diverged seed has no point."
         )
-        drawn.append(figures.write(folder, drawing, FOLDER, condition.name, caption))
+        drawn.append(study_figures.write(folder, drawing, FOLDER, condition.name, caption))
     return drawn
 
 
 def _values(study: studies.Study, tuned: Sequence[Tuned], key: str) -> list[Any]:
-    """Return the values of a setting that these arms tried, each once, numbers in order."""
+    """Return the values of a setting that these arms tried, without duplicates, numbers in ascending order."""
     tried = [x for choice in tuned for x in study.grid[choice.arm].get(key, [])]
     values = [x for i, x in enumerate(tried) if x not in tried[:i]]
     return sorted(values) if _numeric(values) else values
 
 
-def _curve(choice: Tuned, key: str, values: list[Any]) -> figures.Curve:
-    """Return the places of an arm's values of a setting, and the means there, other settings at what was chosen."""
+def _curve(choice: Tuned, key: str, values: list[Any]) -> study_figures.Curve:
+    """Return x_I (indices of the arm's values in `values`) and mean_1I, with other settings as chosen."""
     points = [point for point in choice.points if point.values | {key: None} == choice.best.values | {key: None}]
     mean_I = [math.nan if point.mean is None else point.mean for point in points]
     return np.array([values.index(point.values[key]) for point in points]), np.array([mean_I])

@@ -1,69 +1,152 @@
-"""Classify an image file or a text with a trained model: a run's folder, or a published model such as a ViT.
+"""Classify images or texts with a trained model: a run's folder, or a published model such as a ViT.
 
 python -m experiments.tools.classify --checkpoint=DIR --file=digit.png
 python -m experiments.tools.classify --checkpoint=DIR --prompt="What a pleasant film"
+python -m experiments.tools.classify --checkpoint=DIR --file=reviews.csv --field=text --output=predictions.csv
 classify.run("DIR", file="digit.png")
 
 The image is resized to the rows, columns and channels of the model's images, and a line describes the change. (MNIST's
-digits are white on black.) Prints the five most likely classes with probabilities, or the outputs of a regression.
+digits are white on black.) The tool prints the five most likely classes with probabilities, the most likely class of
+each token, or the outputs of a regression.
+
+A folder of images, a file of texts or a folder of text files has many inputs. Each has a row in the file --output: the
+name of the image or the text, its label if there are labels, and its most likely class with the probability. The
+probabilities of all classes follow if there are at most 100. A regression has its numbers in place of these columns,
+and a classifier of tokens a row for each token. Without --output, the lines of each input are printed. The labels are
+the names of the folders of the files if all are classes, or a column (--field=text,label). The tool prints the accuracy
+if there are labels.
 """
 
 import pathlib
 import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 
-from experiments.data import image_file, labelled
+from experiments.data import files as data_files, image_file, image_folder, inputs as tool_inputs, labelled
 from experiments.engine import errors
 from experiments.pretrained import open_model
-from experiments.tools import command
+from experiments.tools import command as commands
 
 TOP = 5  # most likely classes
+MOST_COLUMNS = 100  # the most classes with a column in the output
+SHOWN = 12  # classes in a line
 HELP = {
-    "file": "The image: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file.",
+    "file": "The images: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file, or a folder. Or the texts: a file with one per "
+    "line, a table (--field), or a folder of files.",
     "prompt": "The text, for a model of texts.",
+    "field": "The column of a table with the texts; text,label: also the column with the labels.",
 }
 
 
 def run(
-    checkpoint: command.Path,
+    checkpoint: commands.Path,
     *,
-    file: command.Path = "",
+    file: commands.Path = "",
     prompt: str = "",
+    field: str = "",
+    output: commands.Path = "",
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: command.Path = "",
+    workdir: commands.Path = "",
 ) -> str:
-    """Return the most likely classes of an image, of a text or of each of its tokens, one on each line."""
-    model = command.load(checkpoint, trust, device, "image", "classes", "tokens")
-    out = command.output(workdir, "classes.txt")
+    """Print and return the most likely classes of an image or of a text, or the class of each token, on a line each.
+
+    Of several inputs, print and return a line for each, or write the file `output` and return a summary.
+    """
+    model = commands.load(checkpoint, trust, device, "image", "classes", "tokens")
+    out, csv_file = commands.output(workdir, "classes.txt"), commands.output_table(output)
     is_image = model.kind == "image"
-    if bool(file) != is_image or bool(prompt) == is_image:
-        flag = "--file=PATH" if is_image else "--prompt='...'"
+    if bool(file) == bool(prompt) or is_image and (prompt or field):
+        flag = "--file=PATH" if is_image else "--prompt='...' or --file=PATH"
         raise errors.UserError(f"this model classifies {'images' if is_image else 'texts'}. Give only {flag}.")
+    data = tool_inputs.read_images(str(file)) if is_image else tool_inputs.read_texts(str(file), field, prompt)
+    labels = check_labels(data.labels, model, field)
     if is_image:
-        inputs, line = image_file.read(pathlib.Path(file).expanduser(), model.like)
-        classes, lines = model.like["classes"], [line]
+        predictions, lines = predict_images(model, data.items)
     else:
-        N, tokenizer = model.facts["N"], open_model.load_tokenizer(model)
-        id_1N, valid_1N, cut = labelled.encode(tokenizer, [prompt], N=N)
-        inputs, classes = id_1N[:, valid_1N[0]], model.extras["class_names"]
-        lines = [f"  the model reads only the first {N} tokens of this text"] if cut else []
-    problem = model.extras.get("problem_type")
-    score_C = np.asarray(model.logits(inputs)[0])
-    if problem == "regression" or not problem and len(classes) == 1:  # as in transformers
-        lines += [f"  {x}  {name}" for name, x in zip(classes, np.atleast_1d(score_C).T.tolist(), strict=True)]
-        return command.report("\n".join(lines), out)
-    probabilities = jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax
-    p_C = np.asarray(probabilities(score_C))
+        (predictions, truncated), N = model.predict_texts(data.items), model.facts["N"]
+        texts = "this text" if data.is_single else f"{truncated:,} texts"
+        lines = [f"  the model reads only the first {N} tokens of {texts}"] if truncated else []
+    if data.is_single:
+        lines += describe(model, data.items[0], predictions[0])
+    else:
+        lines = [*data.lines, *lines]
+        for name, item, p in zip(data.names, data.items, predictions, strict=True) if csv_file is None else ():
+            lines += [name, *describe(model, item, p)]
+    if n := sum(map(bool, labels)):
+        correct = sum(model.classes[p_C.argmax()] == label for p_C, label in zip(predictions, labels, strict=True))
+        lines.append(f"accuracy {correct / n:.4f} ({correct:,} of {n:,})")
+    if csv_file:
+        inputs = data.names if is_image else data.items
+        lines.append(commands.save_table(csv_file, *tabulate(model, inputs, labels, predictions)))
+    return commands.report("\n".join(lines), out)
+
+
+def check_labels(labels: Sequence[str], model: open_model.Trained, field: str) -> Sequence[str]:
+    """Return the labels if the model predicts one class of each input, and all are its classes; else [].
+
+    Raises UserError if the field names a column of labels that has other classes.
+    """
+    unknown = {*labels} - {"", *model.classes}
+    if model.activation is None or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
+        return []
+    names = ", ".join(model.classes[:SHOWN])
+    remedy = f"is not a class of the model. Choose another column; the classes are {names}"
+    errors.refuse((unknown, f"--field = {field}: {min(unknown, default='')!r} {remedy}"))
+    return labels
+
+
+def predict_images(model: open_model.Trained, files: Sequence[data_files.File]) -> tuple[np.ndarray, list[str]]:
+    """Return the predictions for image files, and a line about the processing of the first."""
+    form = model.image_format
+    line = image_file.read(pathlib.Path(files[0].name), form)[1]
+
+    def fetch(index_B: np.ndarray) -> tuple[np.ndarray, None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged metadata
+            image_BYXZ = np.stack([*image_folder.make([files[b] for b in index_B], form)])
+        return image_file.normalise(image_file.scale(image_BYXZ, form), form), None
+
+    return model.score(fetch, n=len(files)), [line]
+
+
+def name_tokens(model: open_model.Trained, text: str) -> list[str]:
+    """Return the tokens of a text, with the special tokens around it."""
+    id_1N, valid_1N, _ = labelled.encode(model.tokenizer, [text], N=model.facts["N"])
+    return [model.tokenizer.show(id) for id in id_1N[valid_1N].tolist()]
+
+
+def describe(model: open_model.Trained, item: Any, p: np.ndarray) -> list[str]:
+    """Return the lines about an input. p: the probabilities p_C of its classes, p_TC of its tokens, or its numbers."""
+    classes = model.classes
+    if model.activation is None:
+        return [f"  {x}  {name}" for name, x in zip(classes, np.atleast_1d(p).T.tolist(), strict=True)]
     if model.kind == "tokens":
-        names = [tokenizer.decode([id]) or tokenizer.name(id) for id in inputs[0].tolist()]
-        lines += [f"  {p.max():.3f}  {classes[p.argmax()]}  {name}" for name, p in zip(names, p_C, strict=True)]
-    else:
-        lines += [f"  {p_C[c]:.3f}  {classes[c]}" for c in np.argsort(-p_C, kind="stable")[:TOP]]
-    return command.report("\n".join(lines), out)
+        names = name_tokens(model, item)
+        return [f"  {p_C.max():.3f}  {classes[p_C.argmax()]}  {name}" for name, p_C in zip(names, p, strict=True)]
+    return [f"  {p[c]:.3f}  {classes[c]}" for c in np.argsort(-p, kind="stable")[:TOP]]
+
+
+def tabulate(
+    model: open_model.Trained, inputs: Sequence[str], labels: Sequence[str], predictions: Sequence[np.ndarray]
+) -> tuple[list[str], list[list]]:
+    """Return the header and the rows of the CSV file: of each input, or of each token."""
+    classes, header = model.classes, ["file" if model.kind == "image" else "text", *["label"] * bool(labels)]
+    cells = [[*row] for row in (zip(inputs, labels, strict=True) if labels else zip(inputs))]
+    if model.kind == "tokens":
+        header.append("token")
+        cells = [[*row, token] for row in cells for token in name_tokens(model, row[0])]
+        predictions = np.concatenate(predictions)
+    if model.activation is None:
+        return [*header, *classes], [[*row, *p_C] for row, p_C in zip(cells, predictions, strict=True)]
+    shown = classes if len(classes) <= MOST_COLUMNS else []
+    for row, p_C in zip(cells, predictions, strict=True):
+        row += [classes[p_C.argmax()], p_C.max(), *p_C[: len(shown)]]
+    return [*header, "class", "probability", *(f"p_{name}" for name in shown)], cells
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

@@ -1,38 +1,42 @@
 """Shared parts of the tools: open a model, parse flags from a function's arguments, write the output, exit codes."""
 
+import csv
 import inspect
 import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
 
-from experiments.engine import by_name, compilation, config_file, disk, errors, log
+from experiments.engine import by_name, compilation, config_file as config_files, disk, errors, log
 from experiments.pretrained import open_model
 
 DEFINE = {
     str: flags.DEFINE_string,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
+    bool: flags.DEFINE_bool,
     tuple: flags.DEFINE_multi_string,
 }
 Path = str | os.PathLike
-HELP = {  # for the arguments that most tools have
+HELP = {  # of the arguments that most tools have
     "checkpoint": "The model: a run's folder, or a published model's folder or file.",
     "trust": "Your code that the run's config names, such as my_file:my_score. It will be executed.",
     "device": "The required device: any, cpu, gpu or tpu.",
     "workdir": "A folder for the output. Without it nothing is written.",
+    "field": "The column of a table with the texts, as in text.field.",
+    "output": "A new .csv file for the results, a row for each input.",
 }
 
 
 def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> open_model.Trained:
-    """Start the device (None: no device) and open the model. Raises UserError if it has another kind than these."""
-    config_file.forget_user_modules(pathlib.Path())
+    """Start the device (None: no device) and open the model. Raises UserError if its kind is not one of `kinds`."""
+    config_files.forget_user_modules(pathlib.Path())
     if device is not None:
-        compilation.keep()
+        compilation.enable_cache()
         compilation.start(device)
     model = open_model.open(checkpoint, trust=trust)
     if kinds:
@@ -58,26 +62,52 @@ def save(text: str, file: pathlib.Path | None) -> None:
         disk.write_new(file, f"{text}\n".encode())
 
 
-def main(tool: Callable, help: dict[str, str], argv: list[str]) -> int:
-    """Call the tool with the flags of this command line. Return the exit code."""
-    return exit_code(lambda: tool(**arguments(tool, HELP | help, argv)))
+def output_table(output: Path) -> pathlib.Path | None:
+    """Return the path of a new CSV file, or None for ''. Raises UserError if it exists or does not end in .csv."""
+    if not str(output):
+        return None
+    file = pathlib.Path(output).expanduser()
+    errors.refuse((file.suffix != ".csv", f"--output = {output} must be a file that ends in .csv"))
+    disk.check_new(file, "--output")
+    return file
 
 
-def arguments(tool: Callable, help: dict[str, str], argv: list[str]) -> dict[str, Any]:
-    """Parse the flags: one for each argument of the tool, with its default. A default of () takes several values."""
+def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
+    """Write a CSV file with this header and these rows, which may be shorter. Return a line about it."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(
+        [header, *([*row, *[""] * (len(header) - len(row))] for row in rows)]
+    )
+    disk.write_new(file, text.getvalue().encode(errors="backslashreplace"))
+    return f"wrote {len(rows):,} rows to {file}"
+
+
+def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> int:
+    """Call the tool with the flags of this command line. Return the exit code. positional: see `arguments`."""
+    return exit_code(lambda: tool(**arguments(tool, HELP | help, argv, positional=positional)))
+
+
+def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
+    """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
+
+    positional: the argument without a flag; it gets the list of all positional arguments. "": they are errors.
+    """
     values = flags.FlagValues()
-    for name, parameter in inspect.signature(tool).parameters.items():
+    parameters = dict(inspect.signature(tool).parameters)
+    parameters.pop(positional, None)
+    for name, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else parameter.default
         DEFINE[type(default)](name, default, help[name], flag_values=values)
     if "--help" in argv:
         print(f"{inspect.getmodule(tool).__doc__}\n{values.get_help()}")
         sys.exit(0)
     try:
-        for argument in values(argv)[1:]:
+        extra = values(argv)[1:]
+        for argument in extra if not positional else ():
             raise flags.Error(f'unexpected argument "{argument}". Write --NAME=VALUE, such as --checkpoint=PATH.')
     except flags.Error as error:
         raise errors.UserError(str(error)) from error
-    return values.flag_values_dict()
+    return values.flag_values_dict() | ({positional: extra} if positional else {})
 
 
 def require(example: str, value: Path) -> None:

@@ -1,93 +1,147 @@
 """Measure how well a causal model predicts a text: a run, or a published GPT-2, Llama or llama2.c model.
 
 python -m experiments.tools.evaluate --checkpoint=DIR --file=test.txt
+python -m experiments.tools.evaluate --checkpoint=DIR --file=test.jsonl --field=text --output=measures.csv
 evaluate.run("DIR", file="test.txt")
 
-Prints and returns nats and perplexity per token, bits per byte and perplexity per word. The last two can be compared
-between models with different tokenizers. Every token except the first counts once, in windows of the model's context
-that do not overlap, as in the evaluation of a run. With --stride=S, windows begin S tokens apart, and only the last S
-tokens of each window count: this is slower, and these tokens have more context.
+The tool prints and returns nats and perplexity per token, bits per byte and perplexity per word. The last two can be
+compared between models with different tokenizers. Every token except the first counts once, in windows of the model's
+context that do not overlap, as in the evaluation of a run. With --stride=S, windows begin S tokens apart, and only the
+last S tokens of each window count: this is slower, and these tokens have more context. For a run with text.documents,
+the documents of a folder or a table do not see each other either.
+
+--output=measures.csv has a row for each document, which is a file or a row of a table. The row has its name, predicted
+tokens, nats per token and bits per byte, computed without the text of the documents before it. The measures are empty
+if no token is predicted. The tool prints the measures of all documents, one after another.
 """
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 
 from experiments.build import model as models
-from experiments.data import perplexity, text, tokens, windows
-from experiments.engine import batches, config, errors
+from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
+from experiments.engine import batches, config as configs, errors
 from experiments.pretrained import open_model
-from experiments.tools import command
+from experiments.tools import command as commands
 from tfm import loss
 from tfm.attention import mask as masks
 
-BATCH = 2**13  # tokens
+BATCH = 2**13  # tokens of a batch of windows
 HELP = {
     "file": "The text, in the formats of text.source: test.txt, a folder, test.jsonl.",
     "field": "The column of a table with the text, as in text.field.",
-    "stride": "Tokens from one window to the next; 0: the context of the model.",
+    "stride": "Tokens from the start of a window to the next start; 0: the context of the model.",
 }
 
 
 def run(
-    checkpoint: command.Path,
+    checkpoint: commands.Path,
     *,
-    file: command.Path = "",
+    file: commands.Path = "",
     field: str = "",
     stride: int = 0,
+    output: commands.Path = "",
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: command.Path = "",
+    workdir: commands.Path = "",
 ) -> dict[str, float]:
-    """Return the measures of the text by name."""
-    config.at_least(0, {"stride": stride})
-    command.require("--file=test.txt", file)
-    model, out = command.load(checkpoint, trust, device, "causal"), command.output(workdir, "evaluation.txt")
-    tokenizer, part = open_model.load_tokenizer(model), text.load_whole(str(file), field)
+    """Print and return the measures of the text, by name."""
+    configs.at_least(0, {"stride": stride})
+    commands.require("--file=test.txt", file)
+    model, out = commands.load(checkpoint, trust, device, "causal"), commands.output(workdir, "evaluation.txt")
+    csv_file, part = commands.output_table(output), text.load_whole(str(file), field)
+    tokenizer, start = load_tokenizer(model)
     token_T = tokens.encode(tokenizer, part)
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens. At least 2 are needed: the first is not predicted.")
     N = min(model.facts["N"], len(token_T) - 1)
-    begins = tokenizer.bos is not None and tokenizer.encode("")[:1].tolist() == [tokenizer.bos]
-    ignored_id = tokenizer.bos if begins else -1  # the beginning of a text is no target
-    sums = np.sum([*sum_batches(model, token_T, N=N, stride=stride, ignored_id=ignored_id)], axis=0, dtype=np.float64)
-    nats, correct, n = sums.tolist()
+    options = {"stride": stride, "document_start": start}
+    sum_measures = functools.partial(sum_windows, make_measure(model, tokenizer), **options)
+    nats, correct, n = sum_measures(token_T, N=N, batch=max(BATCH // N, 1)).tolist()
     size = perplexity.size(part, first=tokenizer.decode(token_T[:1]))
     measures = perplexity.measure(nats, tokens=int(n), text=size) | {"accuracy": correct / n}
-    lost = perplexity.find_difference(tokenizer, part)
-    if lost:
+    difference = perplexity.find_difference(tokenizer, part)
+    if difference:
         measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
     overlap = f", {stride} apart" if 0 < stride < N else " that do not overlap"
     lines = [f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(n):,} tokens in windows of {N}{overlap}"]
     for name, value in measures.items():
         lines.append(f"  {name.replace('_', ' '):<22}{f'{value:,.4f}' if abs(value) < 1e9 else f'{value:.4g}'}")
-    if lost:
-        lines.append(f"  no bits per byte, because the tokenizer does not restore the text: {lost}")
-    command.report("\n".join(lines), out)
+    if difference:
+        lines.append(f"  no bits per byte, because the tokenizer does not restore the text: {difference}")
+    if csv_file:
+        columns = [name for name in ("nats_per_token", "bits_per_byte") if name in measures]
+        measure = functools.partial(measure_document, sum_measures, tokenizer, model.facts["N"], columns)
+        documents = tqdm.tqdm(text.documents(str(file), field), unit=" documents", disable=None)
+        rows = [[name, *measure(content)] for name, content in documents]
+        lines.append(commands.save_table(csv_file, ["document", "tokens", *columns], rows))
+    commands.report("\n".join(lines), out)
     return measures
 
 
-def sum_batches(
-    model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int, ignored_id: int = -1
-) -> Iterator[Any]:
-    """Yield nats, correct predictions and number of tokens for each batch of windows. ignored_id is never a target."""
+def load_tokenizer(model: open_model.Trained) -> tuple[tokenization.Tokenizer, int | None]:
+    """Return the tokenizer, and the token at which a document begins if documents do not see each other, else None."""
+    tokenizer = model.tokenizer
+    if not model.extras.get("documents"):
+        return tokenizer, None
+    if isinstance(tokenizer, pretrained_tokenizer.OfRun):  # NUL separates documents, as in the run
+        tokenizer = tokenization.Plain(tokenizer.kind, tokenizer.characters, tokenizer.specials)
+    return tokenizer, tokenizer.document_start
+
+
+def measure_document(
+    sum_measures: Callable, tokenizer: tokenization.Tokenizer, N: int, names: list[str], content: bytes
+) -> list[float]:
+    """Return the number of predicted tokens of a document and the measures with these names; [0] if no token counts.
+
+    Windows are padded to a power of two, so that few shapes are compiled for all documents.
+    """
+    token_T = tokenizer.join([content])
+    if len(token_T) < 2:
+        return [0]
+    width = min(N, 1 << (len(token_T) - 2).bit_length())
+    nats, _, n = sum_measures(token_T, N=min(N, len(token_T) - 1), batch=1, width=width)
+    size = perplexity.size([content], first=tokenizer.decode(token_T[:1]))
+    measures = perplexity.measure(nats, tokens=max(int(n), 1), text=size)
+    return [int(n), *(measures[name] for name in names)] if n else [0]
+
+
+def make_measure(model: open_model.Trained, tokenizer: tokenization.Tokenizer) -> Callable[[batches.Batch], tuple]:
+    """Return a function of a batch of windows: its (nats, correct predictions, tokens)."""
     network, mask = model.network(), models.add_window(model.fields, masks.causal)
+    has_bos = tokenizer.bos is not None and tokenizer.encode("")[:1].tolist() == [tokenizer.bos]
+    ignored_id = tokenizer.bos if has_bos else -1  # the token before a text is not a target
 
     @jax.jit
     def measure(params: Any, batch: dict) -> tuple[jax.Array, ...]:
         weight_BN = batch["weight_BN"] * (batch["target_BN"] != ignored_id)
-        x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], mask=mask)[0])
+        call = models.within_documents(mask, batch)
+        x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], **call)[0])
         measures = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.spec.cap)
         return measures["loss"][0], measures["accuracy"][0], measures["loss"][1]
 
-    fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)
-    params, rows = jax.device_put(model.params), batches.evaluation(fetch, n=n, batch=max(min(BATCH // N, n), 1))
-    for i in range(len(rows)):
-        yield jax.device_get(measure(params, rows[i]))
+    return functools.partial(measure, jax.device_put(model.params))
+
+
+def sum_windows(
+    measure_batch: Callable, token_T: np.ndarray | tokens.Mapped, *, N: int, batch: int, width: int = 0, **options: Any
+) -> np.ndarray:
+    """Return the sums of `measure_batch` over windows of N tokens, padded to `width`. options: of windows.causal."""
+    fetch, n = windows.causal(token_T, N=N, evaluation=True, **options)
+
+    def fetch_padded(index_B: np.ndarray, rng: None) -> batches.Batch:
+        return {name: np.pad(x, ((0, 0), (0, max(width - N, 0)))) for name, x in fetch(index_B, rng).items()}
+
+    rows = batches.evaluation(fetch_padded, n=n, batch=min(batch, n))
+    sums = [jax.device_get(measure_batch(rows[i])) for i in range(len(rows))]
+    return np.sum(sums, axis=0, dtype=np.float64)
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

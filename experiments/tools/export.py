@@ -7,6 +7,9 @@ DIR is the folder of a run or of a published model. OUT gets model.safetensors, 
 (only this project reads a tokenizer of bytes or characters). A setting of the run that the family does not have is an
 error. Rotary positions are written in Llama's order of features. Adapters (optim.lora) are merged into the weights,
 and also written separately to OUT/adapters, for the peft library.
+
+--family=npz writes OUT/model.npz instead: the parameters of any run as plain arrays with our names, such as
+blocks/score/Uq_HKD, which numpy.load reads.
 """
 
 import pathlib
@@ -14,24 +17,29 @@ import shutil
 import sys
 from typing import Any
 
+import numpy as np
+
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import by_name, disk, log
 from experiments.pretrained import adapters, hub, open_model, rope
-from experiments.tools import command
+from experiments.tools import command as commands
 from tfm import shapes
 
-HELP = {"family": f"The published family: {', '.join(hub.FAMILIES)}.", "workdir": "A new folder for the files."}
-TOKEN_IDS = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}  # required by the kind
+NPZ = "npz"
+HELP = {"family": f"The published family: {', '.join(hub.FAMILIES)}; or npz.", "workdir": "A new folder for the files."}
+TOKEN_IDS = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}  # kind -> required id
 
 
 def run(
-    checkpoint: command.Path, *, family: str = "", trust: tuple[str, ...] = (), workdir: command.Path = ""
+    checkpoint: commands.Path, *, family: str = "", trust: tuple[str, ...] = (), workdir: commands.Path = ""
 ) -> list[pathlib.Path]:
-    """Write the model into a new folder. Return the files."""
-    spec = hub.FAMILIES[by_name.choose("family", family, {name: name for name in hub.FAMILIES})]
-    command.require("--workdir=FOLDER", workdir)
-    model, folder = command.load(checkpoint, trust, "any"), pathlib.Path(workdir)
-    open_model.check_kind(model, *spec.outputs, needs_head=False)
+    """Write the model into a new folder. Return the paths of the files."""
+    by_name.choose("family", family, {name: name for name in (*hub.FAMILIES, NPZ)})
+    commands.require("--workdir=FOLDER", workdir)
+    model, folder = commands.load(checkpoint, trust, "any"), pathlib.Path(workdir)
+    if family == NPZ:
+        return [write_npz(model, folder)]
+    open_model.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
     open_model.check_finite(model.path, shapes.flat(model.params))
     disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)
@@ -39,14 +47,14 @@ def run(
         params, fields = rope.in_halves(params, fields)
     extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
     if model.kind == "image":
-        like = image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
-        extras |= {"image": like["image"][:2], "class_names": like["classes"]}
+        image_format = image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
+        extras |= {"image": image_format["image"][:2], "class_names": image_format["classes"]}
     published = hub.Published(family, params, fields, extras)
     names = hub.write(folder, published)
     if model.kind != "image":
         names += copy_tokenizer(model, folder)
-    elif not like["assumed"]:
-        disk.write_json(folder / "preprocessor_config.json", preprocessor(like))
+    elif not image_format["assumed"]:
+        disk.write_json(folder / "preprocessor_config.json", preprocessor(image_format))
         names.append("preprocessor_config.json")
     if (model.path / adapters.FILE).is_file() and params is model.params:
         names += write_adapters(model, hub.rules(published), folder)
@@ -55,8 +63,20 @@ def run(
     return files
 
 
+def write_npz(model: open_model.Trained, folder: pathlib.Path) -> pathlib.Path:
+    """Write the parameters as arrays with our names into a new folder. Return the path of the file."""
+    disk.check_new(folder, "--workdir")
+    arrays, file = shapes.flat(model.params), folder / "model.npz"
+    with disk.writing(file):
+        folder.mkdir(parents=True, exist_ok=True)
+        with disk.draft(file) as new:
+            np.savez(new, **arrays)
+    log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
+    return file
+
+
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
-    """Return the ids that begin, end and pad a text: from a published model's files, else from its tokenizer."""
+    """Return the ids that begin, end and pad a text, from a published model's files, or else from the tokenizer."""
     ids = model.extras.get("ids", {})
     if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.list_tokenizers(model):
         return ids
@@ -95,21 +115,21 @@ def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) 
     return [f"adapters/{file.name}" for file in sorted(target.iterdir())]
 
 
-def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with which transformers prepares an image file like the images of the model.
+def preprocessor(image_format: dict[str, Any]) -> dict[str, Any]:
+    """Return the preprocessor config with which transformers prepares an image file like the model's images.
 
-    Black is 0 there and `low` here:
+    With x from 0 to 255, black is x = 0 in transformers and `low` in our image format:
     (low + x (high - low) / 255 - mean) / std = (x rescale_factor - image_mean) / image_std.
     """
-    low, high = like["values"]
-    return like["processor"] | {
+    low, high = image_format["values"]
+    return image_format["processor"] | {
         "do_rescale": True,
         "rescale_factor": (high - low) / 255,
         "do_normalize": True,
-        "image_mean": [mean - low for mean in like["mean"]],
-        "image_std": like["std"],
+        "image_mean": [mean - low for mean in image_format["mean"]],
+        "image_std": image_format["std"],
     }
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

@@ -1,54 +1,81 @@
 """Fill in masked tokens with a trained model: a masked run, or a published BERT.
 
 python -m experiments.tools.fill --checkpoint=DIR --prompt='The [MASK] sat on the mat.'
+python -m experiments.tools.fill --checkpoint=DIR --file=prompts.txt --output=filled.csv
 fill.run("DIR", prompt="The [MASK] sat on the mat.")
 
-Prints and returns the text with the most likely tokens, and for each [MASK] the five most likely tokens with their
-probabilities.
+The tool prints and returns the text with the most likely tokens, and for each [MASK] the five most likely tokens with
+their probabilities. --file names many texts: one per line, in a column of a table (--field), or in files of a folder.
+Each has a row in the file --output: the text, the filled text, and for each [MASK] the most likely token with its
+probability.
 """
 
+import itertools
 import sys
 
 import jax
 import numpy as np
 
-from experiments.data import tokenizer as tokenizers
+from experiments.data import inputs as tool_inputs, tokenization
 from experiments.engine import errors
 from experiments.pretrained import open_model
-from experiments.tools import command
+from experiments.tools import command as commands
 
 MASK = "[MASK]"
 TOP = 5  # most likely tokens for each mask
-HELP = {"prompt": "The text, with a [MASK] for each token to fill in."}
+BATCH = 2**11  # tokens of a batch, each with the logits of the whole vocabulary
+HELP = {
+    "prompt": "The text, with a [MASK] for each token to fill in.",
+    "file": "Many such texts: a file with one per line, a table (--field), or a folder of files.",
+}
 
 
 def run(
-    checkpoint: command.Path,
+    checkpoint: commands.Path,
     *,
     prompt: str = "",
+    file: commands.Path = "",
+    field: str = "",
+    output: commands.Path = "",
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: command.Path = "",
+    workdir: commands.Path = "",
 ) -> str:
-    """Print and return the text with its masks filled in, and a line for each mask. With workdir, write filled.txt."""
-    model, file = command.load(checkpoint, trust, device, "masked"), command.output(workdir, "filled.txt")
-    tokenizer, N = open_model.load_tokenizer(model), model.facts["N"]
-    id_N = encode(tokenizer, prompt, N)
-    p_NW = np.asarray(jax.nn.softmax(model(id_N[None])[0]))
-    p_NW = p_NW[id_N == tokenizer.mask, : tokenizer.size]  # a model may have more rows than tokens
-    return command.report(table(tokenizer, id_N, p_NW), file)
+    """Print and return the text with its masks filled in, and a line for each mask. With workdir, write filled.txt.
+
+    Of several texts, print and return these lines of each, or write the file `output`.
+    """
+    errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
+    model, out = commands.load(checkpoint, trust, device, "masked"), commands.output(workdir, "filled.txt")
+    csv_file, tokenizer, N = commands.output_table(output), model.tokenizer, model.facts["N"]
+    data = tool_inputs.read_texts(str(file), field, prompt)
+    ids = [encode(tokenizer, text, N, name) for text, name in zip(data.items, data.names, strict=True)]
+    id_BN, valid_BN = np.zeros((len(ids), N), np.int32), np.arange(N) < np.array([*map(len, ids)])[:, None]
+    id_BN[valid_BN] = np.concatenate(ids)
+    batch, rows, lines = max(1, BATCH // max(map(len, ids))), [], list(data.lines)
+    batches = model.compute(open_model.fetch_texts(id_BN, valid_BN), n=len(ids), batch=batch)
+    for text, id_N, logits_NW in zip(data.items, ids, itertools.chain.from_iterable(batches), strict=True):
+        p_RW = np.asarray(jax.nn.softmax(logits_NW[: len(id_N)][id_N == tokenizer.mask]))
+        p_RW = p_RW[:, : tokenizer.size]  # a model may have more ids than its tokenizer
+        likely = ((tokenizer.show(int(p_W.argmax())), p_W.max()) for p_W in p_RW)
+        rows.append([text, fill_in(tokenizer, id_N, p_RW), *itertools.chain.from_iterable(likely)])
+        lines += [] if csv_file else [table(tokenizer, id_N, p_RW)]
+    if csv_file:
+        columns = [f"{name}_{r}" for r in range(1, max(map(len, rows)) // 2) for name in ("token", "probability")]
+        lines.append(commands.save_table(csv_file, ["text", "filled", *columns], rows))
+    return commands.report("\n".join(lines), out)
 
 
-def encode(tokenizer: tokenizers.Tokenizer, text: str, N: int) -> np.ndarray:
-    """Return the token ids of the text, with the mask token for each [MASK].
+def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "the prompt") -> np.ndarray:
+    """Return the token ids of the text, with the mask token for each [MASK]. name: what the text is, for messages.
 
     Raises UserError for a text without a [MASK], or of more than N tokens.
     """
     if tokenizer.mask is None:
-        raise errors.UserError("the tokenizer of this model has no mask token ([MASK] or <mask>): choose another model")
-    parts, name = text.split(MASK), tokenizer.name(tokenizer.mask)
-    if tokenizer.mask in tokenizer.encode(name):
-        id_N = tokenizer.encode(text.replace(MASK, name))
+        raise errors.UserError("this model's tokenizer has no mask token ([MASK] or <mask>). Choose another model.")
+    parts, mask = text.split(MASK), tokenizer.name(tokenizer.mask)
+    if tokenizer.mask in tokenizer.encode(mask):
+        id_N = tokenizer.encode(text.replace(MASK, mask))
     else:  # a tokenizer of this project, which reads [MASK] as six letters
         pieces = [tokenizer.encode(parts[0], specials=False)]
         for part in parts[1:]:
@@ -59,27 +86,33 @@ def encode(tokenizer: tokenizers.Tokenizer, text: str, N: int) -> np.ndarray:
     errors.refuse(
         (
             unmarked,
-            f"write {MASK} for each token to fill in, whatever the model calls its mask: --prompt='The {MASK} sat'",
+            f"{name} needs a {MASK} for each token to fill in, whatever the model calls its mask token. "
+            f"Write for example --prompt='The {MASK} sat'.",
         ),
-        (n > N, f"the prompt has {n} tokens, and the model reads {N}. Shorten the prompt."),
+        (n > N, f"{name} has {n} tokens, and the model reads {N}. Shorten it."),
     )
     return id_N
 
 
-def table(tokenizer: tokenizers.Tokenizer, id_N: np.ndarray, p_NW: np.ndarray) -> str:
+def fill_in(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
+    """Return the text with the most likely token for each mask. p_RW: as in `table`."""
+    filled_N = id_N.copy()
+    filled_N[id_N == tokenizer.mask] = p_RW.argmax(-1)
+    return tokenizer.decode(filled_N.tolist())
+
+
+def table(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
     """Return the text with its masks filled in, and a line with the most likely tokens of each mask.
 
-    p_NW: the probabilities of the tokens, one row for each mask in id_N.
+    p_RW: the probabilities of the W tokens, in a row for each of the R masks in id_N.
     """
-    filled_N = id_N.copy()
-    filled_N[id_N == tokenizer.mask] = p_NW.argmax(-1)
-    lines = [tokenizer.decode(filled_N.tolist())]
-    for number, p_W in enumerate(p_NW, 1):
+    lines = [fill_in(tokenizer, id_N, p_RW)]
+    for number, p_W in enumerate(p_RW, 1):
         likely = np.argsort(-p_W, kind="stable")[:TOP].tolist()
-        tokens = ", ".join(f"{tokenizer.decode([w]) or tokenizer.name(w)!r} {p_W[w]:.3f}" for w in likely)
+        tokens = ", ".join(f"{tokenizer.show(w)!r} {p_W[w]:.3f}" for w in likely)
         lines.append(f"  {MASK} {number}: {tokens}")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

@@ -15,17 +15,17 @@ from experiments.engine import mesh as meshes
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
-ROUND = 8  # tokens between two transfers to the host
-GROWS = 2**14  # places of all caches; for fewer, reading empty places costs less than another compilation
+ROUND = 8  # tokens of each text in a round; then they are transferred to the host
+GROWS = 2**14  # positions in all caches; reading fewer empty positions costs less than another compilation
 
 
 class Generator:
     """The compiled functions that draw tokens after prompts.
 
     mask(length_B) is the mask of the prompts, and mask() the mask of new tokens. mesh: one device. stop: the ids that
-    end a text. context: tokens that the model reads at once; in longer texts the window moves (generate.window). None:
-    no limit. grows: caches with fewer places in total have their full size from the start; larger ones start with a
-    quarter of it and grow. options: arguments of generate.begin and generate.extend, such as temperature.
+    end a text. context: tokens that the model reads at once, None for no limit; in longer texts the window moves
+    (generate.window). grows: caches with fewer positions in total have their full size from the start; larger ones
+    start with a quarter of it and grow. options: arguments of generate.begin and generate.extend, such as temperature.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Generator:
         return self.context is not None and length > self.context
 
     def capacities(self, B: int, N: int, steps: int) -> tuple[int, int, int]:
-        """Return the places of a cache for B prompts of N tokens: first, increment and last."""
+        """Return the positions in a cache for B prompts of N tokens: at first, in an increment, and in the end."""
         last = N + steps if self.context is None else min(N + steps, self.context)
         quarter = max(ROUND, -(-last // 4))
         return last if B * last < self.grows else max(N + ROUND, quarter), quarter, last
@@ -93,36 +93,36 @@ def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
 
 
 def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -> Iterator[list[list[int]]]:
-    """Yield the new tokens of each text in each round, until all texts are complete or have `steps` new tokens.
+    """Yield the new tokens of each text, round by round, until all texts are complete or have `steps` new tokens.
 
     key: one key, or key_B with a key for each text.
     """
     params = jax.device_put(generator.params)
     layers, prompt_BN = generator.by_layer(params), pad(ids, generator.context)
-    known_B = np.array([len(row) for row in ids])
-    beyond, longest = generator.exceeds(prompt_BN.shape[1]), known_B.max() + steps
+    start_B = np.array([len(row) for row in ids])  # the first tokens that are not yielded yet
+    is_window, longest = generator.exceeds(prompt_BN.shape[1]), start_B.max() + steps
     _, quarter, last = generator.capacities(*prompt_BN.shape, steps)
-    state = generator.begin(params, prompt_BN, known_B, key, steps)
+    state = generator.begin(params, prompt_BN, start_B, key, steps)
     while True:
         w_BN, length_B, done_B = jax.device_get((state.w_BN, state.length_B, state.done_B))
-        new = [row[a:b].tolist() for row, a, b in zip(w_BN, known_B, length_B, strict=True)]
+        new = [row[a:b].tolist() for row, a, b in zip(w_BN, start_B, length_B, strict=True)]
         yield [[token for token in row if token not in generator.stop] for row in new]
         if done_B.all():
             return
-        known_B = length_B.copy()  # the next call may reuse the memory of its donated state
-        soon = min(int(known_B.max()) + ROUND, longest)
-        if generator.exceeds(soon) and not beyond:
-            beyond, state = True, state._replace(cache=jnp.copy(state.w_BN))
-        if beyond:
+        start_B = length_B.copy()  # a copy, because the next call may reuse the memory of its donated state
+        next_length = min(int(start_B.max()) + ROUND, longest)
+        if generator.exceeds(next_length) and not is_window:
+            is_window, state = True, state._replace(cache=jnp.copy(state.w_BN))
+        if is_window:
             state = generator.extend_window(params, state)
             continue
-        if (places := kv_cache.count_positions(state.cache)) < min(soon, last):
-            state = state._replace(cache=generator.grow(state.cache, min(places + quarter, last)))
+        if (capacity := kv_cache.count_positions(state.cache)) < min(next_length, last):
+            state = state._replace(cache=generator.grow(state.cache, min(capacity + quarter, last)))
         state = generator.extend(layers, state)
 
 
 def requests(generator: Generator, ids: list[list[int]], *, steps: int) -> Iterator[topologies.Request]:
-    """Yield the programs to compile for a topology: one that reads the prompts, and one round."""
+    """Yield the programs to compile for a topology: reading the prompts with the first token, and one round."""
     sharding = meshes.replicated(generator.mesh)
 
     def abstract(function: Callable, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Write the report of a study again without training, or the report of several machines' folders together.
+"""Write the report of a study again without training, or one report of the folders from several machines.
 
 python -m experiments.tools.report --workdir=DIR
 python -m experiments.tools.report --workdir=NEW --merge=DIR --merge=DIR
@@ -6,7 +6,7 @@ python -m experiments.tools.report --workdir=DIR --correction=condition
 report.run("DIR"), report.run("NEW", merge=("DIR", "DIR"))
 
 The merged folders must be parts of one study, with the same commit and data. Each machine may train a subset of the
-arms, conditions and seeds. A run in two folders must be equal in both.
+arms, conditions and seeds. A run that is in two folders must be equal in both.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import sys
 
 from experiments.engine import by_name, disk, log, workdir as workdirs
 from experiments.studies import merge as merging, results, study as studies
-from experiments.tools import command
+from experiments.tools import command as commands
 
 HELP = {
     "workdir": "The study's folder; with --merge a new one.",
@@ -23,7 +23,7 @@ HELP = {
 }
 
 
-def run(workdir: command.Path, *, merge: tuple[str, ...] = (), correction: str = "study") -> str:
+def run(workdir: commands.Path, *, merge: tuple[str, ...] = (), correction: str = "study") -> str:
     """Write the report. Print and return its verdict."""
     folder = pathlib.Path(workdir)
     by_name.choose("correction", correction, {"study": None, "condition": None})
@@ -39,4 +39,4 @@ def run(workdir: command.Path, *, merge: tuple[str, ...] = (), correction: str =
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

@@ -3,9 +3,9 @@
 python -m experiments.tools.sample --checkpoint=DIR --prompt='Once upon a time'
 sample.run("DIR", prompt="Once upon a time")
 
---prompt=One --prompt=Two continues several texts at once. --prompt=-, or no prompt on a terminal, continues each input
-line. The text is printed while it is drawn, with cached keys and values (E23). In texts longer than the model's context
-the window moves: each token depends on the last tokens that fit into the context.
+--prompt=One --prompt=Two continues several texts at once. With --prompt=-, or without a prompt on a terminal, the tool
+continues each input line. It prints a text while it draws the tokens, with cached keys and values (E23). In texts
+longer than the model's context the window moves: each token depends on the last tokens that fit into the context.
 """
 
 import itertools
@@ -18,19 +18,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from experiments.build import checks, model as models
-from experiments.data import tokenizer as tokenizers
-from experiments.dry_run import dry_run, topology as topologies
-from experiments.engine import config, errors, log, mesh as meshes
+from experiments.data import tokenization
+from experiments.dry_run import dry_run as dry_runs, topology as topologies
+from experiments.engine import config as configs, errors, log, mesh as meshes
 from experiments.pretrained import open_model
-from experiments.tools import command, generation
+from experiments.tools import command as commands, generation
 from tfm.attention import mask as masks
 from tfm.decode import sampling
 
 DEFAULT_TOKENS = 256  # for max_new_tokens = 0
 HELP = {
     "prompt": "The text to continue; repeat the flag for several texts. -: each line of the input.",
-    "max_new_tokens": "Tokens after each prompt; 0: 256, or less if a prefix leaves less of the context.",
-    "samples": "Texts for each prompt; the second equals the first of seed + 1, and so on.",
+    "max_new_tokens": "Tokens after each prompt; 0: 256, or fewer if a prefix leaves less of the context.",
+    "samples": "Texts for each prompt. The second text equals the first text of seed + 1, and so on.",
     "temperature": "Divides the logits; 0: always the most likely token.",
     "top_k": "Draw from the k most likely tokens; 0: from all.",
     "top_p": "Draw from the most likely tokens whose total probability reaches this number.",
@@ -44,7 +44,7 @@ HELP = {
 
 
 def run(
-    checkpoint: command.Path,
+    checkpoint: commands.Path,
     *,
     prompt: str | Sequence[str] = (),
     max_new_tokens: int = 0,
@@ -60,19 +60,19 @@ def run(
     json: str = "",
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: command.Path = "",
+    workdir: commands.Path = "",
 ) -> str | list[str] | None:
-    """Return the prompt with its continuation; a list of texts for several prompts, samples or lines."""
+    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines."""
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options["repetition_penalty"] = repetition_penalty
-    config.at_least(0, {"samples": samples, "max_new_tokens": max_new_tokens})
-    config.check_seed(seed)
+    configs.at_least(0, {"samples": samples, "max_new_tokens": max_new_tokens})
+    configs.check_seed(seed)
     try:
         sampling.check_options(**options)
     except ValueError as error:
         raise errors.UserError(str(error)) from error
-    model = command.load(checkpoint, trust, None if topology else device, "causal", "prefix")
-    file = command.output(workdir, "sample.txt")
+    model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
+    file = commands.output(workdir, "sample.txt")
     tokenizer = open_model.load_tokenizer(model)
     target = topologies.describe(topology) if topology else None
     mesh = meshes.make(data=1, devices=target and target.devices)
@@ -80,10 +80,10 @@ def run(
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if target:
         ids, steps = encode(session, prompts or [""])
-        return dry_run.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
+        return dry_runs.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
     interactive = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
     texts = list(answer_lines(session, seed)) if interactive else draw(session, prompts or [""], seed)
-    command.save("\n\n".join(texts), file)
+    commands.save("\n\n".join(texts), file)
     return texts[0] if isinstance(prompt, str) and samples == 1 and not interactive else texts
 
 
@@ -91,7 +91,7 @@ class Session(NamedTuple):
     """A model, and the options for drawing texts from it."""
 
     model: open_model.Trained
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: tokenization.Tokenizer
     generator: generation.Generator
     max_new_tokens: int
     samples: int
@@ -99,7 +99,7 @@ class Session(NamedTuple):
 
 
 def make_generator(
-    model: open_model.Trained, tokenizer: tokenizers.Tokenizer, mesh: Mesh, options: dict[str, float]
+    model: open_model.Trained, tokenizer: tokenization.Tokenizer, mesh: Mesh, options: dict[str, float]
 ) -> generation.Generator:
     """Return a generator with the model's mask, context and end tokens."""
 
@@ -115,7 +115,7 @@ def make_generator(
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
-    """Return the ids of the prompts, and the number of new tokens. Raises UserError for an empty or too long prompt."""
+    """Return the ids of the prompts, and the number of new tokens. Raises UserError if a prompt does not fit."""
     model, tokenizer, steps = session.model, session.tokenizer, session.max_new_tokens
     ids = [tokenizer.encode(text).tolist() or [tokenizer.bos] for text in prompts]
     N, longest, is_prefix = model.facts["N"], max(map(len, ids)), model.kind == "prefix"
@@ -123,7 +123,7 @@ def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], i
     sizes = f"a prefix of {longest} tokens and max_new_tokens = {steps}"
     errors.refuse(
         ([None] in ids, "this model needs a prompt of at least one token. Add --prompt='...'."),
-        (exceeds, f"{sizes} exceed the model's context of {N}. Shorten the prompt or the text."),
+        (exceeds, f"{sizes} exceed the model's context of {N}. Shorten the prompt or decrease max_new_tokens."),
     )
     return ids, steps or min(DEFAULT_TOKENS, N - longest if is_prefix else DEFAULT_TOKENS)
 
@@ -152,7 +152,7 @@ def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
 
 
 def answer_lines(session: Session, seed: int) -> Iterator[str]:
-    """Yield the texts after each line of the input. Print an error, since the next line may be valid."""
+    """Yield the texts that continue each line of the input. Print errors, since the next line may be valid."""
     for number in itertools.count():
         try:
             line = input("> " if sys.stdin.isatty() else "")
@@ -164,7 +164,7 @@ def answer_lines(session: Session, seed: int) -> Iterator[str]:
 
 
 def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
-    """Yield the text before `stop`, in pieces. A possible beginning of `stop` waits for the next piece."""
+    """Yield the text before `stop`, in pieces. Hold back a possible beginning of `stop` until the next piece."""
     buffer = ""
     for piece in pieces:
         buffer += piece
@@ -178,4 +178,4 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

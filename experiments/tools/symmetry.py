@@ -3,9 +3,10 @@
 python -m experiments.tools.symmetry --checkpoint=DIR
 symmetry.run("DIR")
 
-Prints four numbers for each layer, and their medians over layers (Saponati et al. 2025). The symmetry s of U_q^T U_k
-is -1 for a skew-symmetric, about 0 for a random and 1 for a symmetric matrix. The table has its mean and median over
-heads, and s of the sum over heads. The directionality d of the sum is negative if the key's side dominates.
+The tool prints four numbers for each layer, and their medians over layers (Saponati et al. 2025). The symmetry s of
+U_q^T U_k is -1 for a skew-symmetric, about 0 for a random and 1 for a symmetric matrix. The table has the mean and the
+median of s over heads, and s of the heads' sum. The directionality d of this sum is negative if the key's side
+dominates.
 """
 
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 
 from experiments.build import probe
 from experiments.engine import errors
-from experiments.tools import command
+from experiments.tools import command as commands
 from tfm import symmetry
 
 TITLES = ("s, mean of heads", "s, median of heads", "s of their sum", "d of their sum")
@@ -24,14 +25,14 @@ HELP = {}
 
 
 def run(
-    checkpoint: command.Path, *, trust: tuple[str, ...] = (), device: str = "any", workdir: command.Path = ""
+    checkpoint: commands.Path, *, trust: tuple[str, ...] = (), device: str = "any", workdir: commands.Path = ""
 ) -> str:
     """Print and return the table of the model's layers."""
-    model, file = command.load(checkpoint, trust, device), command.output(workdir, "symmetry.txt")
+    model, file = commands.load(checkpoint, trust, device), commands.output(workdir, "symmetry.txt")
     measure = probe.symmetry_layers(model.fields)
     if measure is None or not {"blocks", "encoder"} & model.params.keys():
         raise errors.UserError(f"model.score = {model.fields.score} of {model.path} has no matrix U_q^T U_k")
-    return command.report(table(jax.device_get(jax.jit(measure)(model.params))), file)
+    return commands.report(table(jax.device_get(jax.jit(measure)(model.params))), file)
 
 
 def table(layers: dict[str, symmetry.Layer]) -> str:
@@ -55,4 +56,4 @@ def without_nan(statistic: Callable, numbers: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

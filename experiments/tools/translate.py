@@ -5,7 +5,7 @@ translate.run("DIR", file="test.en", reference=("test.es",), workdir="OUT")
 
 Each line of a file is a sentence, and each reference has a translation of every line. With a reference, the tool prints
 chrF and BLEU of the file for greedy decoding and for a beam of 4, with the signatures of sacrebleu. Without one, it
-prints the translations. OUT gets the translations of the beam, line by line, as translations.txt.
+prints the translations. The tool writes the translations of the beam, line by line, to OUT/translations.txt.
 """
 
 import pathlib
@@ -14,13 +14,13 @@ import sys
 import numpy as np
 
 from experiments import translation
-from experiments.data import files, pairs, translation_score
+from experiments.data import files as data_files, pairs, translation_score
 from experiments.engine import errors, log
 from experiments.pretrained import open_model
-from experiments.tools import command
+from experiments.tools import command as commands
 
 BATCH = 64  # sentences that are translated together
-MIN_SHARE = 0.2  # of a text's words that are common in a language, for a text in this language
+MIN_SHARE = 0.2  # the least share of common words of a language among the words of a text in this language
 HELP = {
     "file": "The sentences, one per line.",
     "reference": "Their translations; repeat the flag for more files.",
@@ -28,38 +28,38 @@ HELP = {
 
 
 def run(
-    checkpoint: command.Path,
+    checkpoint: commands.Path,
     *,
-    file: command.Path = "",
+    file: commands.Path = "",
     reference: tuple[str, ...] = (),
     trust: tuple[str, ...] = (),
     device: str = "any",
-    workdir: command.Path = "",
+    workdir: commands.Path = "",
 ) -> list[str]:
-    """Return the translations of the lines; '' for an empty line and for a line that is too long for the model."""
-    command.require("--file=test.en", file)
+    """Return the translations of the lines by the beam; '' for an empty line and for one that is too long."""
+    commands.require("--file=test.en", file)
     if reference:
         translation_score.metrics()  # raises UserError for a missing library before decoding begins
-    model, out = command.load(checkpoint, trust, device, "translation"), command.output(workdir, "translations.txt")
+    model, out = commands.load(checkpoint, trust, device, "translation"), commands.output(workdir, "translations.txt")
     paths = [file, *([reference] if isinstance(reference, str) else reference)]
-    sources, *references = pairs.align_lines([files.on_disk(pathlib.Path(path)) for path in paths])
+    sources, *references = pairs.align_lines([data_files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
         raise errors.UserError(f"{file} is empty. It needs a sentence on each line.")
     tokenizer, N, B = pairs.Subwords(open_model.load_tokenizer(model).library), model.facts["N"], len(sources)
     if is_target_language(model, sources):
         message = f"warning: {file} looks like the model's target language, not its source language (pairs.reverse)"
         print(message, file=sys.stderr, flush=True)
-    translate = translation.translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
+    translate = translation.make_translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
     translations = translate(model.params, sources)
     if references:
-        long = B - int(np.sum(pairs.pad(tokenizer, sources, N=N)[1]))
-        lines = [f"{B:,} sentences; {long:,} of more than {N - 1} tokens, scored as empty translations"]
+        n_long = B - int(np.sum(pairs.pad(tokenizer, sources, N=N)[1]))
+        lines = [f"{B:,} sentences; {n_long:,} of more than {N - 1} tokens, scored as empty translations"]
         for name, texts in translations.items():
             lines += [f"{name}:", translation_score.format_scores(texts, list(zip(*references, strict=True)))]
         log.say("\n".join(lines), "\n")
     else:
         log.say("\n".join(translations["beam"]), "\n")
-    command.save("\n".join(translations["beam"]), out)
+    commands.save("\n".join(translations["beam"]), out)
     return translations["beam"]
 
 
@@ -73,4 +73,4 @@ def is_target_language(model: open_model.Trained, sources: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(run, HELP, sys.argv))
+    sys.exit(commands.main(run, HELP, sys.argv))

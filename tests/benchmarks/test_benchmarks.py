@@ -1,4 +1,4 @@
-"""The benchmarks' harness and participants at tiny sizes, without their speed."""
+"""The benchmarks' harness and participants at tiny sizes; speed is not measured."""
 
 import json
 
@@ -20,7 +20,7 @@ SECONDS = {"ours": [1.0, 2.0, 1.0], "transformers": [3.0, 4.0, 5.0], "flax": [2.
 
 
 class Sleeper:
-    """A participant that answers at once with given seconds, and records its turns."""
+    """A participant that returns the times in SECONDS at once and records its turns."""
 
     turns: list
 
@@ -48,7 +48,7 @@ def test_participants_take_turns_and_each_turn_has_a_ratio(turns):
     assert turns[:9] == [("ours", 2, 30), ("transformers", 2, 30), ("flax", 2, 30)] * 3
     assert set(turns[9:]) == {"ours closed", "transformers closed", "flax closed"}
     assert results["ours"]["seconds"] == [1.0, 2.0, 1.0]
-    assert results["transformers"]["ratio"] == 3.0  # of 3/1, 4/2, 5/1; the ratio of the medians is 4
+    assert results["transformers"]["ratio"] == 3.0  # the median of 3/1, 4/2, 5/1; the ratio of the medians is 4
     assert results["transformers"]["ratio_spread"] == [2.0, 5.0]
     assert results["transformers compiled"] == {"missing": "there is no C++ compiler"}
     lines = benchmarks.table("step_a", SIZE, results).splitlines()
@@ -58,15 +58,17 @@ def test_participants_take_turns_and_each_turn_has_a_ratio(turns):
 
 def test_models_of_different_sizes_are_not_compared(turns):
     with raises(RuntimeError, "'ours': 7", "'flax': 8"):
-        benchmarks.measure("step_a", SIZE, lambda name, *more: Sleeper(name, *more, 8 if name == "flax" else 7))
+        benchmarks.measure(
+            "step_a", SIZE, lambda name, *arguments: Sleeper(name, *arguments, 8 if name == "flax" else 7)
+        )
 
 
 def test_a_process_takes_steps_on_request():
-    one = participant.Participant("one", ("stand_in", "works"), SIZE)
-    assert (one.facts["parameters"], one.facts["title"]) == (7, SIZE.title)
-    answer = one.take(3, lead=100)
-    assert answer["loss"] == 3.0 and 0.03 <= answer["seconds"] < 1 and answer["peak_bytes"] > 2**20
-    one.close()
+    process = participant.Participant("one", ("stand_in", "works"), SIZE)
+    assert (process.facts["parameters"], process.facts["title"]) == (7, SIZE.title)
+    result = process.take(3, lead=100)
+    assert result["loss"] == 3.0 and 0.03 <= result["seconds"] < 1 and result["peak_bytes"] > 2**20
+    process.close()
     with raises(participant.Unavailable, "no such library"):
         participant.Participant("one", ("stand_in", "missing"), SIZE)
     with raises(RuntimeError, "one"):
@@ -74,7 +76,7 @@ def test_a_process_takes_steps_on_request():
 
 
 @pytest.mark.parametrize("name", ["step_a", "step_c"])
-def test_ours_and_the_peers_have_the_same_number_of_parameters(name):
+def test_our_models_and_those_of_the_peers_have_the_same_number_of_parameters(name):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from benchmarks import torch_peer
@@ -91,21 +93,21 @@ def test_ours_and_the_peers_have_the_same_number_of_parameters(name):
 
 
 @pytest.mark.parametrize(("peer", "kind"), [(ours, "text"), (ours, "images"), (flax_peer, "text")])
-def test_steps_train(peer, kind, monkeypatch):
+def test_steps_reduce_the_loss(peer, kind, monkeypatch):
     """Random targets of two batches can be learned only if the steps train."""
     monkeypatch.setattr(sizes, "BATCHES", 2)
     monkeypatch.setitem(sizes.OPTIMISER, "learning_rate", 0.03)
-    built = peer.build(TINY[kind])
-    first = built.steps(1)
-    assert built.parameters > 100 and np.isfinite(first) and built.steps(60) < first - 0.3
+    program = peer.build(TINY[kind])
+    first = program.steps(1)
+    assert program.parameters > 100 and np.isfinite(first) and program.steps(60) < first - 0.3
 
 
 def test_generation_draws_the_tokens_of_the_workload(monkeypatch):
-    built = ours.build(TINY["generation"])
-    assert built.steps(2) == 0.0
+    program = ours.build(TINY["generation"])
+    assert program.steps(2) == 0.0
     monkeypatch.setattr(sizes.Workload, "items_per_step", 41)
     with raises(RuntimeError, 39, 41):
-        built.steps(1)
+        program.steps(1)
 
 
 @pytest.mark.parametrize("W", [65, 301])
@@ -123,7 +125,7 @@ def test_the_command_writes_its_measurements(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(benchmarks, "measure", lambda name, size: {"ours": {"missing": f"{name} {size.M}"}})
     monkeypatch.setattr(growth, "measure", lambda toy: [row])
     benchmarks.main(["--only", "step_a", "growth", "--try", "--json", str(tmp_path / "a.json")])
-    written, shown = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
-    assert written["step_a"] == {"ours": {"missing": "step_a 2"}} and "cores" in written["machine"]
-    assert shown.splitlines()[-1].split()[3:] == ["0.5", "2", "2097152", "None", "None"]
+    measurements, output = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
+    assert measurements["step_a"] == {"ours": {"missing": "step_a 2"}} and "cores" in measurements["machine"]
+    assert output.splitlines()[-1].split()[3:] == ["0.5", "2", "2097152", "None", "None"]
     assert len(growth.workloads(toy=False)) == 20

@@ -1,4 +1,4 @@
-"""The estimate from a compiled TPU program: turns of loops, named scopes, the longest branch, collectives."""
+"""The estimate from a compiled TPU program: iterations of loops, named scopes, the longest branch, collectives."""
 
 import functools
 import re
@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from benchmarks import tpu_estimate
+from experiments.dry_run import topology as topologies
 from experiments.engine import compilation
 
 
@@ -50,14 +51,14 @@ KNOWN = ', backend_config={"known_trip_count":{"n":"17"}}'
     ("changes", "turns"),
     [({}, 13), ({"KNOWN": KNOWN}, 17), ({"direction=LT": "direction=NE"}, None), ({"constant(13)": "copy(%a)"}, None)],
 )
-def test_turns_of_a_loop_are_in_its_condition(changes, turns):
+def test_the_number_of_iterations_is_read_from_the_condition_of_a_loop(changes, turns):
     changes = {"KNOWN": ""} | changes
     cycles, unknown_loops = estimate(replace(ENTRY, **changes), replace(LOOP, **changes))
     assert cycles == {"blocks/mlp": 7 * (turns or 1), "(none)": 11} and unknown_loops == (turns is None)
 
 
-def test_a_fusion_counts_once_in_the_scope_of_its_root_and_of_branches_the_longest():
-    fused = """%fused.1 (p.1: f32[3,5]) -> f32[3,5] {
+def test_a_fusion_counts_once_in_the_scope_of_its_root_and_the_longest_branch_counts():
+    fusion = """%fused.1 (p.1: f32[3,5]) -> f32[3,5] {
   %exp.1 = f32[3,5]{1,0} exponential(%p.1), metadata={op_name="jit(step)/mlp/exp"}, 3 cycles
   ROOT %tanh.1 = f32[3,5]{1,0} tanh(%exp.1), metadata={op_name="jit(step)/transpose(jvp(blocks))/score/tanh"}
 }"""
@@ -65,21 +66,23 @@ def test_a_fusion_counts_once_in_the_scope_of_its_root_and_of_branches_the_longe
   ROOT %t.N = f32[3,5] tanh(%p.N), metadata={op_name="a/N/t"}, N7 cycles
 }"""
     branches = [branch.replace("N", n) for n in "132"]
-    called = "branch_computations={%branch.1, %branch.3, %branch.2}"
-    entry = f"%x.1 = f32[3,5] fusion(%y), calls=%fused.1, 5 cycles\n ROOT %c.1 = f32[3,5] conditional(%x.1), {called}"
-    assert estimate(entry, fused, *branches)[0] == {"a/3": 37, "blocks/score": 5}
+    computations = "branch_computations={%branch.1, %branch.3, %branch.2}"
+    entry = (
+        f"%x.1 = f32[3,5] fusion(%y), calls=%fused.1, 5 cycles\n ROOT %c.1 = f32[3,5] conditional(%x.1), {computations}"
+    )
+    assert estimate(entry, fusion, *branches)[0] == {"a/3": 37, "blocks/score": 5}
 
 
 def test_the_estimate_of_libtpus_own_text(monkeypatch):
     """Seven products in a loop take about seven times as long as one."""
     pytest.importorskip("libtpu", reason="needs libtpu, the TPU's compiler")
-    from jax.experimental import topologies
+    from jax.experimental import topologies as described
 
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     before = jax.config.jax_enable_compilation_cache
-    compilation.keep_nothing()
-    devices = topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
+    compilation.disable_cache()
+    devices = described.get_topology_desc("v5e:2x4", platform="tpu").devices
     mesh = Mesh(np.array(devices), ("chips",), axis_types=(AxisType.Auto,))
 
     def cycles(function, *shapes):
@@ -93,3 +96,18 @@ def test_the_estimate_of_libtpus_own_text(monkeypatch):
     loop = cycles(lambda x, W: jax.lax.scan(lambda x, W: (jnp.tanh(x @ W), None), x, W)[0], (n, n), (7, n, n))
     jax.config.update("jax_enable_compilation_cache", before)
     assert 1 < alone / 1.5e9 / (2 * n**3 / 197e12) < 4 and 6 < loop / alone < 11
+
+
+def test_the_flops_of_a_users_function_include_its_backward_pass(tmp_path, monkeypatch):
+    """Arguments of jax.jit do not matter: JAX 0.12 refuses compiler_options in a function that is traced again."""
+    lines = ["import functools, jax, numpy"]
+    lines += [
+        "@functools.partial(jax.jit, static_argnames='name', compiler_options={'xla_cpu_enable_fast_math': False})"
+    ]
+    lines += ["def step(W, x, name): return jax.grad(lambda W, x: jax.numpy.square(x @ W).sum(), (0, 1))(W, x)"]
+    lines += ["def example(): return numpy.ones((3, 7)), numpy.ones((5, 3)), 'any'"]
+    (tmp_path / "my_product.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    devices = topologies.Topology("this machine", jax.devices()[:1], 0)
+    request, flops, kernel_flops = tpu_estimate.load_user_function("my_product:step", devices)
+    assert request.name == "my_product:step" and (flops, kernel_flops) == (3 * 2 * 5 * 3 * 7, 0)

@@ -1,4 +1,4 @@
-"""Settings that make no sense together: one sentence that names them, before anything runs or is written."""
+"""Settings that contradict each other are refused in one sentence before anything is trained or written."""
 
 import contextlib
 import io
@@ -8,10 +8,11 @@ import tiny
 from errors import raises
 
 from experiments.build import model as models, sharding
-from experiments.engine import by_name, errors, mesh, run
-from tfm.attention import score
+from experiments.engine import by_name, errors, mesh as meshes, run as runs
+from tfm import head as heads, layout as layouts
+from tfm.attention import flash, mask as masks, score, splash
 
-MODELS = [  # settings of the section `model`, and parts of the sentence besides their names and values
+MODELS = [  # (settings of the section `model`, another part of the message)
     (dict(window=-1), "0"),
     (dict(cap=-1.0), "0"),
     (dict(output_cap=-1.0), "0"),
@@ -60,43 +61,56 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize(("changes", "part"), MODELS)
-def test_a_model_that_cannot_be(changes, part):
+def test_invalid_settings_of_a_model_are_refused(changes, part):
     settings = tiny.settings("vision", **{f"model__{name}": value for name, value in changes.items()})
     name, value = next(iter(changes.items()))
     with raises(errors.UserError, name, str(value).partition(":")[0], part):
         models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
 
 
-def test_twice_as_many_features_are_an_even_number():
+def test_rotary_accepts_an_odd_k_if_the_score_has_twice_as_many_features():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
     model = models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
     assert model.spec.block.attention.score is score.tied_wide
 
 
 @pytest.mark.parametrize(("changes", "part"), TEXTS)
-def test_a_text_run_that_cannot_be(changes, part, tmp_path):
+def test_invalid_settings_of_a_text_run_are_refused(changes, part, tmp_path):
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     with raises(errors.UserError, part):
         tiny.task_of(tiny.settings("language", **dict(text__source=str(tmp_path / "text.txt"), text__N=8) | changes))
 
 
 @pytest.mark.parametrize(("changes", "part"), TRAININGS)
-def test_a_training_that_cannot_be(changes, part, tmp_path):
+def test_invalid_settings_of_training_are_refused(changes, part, tmp_path):
     with raises(errors.UserError, part), contextlib.redirect_stdout(io.StringIO()):
         settings = tiny.settings("vision", image__patch=4, **changes)
-        devices = run.make_mesh(settings)
-        run.run(settings, tmp_path / "run", by_name.load_experiment("vision").prepare(settings, devices), devices)
+        devices = runs.make_mesh(settings)
+        runs.run(settings, tmp_path / "run", by_name.load_experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
 
 
 def test_statistics_of_each_position_need_all_tokens_of_a_sequence_on_one_device():
     settings = tiny.settings("vision", model__norm="batch_features")
     with raises(errors.UserError, "model.norm = batch_features", "mesh.sequence"):
-        sharding.choose_layout(settings.model, mesh.make(sequence=2, data=1), N=4)
+        sharding.choose_layout(settings.model, meshes.make(sequence=2, data=1), N=4)
 
 
-@pytest.mark.parametrize(("name", "of"), [("norm", "instance"), ("outer_norm", "both")])
-def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead_and_one_before_its_blocks(name, of):
-    settings = tiny.settings("vision", **{f"model__{name}": of})
-    with raises(errors.UserError, f"model.{name} = {of}"):
+@pytest.mark.parametrize(("name", "value"), [("norm", "instance"), ("outer_norm", "both")])
+def test_an_encoder_decoder_refuses_a_norm_over_tokens_and_a_norm_before_its_blocks(name, value):
+    settings = tiny.settings("vision", **{f"model__{name}": value})
+    with raises(errors.UserError, f"model.{name} = {value}"):
         models.build_encoder_decoder(settings.model, W=5, N=4, tied_output=True)
+
+
+def test_the_kernel_of_a_tpu_is_used_on_one_device_and_on_a_mesh_but_not_in_a_ring_or_on_any_platform():
+    """The FLOPs of a step are counted on one device (run_plan.forward_flops)."""
+    layout = layouts.Layout(batch=("data", "fsdp"), platform="tpu")
+    settings = tiny.settings("language").model
+    model = models.build_language_model(settings, head=heads.next_word, W=11, N=256, layout=layout, mask=masks.causal)
+
+    def attend(**changes):
+        return model.spec_for(layouts.ONE._replace(**changes)).block.attention.attend
+
+    assert attend(platform="tpu") is attend(platform="tpu", batch=("data", "fsdp")) is splash.attention
+    assert attend() is attend(platform="tpu", sequence="sequence") is flash.attention

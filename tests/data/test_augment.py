@@ -1,4 +1,4 @@
-"""Training images are moved, mirrored, cropped and mixed as by slow loops; evaluation images are not."""
+"""Training images are shifted, flipped, cropped and mixed as in slow loops; evaluation images are not changed."""
 
 import hypothesis
 import numpy as np
@@ -14,7 +14,7 @@ B, Y, X = 11, 5, 3
 INDEX_B = np.arange(B)
 
 
-def plain(image, *changes, mean=0, std=1):
+def make_examples(image, *changes, mean=0, std=1):
     label = np.arange(len(image), dtype=np.int32)
     return images.examples(image, label, mean_Z=np.float32([mean]), std_Z=np.float32([std]), changes=changes)
 
@@ -23,19 +23,19 @@ def pixels(seed=0):
     return np.random.default_rng(seed).integers(1, 256, (B, Y, X, 2), np.uint8)
 
 
-def shifted(image, most, rng):
+def shift_slowly(image, most, rng):
     offset_2B = rng.uniform(-most, most, (2, B))
     for b in range(B):
         offset = (*offset_2B[:, b], 0)
         yield ndimage.shift(image[b].astype(np.float64), offset, order=1, mode="grid-constant"), 0
 
 
-def flipped(image, probability, rng):
+def flip_slowly(image, probability, rng):
     for b, uniform in enumerate(rng.random(B)):
         yield image[b, :, ::-1] if uniform < probability else image[b], 0
 
 
-def cropped(image, border, rng):
+def crop_slowly(image, border, rng):
     """Shift by whole pixels: the window begins `down` rows and `right` columns after the corner of the border."""
     down_B, right_B = rng.integers(0, 2 * border + 1, (2, B))
     for b in range(B):
@@ -43,24 +43,24 @@ def cropped(image, border, rng):
         yield ndimage.shift(image[b].astype(np.float64), offset, order=0, mode="grid-constant"), 0
 
 
-def mixed(image, alpha, rng):
+def mix_slowly(image, alpha, rng):
     for b, share in enumerate(rng.beta(alpha, alpha, B)):
         yield image[b] * (1 - share) + image[b - 1] * share, share
 
 
-def pasted(image, alpha, rng):
+def paste_slowly(image, alpha, rng):
     side_B = np.sqrt(rng.beta(alpha, alpha, B))
     middle_2B = [rng.integers(0, L, (B, 1))[:, 0] for L in (Y, X)]
     for b in range(B):
-        pasted_YXZ, box = image[b].astype(float), []
+        image_YXZ, box = image[b].astype(float), []
         for middle_B, L in zip(middle_2B, (Y, X), strict=True):
             half = round(L * side_B[b] / 2)
             box.append(slice(max(0, middle_B[b] - half), max(0, middle_B[b] + half)))
-        pasted_YXZ[*box] = image[b - 1][*box]
-        yield pasted_YXZ, pasted_YXZ[*box][..., 0].size / (Y * X)
+        image_YXZ[*box] = image[b - 1][*box]
+        yield image_YXZ, image_YXZ[*box][..., 0].size / (Y * X)
 
 
-SLOW = {"shift": shifted, "flip": flipped, "crop": cropped, "mixup": mixed, "cutmix": pasted}
+SLOW = {"shift": shift_slowly, "flip": flip_slowly, "crop": crop_slowly, "mixup": mix_slowly, "cutmix": paste_slowly}
 AMOUNTS = {
     "shift": st.floats(0.01, 2.9),
     "flip": st.floats(0.01, 1),
@@ -73,9 +73,9 @@ AMOUNTS = {
 @pytest.mark.parametrize("kind", augment.KINDS)
 @hypothesis.given(st.data(), st.integers(0, 2**32))
 @hypothesis.settings(deadline=None, max_examples=10)
-def test_a_batch_is_changed_like_its_images_one_by_one(kind, data, seed):
+def test_a_batch_is_changed_like_single_images_in_a_loop(kind, data, seed):
     image, amount = pixels(), data.draw(AMOUNTS[kind])
-    batch = plain(image, f"{kind}:{amount}")[0](INDEX_B, np.random.default_rng(seed))
+    batch = make_examples(image, f"{kind}:{amount}")[0](INDEX_B, np.random.default_rng(seed))
     expected, share_B = zip(*SLOW[kind](image, amount, np.random.default_rng(seed)), strict=True)
     assert batch["image_BYXZ"].dtype == np.float32 and batch["label_B"].tolist() == INDEX_B.tolist()
     np.testing.assert_allclose(batch["image_BYXZ"], expected, atol=1e-3)
@@ -84,19 +84,19 @@ def test_a_batch_is_changed_like_its_images_one_by_one(kind, data, seed):
     assert batch.get("other_label_B", np.roll(INDEX_B, 1)).tolist() == np.roll(INDEX_B, 1).tolist()
 
 
-def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none():
+def test_changes_share_one_generator_in_their_order_and_evaluation_has_none():
     image = pixels()
-    fetch, n = plain(image, "flip", "cutmix", "shift:2", mean=4, std=2)
-    rng, changed, mixed_B = np.random.default_rng(0), image, None
+    fetch, n = make_examples(image, "flip", "cutmix", "shift:2", mean=4, std=2)
+    rng, expected, other_share_B = np.random.default_rng(0), image, None
     for change, amount in ((augment.flip, 0.5), (augment.cutmix, 1.0), (augment.shift, 2.0)):
-        changed, share_B = change(changed, amount, rng)
-        mixed_B = mixed_B if share_B is None else share_B
+        expected, share_B = change(expected, amount, rng)
+        other_share_B = other_share_B if share_B is None else share_B
     batch = fetch(INDEX_B, np.random.default_rng(0))
-    np.testing.assert_array_equal(batch["image_BYXZ"], (changed - np.float32(4)) / np.float32(2))
-    np.testing.assert_array_equal(batch["other_share_B"], mixed_B)
-    evaluated = batches.evaluation(fetch, n=n, batch=4)[0]
-    assert evaluated.keys() == {"image_BYXZ", "label_B", "weight_B"}
-    np.testing.assert_allclose(evaluated["image_BYXZ"], (image[:4] - 4.0) / 2, atol=1e-6)
+    np.testing.assert_array_equal(batch["image_BYXZ"], (expected - np.float32(4)) / np.float32(2))
+    np.testing.assert_array_equal(batch["other_share_B"], other_share_B)
+    evaluation_batch = batches.evaluation(fetch, n=n, batch=4)[0]
+    assert evaluation_batch.keys() == {"image_BYXZ", "label_B", "weight_B"}
+    np.testing.assert_allclose(evaluation_batch["image_BYXZ"], (image[:4] - 4.0) / 2, atol=1e-6)
     first, equal, different = (batches.train(fetch, n=n, batch=8, seed=seed)[3]["image_BYXZ"] for seed in (1, 1, 2))
     assert np.array_equal(first, equal) and not np.array_equal(first, different)
 
@@ -105,7 +105,7 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
     ("changes", "words"),
     [
         (["shift:-1"], ["image.augment", "'shift:-1'", 3]),
-        (["shift:3"], ["'shift:3'"]),  # nothing would be left to see
+        (["shift:3"], ["'shift:3'"]),  # nothing of the image would be left
         (["flip", "crop:1.5"], ["'crop:1.5'"]),
         (["flip:2"], ["'flip:2'"]),
         (["cutmix:nan"], ["'cutmix:nan'"]),
@@ -117,4 +117,4 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
 )
 def test_amounts_that_do_not_suit_the_images_are_refused(changes, words):
     with raises(errors.UserError, *words):
-        plain(pixels(), *changes)
+        make_examples(pixels(), *changes)

@@ -10,12 +10,12 @@ import small_files
 import tokenizers
 from errors import raises
 from hypothesis import strategies as st
-from small_files import KING, elsewhere  # noqa: F401
+from small_files import KING, hide_local_data  # noqa: F401
 
-from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer
+from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenization
 from experiments.engine import errors
 
-WORDS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
+DOCUMENTS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
 
 
 def make(folder, name: str = "bpe:300", **contents: bytes):
@@ -26,38 +26,38 @@ def make(folder, name: str = "bpe:300", **contents: bytes):
 
 
 def test_tokens_are_learned_once_for_equal_texts(tmp_path, monkeypatch, capsys):
-    words, part = make(tmp_path / "a")
-    ids = words.join(part)
-    assert 258 < words.size <= 300 and len(ids) < len(KING) / 4 and words.decode(ids) == KING.decode()
-    assert (words.bos, words.eos, words.mask) == (0, 0, 1) and words.decode([0]) == ""
-    assert words.encode("A [MASK] who").tolist()[1:2] == [1]  # with the space before it
-    again = bpe.train([KING[:7], KING[7:]], W=300, specials=("[MASK]",))
-    assert again == words.files
-    assert make(tmp_path / "c", "bpe:9000")[0].size < 400  # without more pairs
+    tokenizer, part = make(tmp_path / "a")
+    ids = tokenizer.join(part)
+    assert 258 < tokenizer.size <= 300 and len(ids) < len(KING) / 4 and tokenizer.decode(ids) == KING.decode()
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.mask) == (0, 0, 1) and tokenizer.decode([0]) == ""
+    assert tokenizer.encode("A [MASK] who").tolist()[1:2] == [1]  # [MASK] includes the space before it
+    files = bpe.train([KING[:7], KING[7:]], W=300, specials=("[MASK]",))
+    assert files == tokenizer.files
+    assert make(tmp_path / "c", "bpe:9000")[0].size < 400  # there are no more pairs to merge
     monkeypatch.setattr(bpe, "LONG", 1)
     monkeypatch.setattr(bpe, "LEARNED", 2 * len(KING))
     contents = {"train/1.txt": KING, "train/2.txt": KING[::-1], "train/3.txt": KING[::-1] + b" ", "train.txt": b""}
-    few, _ = make(tmp_path / "d", **contents)  # of three documents as long, the first and the third
+    sampled, _ = make(tmp_path / "d", **contents)  # learned from the first and third of three equally long documents
     assert "2 documents" in capsys.readouterr().out
-    assert few.files == bpe.train([KING, b"\0", KING[::-1] + b" "], W=300, specials=("[MASK]",))
+    assert sampled.files == bpe.train([KING, b"\0", KING[::-1] + b" "], W=300, specials=("[MASK]",))
     monkeypatch.setattr(bpe, "train", None)
-    same, _ = make(tmp_path / "b")  # the same text elsewhere
-    assert same.files == words.files
+    same, _ = make(tmp_path / "b")  # the same text in another folder
+    assert same.files == tokenizer.files
 
 
 def test_the_files_of_a_tokenizer_keep_its_separator_of_documents(tmp_path):
     files = bpe.train([KING.replace(b". ", b".\n\n")], W=300, specials=())
-    saved = pretrained_tokenizer.read(small_files.write(tmp_path, **files))
-    ids = saved.join([b"A king\n\n\0", b"  who"]).tolist()
-    assert ids == [*saved.encode("A king\n\n"), 0, *saved.encode("  who")]
-    assert "ĊĊ" in map(saved.name, ids)  # no token continues into the next document
+    tokenizer = pretrained_tokenizer.read(small_files.write(tmp_path, **files))
+    ids = tokenizer.join([b"A king\n\n\0", b"  who"]).tolist()
+    assert ids == [*tokenizer.encode("A king\n\n"), 0, *tokenizer.encode("  who")]
+    assert "ĊĊ" in map(tokenizer.name, ids)  # no token spans two documents
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
+    ("name", "part"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
 )
-def test_a_wrong_number_of_tokens_is_refused(tmp_path, name, allowed):
-    with raises(errors.UserError, name, allowed):
+def test_an_invalid_number_of_tokens_is_refused(tmp_path, name, part):
+    with raises(errors.UserError, name, part):
         make(tmp_path, name)
 
 
@@ -67,7 +67,7 @@ def test_text_that_is_not_utf8_is_refused_and_nothing_is_cached(tmp_path):
     assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
 
 
-@hypothesis.given(documents=WORDS, cuts=st.lists(st.integers(0, 40), max_size=5))
+@hypothesis.given(documents=DOCUMENTS, cuts=st.lists(st.integers(0, 40), max_size=5))
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_the_size_of_a_text_does_not_depend_on_its_pieces(documents, cuts):
     content = "\0".join(documents).encode()
@@ -94,14 +94,14 @@ def test_text_without_spaces_has_no_perplexity_of_words(size, has_words):
 
 
 def test_a_difference_between_text_and_decoded_ids_is_described(tmp_path):
-    chosen, part = make(tmp_path / "a")
+    tokenizer, part = make(tmp_path / "a")
     for same in (part, [" ⏎ café 漢\0\n\n".encode()]):
-        assert perplexity.find_difference(chosen, same) == ""
-    assert "<|endo" in perplexity.find_difference(chosen, [b"one <|endoftext|> more"])
-    letters = tokenizer.make("characters", [b"a king"], evaluation=[b"a queen"])
+        assert perplexity.find_difference(tokenizer, same) == ""
+    assert "<|endo" in perplexity.find_difference(tokenizer, [b"one <|endoftext|> more"])
+    letters = tokenization.make("characters", [b"a king"], evaluation=[b"a queen"])
     assert perplexity.find_difference(letters, [b"a king\0king"]) == ""
     assert perplexity.find_difference(letters, [b"a king\0a queen"]) == "'a queen' becomes 'a [UNK][UNK]'"
-    assert perplexity.find_difference(tokenizer.make("bytes", []), [b"\xff"]) == ""
+    assert perplexity.find_difference(tokenization.make("bytes", []), [b"\xff"]) == ""
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "king": 1, "[UNK]": 2}, unk_token="[UNK]"))
     library.normalizer = tokenizers.normalizers.Lowercase()
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -109,10 +109,10 @@ def test_a_difference_between_text_and_decoded_ids_is_described(tmp_path):
     assert published.unknown == 2 and "'A king'" in perplexity.find_difference(published, [b"A king"])
 
 
-def test_a_long_document_has_its_specials_once(monkeypatch):
-    """They are not repeated for the pieces of the document."""
-    monkeypatch.setattr(tokenizer, "LONGEST", 40)
-    monkeypatch.setattr(tokenizer, "PIECE", 10)
+def test_a_long_document_has_its_special_tokens_once(monkeypatch):
+    """The pieces of a document do not repeat the special tokens."""
+    monkeypatch.setattr(tokenization, "LONGEST", 40)
+    monkeypatch.setattr(tokenization, "PIECE", 10)
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2}, unk_token="a"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     library.add_special_tokens(["[CLS]", "[SEP]"])
@@ -126,18 +126,18 @@ def test_a_long_document_has_its_specials_once(monkeypatch):
             assert published.join(pieces).tolist() == expected, (lengths, step)
 
 
-def test_a_special_in_the_texts_is_counted():
+def test_special_tokens_in_the_texts_are_counted():
     text = b"a <|end|> b<|end|>\0<|en d|> <|end|>"
     for step in (1, 2, 5, 7, 99):
-        assert tokenizer.count_name("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
+        assert tokenization.count_name("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
 
 
 LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))
 
 
 @pytest.mark.parametrize("letters", [LETTERS, LETTERS.translate({code: code + 0x4E00 for code in b"abcdefghijklmnop"})])
-def test_text_without_spaces_is_learned_in_time_that_grows_with_its_length(letters, capsys):
-    """300,000 letters took over a minute without cuts."""
+def test_learning_text_without_spaces_takes_linear_time(letters, capsys):
+    """Without cuts, 300,000 letters took more than a minute."""
     began = time.process_time()
     library = bpe.learn([letters], W=600, specials=["<|endoftext|>"])
     assert time.process_time() - began < 20
@@ -147,8 +147,8 @@ def test_text_without_spaces_is_learned_in_time_that_grows_with_its_length(lette
 
 
 def test_text_with_spaces_is_not_cut(capsys):
-    for words in (KING.decode() * 9, "x" * (bpe.RUN - 1) + " " + "1." * bpe.RUN + "\n" * (bpe.RUN - 1)):
-        assert [*bpe.cut([words, words])] == [words, words]
+    for content in (KING.decode() * 9, "x" * (bpe.RUN - 1) + " " + "1." * bpe.RUN + "\n" * (bpe.RUN - 1)):
+        assert [*bpe.cut([content, content])] == [content, content]
     assert capsys.readouterr().out == ""
-    words = "a " + "x" * (2 * bpe.RUN + 3) + " " * bpe.RUN + "b"
-    assert [len(piece) for piece in bpe.cut([words])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]
+    content = "a " + "x" * (2 * bpe.RUN + 3) + " " * bpe.RUN + "b"
+    assert [len(piece) for piece in bpe.cut([content])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]

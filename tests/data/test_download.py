@@ -1,4 +1,4 @@
-"""A named file is found, or downloaded completely or not at all."""
+"""The file of a named data set is found locally, or downloaded completely or not at all."""
 
 import contextlib
 import gc
@@ -18,7 +18,7 @@ GOOD = b"To be, or not to be: that is the question.\n" * 3001
 SHA256 = hashlib.sha256(GOOD).hexdigest()
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.asked.append(self.path)
         self.send_response(404 if self.path == "/missing" else 200)
@@ -32,8 +32,8 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def web():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+def web_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.asked = []
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -43,17 +43,17 @@ def web():
 
 
 @pytest.fixture
-def play(web, tmp_path, monkeypatch):
-    """`play(path)` names a data set 'play' at this path of the server, or at this port. All folders are in tmp_path."""
+def play(web_server, tmp_path, monkeypatch):
+    """Return a function (path, port) that defines a data set 'play' with this URL. All folders are in tmp_path."""
     monkeypatch.delenv("TFM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(download, "TIMEOUT", 5.0)
 
-    def name(path, port=web.server_port):
+    def name_data_set(path, port=web_server.server_port):
         monkeypatch.setitem(download.NAMED, "play", ("play.txt", f"http://127.0.0.1:{port}{path}", SHA256))
 
-    return name
+    return name_data_set
 
 
 def check_refusal(tmp_path, *words):
@@ -62,16 +62,16 @@ def check_refusal(tmp_path, *words):
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-def test_a_file_is_downloaded_once_and_a_local_file_comes_first(play, web, tmp_path, monkeypatch):
+def test_a_file_is_downloaded_once_and_a_local_file_comes_first(play, web_server, tmp_path, monkeypatch):
     play("/good")
     path = download.fetch(*download.NAMED["play"])
     assert path == tmp_path / "cache" / "tfm" / "play.txt" and path.read_bytes() == GOOD
     assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == [path]
     assert b"".join(b"".join(part) for part in text.load("play")[1:3]) == GOOD
     monkeypatch.setenv("TFM_DATA", str(tmp_path))
-    assert download.fetch(*download.NAMED["play"]) == path and web.asked == ["/good"]
+    assert download.fetch(*download.NAMED["play"]) == path and web_server.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD})
-    assert download.fetch(*download.NAMED["play"]) == tmp_path / "play.txt" and web.asked == ["/good"]
+    assert download.fetch(*download.NAMED["play"]) == tmp_path / "play.txt" and web_server.asked == ["/good"]
     write(tmp_path, **{"play.txt": GOOD[:-1]})  # a file with other content is refused, not skipped
     with raises(errors.UserError, hashlib.sha256(GOOD[:-1]).hexdigest(), SHA256):
         download.fetch(*download.NAMED["play"])
@@ -80,19 +80,19 @@ def test_a_file_is_downloaded_once_and_a_local_file_comes_first(play, web, tmp_p
 @pytest.mark.parametrize(
     ("path", "word"), [("/wrong", hashlib.sha256(GOOD[::-1]).hexdigest()), ("/missing", 404), ("/broken", 1000)]
 )
-def test_a_bad_answer_leaves_nothing_behind(play, tmp_path, path, word):
+def test_a_bad_response_writes_no_file(play, tmp_path, path, word):
     play(path)
     check_refusal(tmp_path, path, word, "cache/tfm/play.txt")
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests leaves the socket of a silent server to the collector
-def test_no_connection_and_a_silent_server_end_with_a_remedy(play, tmp_path, monkeypatch):
-    with contextlib.closing(socket.socket()) as unheard:
-        unheard.bind(("127.0.0.1", 0))
-        play("/", unheard.getsockname()[1])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests does not close the socket of a silent server
+def test_a_refused_connection_and_a_silent_server_are_errors_with_a_remedy(play, tmp_path, monkeypatch):
+    with contextlib.closing(socket.socket()) as closed_socket:
+        closed_socket.bind(("127.0.0.1", 0))
+        play("/", closed_socket.getsockname()[1])
         check_refusal(tmp_path, "refused", "play.txt", "TFM_DATA")
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        play("/", silent.getsockname()[1])
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent_server:
+        play("/", silent_server.getsockname()[1])
         check_refusal(tmp_path, "timed out")
     gc.collect()

@@ -1,4 +1,4 @@
-"""Many or large images are decoded a few at a time, cached on the disk, and read again."""
+"""Many or large images are decoded in chunks, cached on the disk, and read from the cache."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ import types
 
 import numpy as np
 from errors import raises
-from small_files import X, Y, elsewhere, image_folder as folder, packed, pixels  # noqa: F401  a fixture
+from small_files import X, Y, encode_image, hide_local_data, image_folder as folder, pixels  # noqa: F401  a fixture
 
 from experiments.data import image_file, image_folder, images
 from experiments.engine import disk, errors
@@ -34,27 +34,27 @@ def test_many_images_are_cached_and_decoded_again_only_if_a_file_changes(tmp_pat
     assert first[0] == 8 and second[0] == 0 and load(4)[0] == 8
     for a, b in zip(first[1:], second[1:], strict=True):
         np.testing.assert_array_equal(a, b)
-    (tmp_path / "set" / "train" / NAMES[0]).write_bytes(packed(pixels(9)))
+    (tmp_path / "set" / "train" / NAMES[0]).write_bytes(encode_image(pixels(9)))
     n, train, _ = load()
     assert n == 8 and np.array_equal(train[0], pixels(9))
     for file in (tmp_path / "cache" / "tfm" / "images").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     assert load()[0] == 8 and load()[0] == 0
 
-    def full(content):
+    def raise_full(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(disk, "draft", full)
+    monkeypatch.setattr(disk, "draft", raise_full)
     with raises(errors.UserError, "cache/tfm/images", "No space left"):
         load(3)
 
 
 def test_large_images_are_decoded_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
-    """At most CHUNK_BYTES of images are in memory, and the two parts of a set are not copies."""
+    """At most CHUNK_BYTES of images are in memory, and the two splits of a set are views of the cache."""
     monkeypatch.setattr(image_folder, "CACHED", 1)
     monkeypatch.setattr(image_folder, "CHUNK_BYTES", 3 * Y * X * 3)
     source = folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20)))
-    writes, decoded, in_memory = [], [], []
+    writes, decodings, in_memory = [], [], []
     original_draft, original_pixels = disk.draft, image_file.pixels
 
     @contextlib.contextmanager
@@ -62,15 +62,15 @@ def test_large_images_are_decoded_a_few_at_a_time_and_stay_on_the_disk(tmp_path,
         with original_draft(file) as new:
             yield types.SimpleNamespace(write=lambda content: writes.append(content) or new.write(content))
 
-    def make(*arguments):
-        decoded.append(1)
-        in_memory.append(len(decoded) - len(writes))
+    def count_and_decode(*arguments):
+        decodings.append(1)
+        in_memory.append(len(decodings) - len(writes))
         return original_pixels(*arguments)
 
     monkeypatch.setattr(disk, "draft", draft)
-    monkeypatch.setattr(image_file, "pixels", make)
+    monkeypatch.setattr(image_file, "pixels", count_and_decode)
     data = images.load(source)
-    assert len(decoded) == 40 and max(in_memory) <= 4
+    assert len(decodings) == 40 and max(in_memory) <= 4
     for array in (data.train_image_BYXZ, data.evaluation_image_BYXZ):
         while not isinstance(array, mmap.mmap):
             array = array.base

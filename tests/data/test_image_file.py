@@ -33,28 +33,30 @@ def published_format(folder, fields, *shape, Z=3, file="preprocessor_config.json
 def test_an_image_is_processed_like_the_images_of_a_run(tmp_path):
     image_1YXZ, line = image_file.read(save(tmp_path, np.full((5, 7, 3), 255, np.uint8)), run_format(tmp_path))
     np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
-    assert "5 x 7 pixels, colour, resized to 2 x 3, grey" in line
-    three = run_format(tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
-    image_1YXZ, _ = image_file.read(save(tmp_path, np.zeros((5, 7), np.uint8)), three)
+    assert "5 x 7 pixels, colour; resized to 2 x 3; grey" in line
+    colour_format = run_format(
+        tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0]
+    )
+    image_1YXZ, _ = image_file.read(save(tmp_path, np.zeros((5, 7), np.uint8)), colour_format)
     np.testing.assert_allclose(image_1YXZ[0, 0, 0], [-1, -2, -3])
-    wide = np.zeros((2, 12), np.uint8)
-    wide[:, 8:] = 255  # the right third is white
-    image_1YXZ, _ = image_file.read(save(tmp_path, wide), run_format(tmp_path, mean=[0.0], std=[1.0]))
+    wide_YX = np.zeros((2, 12), np.uint8)
+    wide_YX[:, 8:] = 255  # the right third is white
+    image_1YXZ, _ = image_file.read(save(tmp_path, wide_YX), run_format(tmp_path, mean=[0.0], std=[1.0]))
     assert image_1YXZ[0, :, 0].max() < 1 and image_1YXZ[0, :, 2].min() > 12  # the edge is blurred
 
 
-WRONG = {  # the field that the message names, and changes
+WRONG_CHANGES = {  # {field in the message: changes}
     "image": [{"image": [2, 3, 2]}],
     "mean": [{"mean": [1, 2]}, {"mean": ["x"] * 3}, {"mean": [math.inf]}, {"std": [0, 0, 0]}],
     "classes": [{"classes": ["a"]}],
 }
 
 
-def test_a_format_that_cannot_be_used_is_refused(tmp_path):
+def test_an_invalid_format_is_refused(tmp_path):
     valid = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
     form = run_format(tmp_path, 3, **valid)
     assert {name: form[name] for name in valid} == valid
-    for name, changes in WRONG.items():
+    for name, changes in WRONG_CHANGES.items():
         for change in changes:
             with raises(errors.UserError, "data.json", "" if "x" in str(change) else name):
                 run_format(tmp_path, 3, **valid | change)
@@ -66,7 +68,7 @@ def test_a_format_that_cannot_be_used_is_refused(tmp_path):
 CROP = {"do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
 SQUARE = {"do_center_crop": True, "crop_size": 4}
 PLAIN = {"do_normalize": False}
-PROCESSED = {  # fields, and the expected result for the pixels x of an image of 12 x 24 pixels
+PROCESSOR_CASES = {  # {case: (fields, function from an image of 12 x 24 pixels to the expected result)}
     "not normalised": (PLAIN | {"image_mean": [0.3] * 3, "size": [12, 24]}, lambda x: x / 255),
     "not rescaled": ({"do_rescale": False, "image_mean": 100, "size": [12, 24]}, lambda x: (x - 100) / 0.5),
     "not resized": ({"do_resize": False}, lambda x: (x / 255 - 0.5) / 0.5),
@@ -83,19 +85,19 @@ PROCESSED = {  # fields, and the expected result for the pixels x of an image of
 }
 
 
-@pytest.mark.parametrize("case", PROCESSED)
-def test_the_fields_of_a_processor_are_followed(tmp_path, case):
-    fields, expected = PROCESSED[case]
+@pytest.mark.parametrize("case", PROCESSOR_CASES)
+def test_the_fields_of_a_processor_are_applied(tmp_path, case):
+    fields, compute_expected = PROCESSOR_CASES[case]
     x_YXZ = np.random.default_rng(0).integers(0, 256, (12, 24, 3), np.uint8)
-    expected_YXZ = expected(x_YXZ.astype(float))
-    form = published_format(tmp_path, fields, *expected_YXZ.shape[:2])
-    image_1YXZ, line = image_file.read(save(tmp_path, x_YXZ), form)
+    expected_YXZ = compute_expected(x_YXZ.astype(float))
+    image_format = published_format(tmp_path, fields, *expected_YXZ.shape[:2])
+    image_1YXZ, line = image_file.read(save(tmp_path, x_YXZ), image_format)
     np.testing.assert_allclose(image_1YXZ[0], expected_YXZ, atol=1.01 / 255 if case == "mean of boxes" else 1e-5)
     assert "assumed" not in line
 
 
 def test_transparent_pixels_become_white(tmp_path):
-    """In colour, grey, or a palette with a transparent colour; whether or not the format converts to RGB."""
+    """This holds for colour, grey, and palettes with a transparent colour, with and without conversion to RGB."""
     file = save(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
     grey, palette = tmp_path / "grey.png", tmp_path / "palette.png"
     Image.open(file).convert("LA").save(grey)
@@ -108,7 +110,7 @@ def test_transparent_pixels_become_white(tmp_path):
             np.testing.assert_allclose(image_file.read(path, form)[0][0, 0, :, Z // 2], [0, 1], atol=1e-6)
 
 
-REFUSED = [  # fields, and the names and values of the message
+REFUSED = [  # (fields, names and values in the message)
     ({"image_processor_type": "CLIPImageProcessor"}, ["image_processor_type", "CLIPImageProcessor"]),
     ({"feature_extractor_type": "CLIPFeatureExtractor"}, ["CLIPImageProcessor"]),
     ({"do_flip_channel_order": True}, ["do_flip_channel_order"]),
@@ -131,7 +133,7 @@ def test_a_processor_that_is_not_supported_is_refused(tmp_path, fields, words):
 
 
 def test_processor_config_json_is_read(tmp_path):
-    """Newer versions of transformers write it in place of preprocessor_config.json."""
+    """Newer versions of transformers write it instead of preprocessor_config.json."""
     newest, fields = {"Z": 1, "file": "processor_config.json"}, {"image_processor": {"image_mean": [9]} | PLAIN}
     form = published_format(tmp_path, fields, 4, 6, **newest)
     assert (form["mean"], form["std"], form["assumed"]) == ([0], [1], False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_files
 from errors import raises
-from small_files import CODES, EVALUATION, TRAIN, X, Y, archive, elsewhere, idx, idx_folder  # noqa: F401  a fixture
+from small_files import CODES, EVALUATION, TRAIN, X, Y, archive, hide_local_data, idx, idx_folder  # noqa: F401  a fixture
 
 from experiments.data import images
 from experiments.engine import errors
@@ -16,7 +16,8 @@ from experiments.engine import errors
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_idx_files_are_read_back(tmp_path, dtype, pack):
     array = (np.random.default_rng(0).normal(size=(7, 5, 3)) * 50).astype(dtype)
-    content = images.read_idx(small_files.write(tmp_path, a=pack(idx(array))) / "a")  # no .gz in the name
+    # Gzip is recognised without .gz in the name.
+    content = images.read_idx(small_files.write(tmp_path, a=pack(idx(array))) / "a")
     assert np.array_equal(content, array) and content.dtype == array.dtype and content.dtype.isnative
 
 
@@ -27,7 +28,7 @@ def test_other_content_is_not_read_as_an_idx_file(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("arrays", "words"),
     [
         ({"y_train": np.zeros(TRAIN + 1, np.uint8)}, ["training part", TRAIN, TRAIN + 1]),
         ({"y_test": np.zeros(EVALUATION - 1, np.uint8)}, ["evaluation part", 7]),
@@ -48,9 +49,9 @@ def test_other_content_is_not_read_as_an_idx_file(tmp_path, content):
         ({"x_test": np.ones((EVALUATION, 4, 5, 5))}, ["evaluation part", (EVALUATION, 4, 5, 5), "moveaxis"]),
     ],
 )
-def test_arrays_that_are_not_images_and_their_labels_are_refused(tmp_path, changed, words):
+def test_arrays_that_are_not_images_with_labels_are_refused(tmp_path, arrays, words):
     with raises(errors.UserError, tmp_path / "a.npz", *words):
-        images.load(archive(tmp_path / "a.npz", **changed))
+        images.load(archive(tmp_path / "a.npz", **arrays))
 
 
 def test_idx_files_with_too_many_labels_are_refused(tmp_path):

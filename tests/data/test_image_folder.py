@@ -1,4 +1,4 @@
-"""Image files in folders of their classes: the part, the class and the pixels of each, and refused files."""
+"""Image files in folders of classes: the split, class and pixels of each image, and refused files."""
 
 import os
 
@@ -6,36 +6,36 @@ import numpy as np
 import pytest
 from errors import raises
 from PIL import Image
-from small_files import X, Y, elsewhere, image_folder as folder, packed, pixels, write  # noqa: F401  a fixture
+from small_files import X, Y, encode_image, hide_local_data, image_folder as folder, pixels, write  # noqa: F401  a fixture
 
-from experiments.data import classes, files, image_file, image_folder, images
+from experiments.data import classes as class_names, files as data_files, image_file, image_folder, images
 from experiments.engine import disk, errors
 
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
 
 
 @pytest.mark.parametrize(
-    ("parts", "evaluated"), [(("train",), ""), (("Train", "test"), "test"), (("training", "val", "test"), "val")]
+    ("parts", "evaluation"), [(("train",), ""), (("Train", "test"), "test"), (("training", "val", "test"), "val")]
 )
-def test_names_of_folders_define_parts_and_classes(tmp_path, parts, evaluated):
-    unused = ["more/cat/a.png", "readme.txt", "train/.cat/a.png", "train/cat/Thumbs.db"]
-    every = [f"{part}/{name}" for part in parts for name in NAMES]
-    source = folder(tmp_path / "set", *every, *unused)
+def test_names_of_folders_define_parts_and_classes(tmp_path, parts, evaluation):
+    unused_names = ["more/cat/a.png", "readme.txt", "train/.cat/a.png", "train/cat/Thumbs.db"]
+    names = [f"{part}/{name}" for part in parts for name in NAMES]
+    source = folder(tmp_path / "set", *names, *unused_names)
     data = images.load(source)
     assert data.classes == ("cat", "dog house") and data.values == (0.0, 255.0)
-    label_of = {pixels(b).tobytes(): name.split("/")[1] for b, name in enumerate(every)}
+    label_of = {pixels(b).tobytes(): name.split("/")[1] for b, name in enumerate(names)}
     for image_BYXZ, label_B in (data[1:3], data[3:5]):
         assert [data.classes[c] for c in label_B] == [label_of[image.tobytes()] for image in image_BYXZ]
     line = "split by content"
-    if evaluated:
-        at = every.index(f"{evaluated}/{NAMES[0]}")
+    if evaluation:
+        start = names.index(f"{evaluation}/{NAMES[0]}")
         np.testing.assert_array_equal(data.train_image_BYXZ, [pixels(b) for b in range(4)])
-        np.testing.assert_array_equal(data.evaluation_image_BYXZ, [pixels(b) for b in range(at, at + 4)])
-        places = [os.path.join(source, part) for part in (parts[0], evaluated)]
-        line = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
-    assert len(data.train_label_B) + len(data.evaluation_label_B) == (8 if evaluated else 4)
+        np.testing.assert_array_equal(data.evaluation_image_BYXZ, [pixels(b) for b in range(start, start + 4)])
+        paths = [os.path.join(source, part) for part in (parts[0], evaluation)]
+        line = f"by their names, {paths[0]} to train on; {paths[1]} to evaluate; all else is not used"
+    assert len(data.train_label_B) + len(data.evaluation_label_B) == (8 if evaluation else 4)
     assert data.lines[0] == line and "1 .db" in data.lines[1] and "1 .txt" in data.lines[1]
-    assert f"left out, in other folders or splits: {5 if len(parts) == 3 else 1}" in data.lines[2]
+    assert f"left out, because they are in other folders or splits: {5 if len(parts) == 3 else 1}" in data.lines[2]
 
 
 CLASSES = ("cat", "dog")
@@ -54,7 +54,7 @@ CLASSES = ("cat", "dog")
         ("set/train", "set/test"),
     ],
 )
-def test_folders_of_parts_have_many_names_and_one_level_more(tmp_path, train, held_out):
+def test_folders_of_splits_have_many_names_and_may_be_one_level_deeper(tmp_path, train, held_out):
     names = [f"{part}/{name}/{n}.png" for part in (train, held_out) for name in CLASSES for n in range(2)]
     data = images.load(folder(tmp_path, *names, *(["seg_pred/seg_pred/a.png"] if "seg" in train else [])))
     assert data.classes == CLASSES and data.train_label_B.tolist() == data.evaluation_label_B.tolist() == [0, 0, 1, 1]
@@ -81,7 +81,7 @@ def test_folders_of_parts_have_many_names_and_one_level_more(tmp_path, train, he
         (["2", "10", "b"], ("10", "2", "b")),
     ],
 )
-def test_folders_are_classes_or_refused_if_they_may_be_parts(tmp_path, folders, expected):
+def test_folders_are_classes_or_are_refused_if_they_may_be_splits(tmp_path, folders, expected):
     source = folder(tmp_path, *(f"{name}/{n}.png" for name in folders for n in range(2)))
     if expected:
         assert images.load(source).classes == expected
@@ -100,7 +100,7 @@ def test_unused_files_and_links_are_counted_and_no_class_is_lost(tmp_path):
     write(tmp_path / "set", **{"bird/e.heic": b"e"})
     with raises(errors.UserError, "bird/e.heic"):
         images.load(source)
-    write(tmp_path / "set", **{"bird/f.png": packed(pixels(99))})
+    write(tmp_path / "set", **{"bird/f.png": encode_image(pixels(99))})
     assert images.load(source).classes == ("bird", *CLASSES)
 
 
@@ -108,14 +108,14 @@ def test_a_warning_names_classes_that_differ_by_spaces_or_case_and_many_are_trun
     source = folder(tmp_path, *(f"{name}/{n}.png" for name in ("Cat", "cat", "cat ", "dog\x1b[31m") for n in range(2)))
     lines = "\n".join(images.load_described(source).lines)
     assert "'Cat', 'cat', 'cat ' differ" in lines and "\x1b" not in lines and "dog\\x1b" in lines
-    (line,) = classes.describe([str(c) for c in range(100_000)])
+    (line,) = class_names.describe([str(c) for c in range(100_000)])
     assert line.startswith("classes: 0, 1, 2, ") and "11" in line and "12" not in line and "100,000" in line
 
 
 @pytest.mark.parametrize("form", ["GIF", "TIFF", "WEBP", "JPEG", "PPM", "BMP"])
 def test_training_reads_every_format(tmp_path, form):
     end = form.lower().replace("jpeg", "jfif")
-    write(tmp_path, **{f"{'ab'[b % 2]}/{b}.{end}": packed(pixels(b), form) for b in range(4)})
+    write(tmp_path, **{f"{'ab'[b % 2]}/{b}.{end}": encode_image(pixels(b), form) for b in range(4)})
     data = images.load(str(tmp_path))
     assert len(data.train_label_B) + len(data.evaluation_label_B) == 4 and data.train_image_BYXZ.shape[1:] == (Y, X, 3)
 
@@ -130,7 +130,7 @@ def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(
     assert 0 < len(held_out) < 30 and not held_out & {image.tobytes() for image in original.train_image_BYXZ}
     assert len(original.evaluation_label_B) == 2 * len(held_out)
     expected_names = {f"{b}.png" for b in range(60) if pixels(b).tobytes() in held_out}
-    expected_files = [file for file in files.folder(tmp_path, ()) if file.inside.name in expected_names]
+    expected_files = [file for file in data_files.folder(tmp_path, ()) if file.inside.name in expected_names]
     for size in (2, 4, 9):
         data = images.load(str(tmp_path), size)
         assert data.evaluation_label_B.tolist() == original.evaluation_label_B.tolist()
@@ -147,9 +147,9 @@ def test_an_impossible_size_is_refused_by_its_setting(tmp_path, size):
 
 def test_grey_images_have_one_channel_unless_another_image_is_in_colour(tmp_path):
     grey = pixels(0, (Y, X))
-    write(tmp_path, **{"a/1.png": packed(grey), "a/2.bmp": packed(grey[::-1], "BMP")})
+    write(tmp_path, **{"a/1.png": encode_image(grey), "a/2.bmp": encode_image(grey[::-1], "BMP")})
     assert [image_BYXZ.shape for image_BYXZ, _ in image_folder.load(str(tmp_path), 0).arrays] == [(1, Y, X, 1)] * 2
-    write(tmp_path, **{"b/3.webp": packed(pixels(1), "WEBP")})
+    write(tmp_path, **{"b/3.webp": encode_image(pixels(1), "WEBP")})
     first, second = image_folder.load(str(tmp_path), 0).arrays
     image_BYXZ, label_B = (np.concatenate(pair) for pair in zip(first, second, strict=True))
     colour = np.broadcast_to(grey[..., None], (Y, X, 3))
@@ -157,40 +157,43 @@ def test_grey_images_have_one_channel_unless_another_image_is_in_colour(tmp_path
     assert image_BYXZ.shape == (3, Y, X, 3) and sorted(label_B) == [0, 0, 1]
 
 
-def test_training_and_classify_process_a_photograph_alike(tmp_path):
-    """It is squashed and rotated by its metadata; a large JPEG is decoded at a part of its size."""
+def test_training_and_classify_process_a_photograph_in_the_same_way(tmp_path):
+    """The photograph is resized and rotated by its metadata. A large JPEG is decoded at a reduced size."""
     smooth = np.add.outer(np.arange(300), np.arange(200))[..., None].astype(np.uint8) // np.uint8([1, 2, 3])
-    turned = packed(np.rot90(smooth), "JPEG", turned=6)
-    write(tmp_path / "set", **{"a/1.jpg": packed(smooth, "JPEG"), "a/2.jpeg": turned, "b/3.png": packed(pixels(0))})
-    image_BYXZ = image_folder.read(files.folder(tmp_path / "set", ()), 7)
+    rotated = encode_image(np.rot90(smooth), "JPEG", orientation=6)
+    write(
+        tmp_path / "set",
+        **{"a/1.jpg": encode_image(smooth, "JPEG"), "a/2.jpeg": rotated, "b/3.png": encode_image(pixels(0))},
+    )
+    image_BYXZ = image_folder.read(data_files.folder(tmp_path / "set", ()), 7)
     assert image_BYXZ.shape == (3, 7, 7, 3)
-    np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG loses a little
+    np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG is lossy
     boxes = np.asarray(Image.fromarray(smooth).resize((7, 7), Image.Resampling.BOX), int)
     assert abs(image_BYXZ[0].astype(int) - boxes).mean() < 9
     data = images.load(str(tmp_path / "set"), 7)
     disk.write_json(tmp_path / "data.json", images.describe(data))
-    like = image_file.load_format(tmp_path, {}, Z=3, C=2)
-    assert like["classes"] == ["a", "b"]
-    processed = [image_file.read(file, like)[0][0] for file in sorted((tmp_path / "set").glob("*/*"))]
+    image_format = image_file.load_format(tmp_path, {}, Z=3, C=2)
+    assert image_format["classes"] == ["a", "b"]
+    images_YXZ = [image_file.read(file, image_format)[0][0] for file in sorted((tmp_path / "set").glob("*/*"))]
     normal = dict(zip(("mean_Z", "std_Z"), images.statistics(data.train_image_BYXZ), strict=True))
     fetch, _ = images.examples(image_BYXZ, np.zeros(3, np.int32), **normal)
-    np.testing.assert_allclose(processed, fetch(np.arange(3), None)["image_BYXZ"], atol=1e-5)
+    np.testing.assert_allclose(images_YXZ, fetch(np.arange(3), None)["image_BYXZ"], atol=1e-5)
 
 
 def test_damaged_images_and_images_of_another_size_are_refused_by_name(tmp_path):
     source = folder(tmp_path / "set", *NAMES, "test/a.png")
-    assert images.load(source).classes == ("cat", "dog house", "test")  # no folder is called train
+    assert images.load(source).classes == ("cat", "dog house", "test")  # no folder has the name train
 
     def check_refusal(*words, size=0):
         with raises(errors.UserError, *words):
             images.load(source, size)
 
-    write(tmp_path / "set", **{"cat/c.png": packed(pixels(0, (4, 3)))})
+    write(tmp_path / "set", **{"cat/c.png": encode_image(pixels(0, (4, 3)))})
     check_refusal("cat/c.png", "4 x 3", "5 x 3", "image.size")
     assert images.load(source, 4).train_image_BYXZ.shape[1:] == (4, 4, 3)
-    write(tmp_path / "set", **{"cat/c.png": packed(pixels(0))[:-40]})
+    write(tmp_path / "set", **{"cat/c.png": encode_image(pixels(0))[:-40]})
     check_refusal("cat/c.png", size=4)
-    write(tmp_path / "set", **{"e.png": packed(pixels(0))})
+    write(tmp_path / "set", **{"e.png": encode_image(pixels(0))})
     check_refusal("set/e.png")
     with raises(errors.UserError, "image.size = 7", "8 x 8"):
         images.load("digits", 7)

@@ -1,4 +1,4 @@
-"""Labelled images of named sets and of files: in two parts by their names or contents, and normalised."""
+"""Labelled images of named sets and of files: split by their names or contents, and normalised."""
 
 import gzip
 import math
@@ -8,12 +8,12 @@ import pathlib
 import numpy as np
 import pytest
 from errors import raises
-from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, elsewhere, idx_folder, npz  # noqa: F401  a fixture
+from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, hide_local_data, idx_folder, npz  # noqa: F401  a fixture
 
 from experiments.data import download, images
 from experiments.engine import errors
 
-# Sets.
+# Data sets
 
 
 @pytest.mark.parametrize(("pack", "end"), [(bytes, ""), (gzip.compress, ".gz")])
@@ -27,7 +27,7 @@ def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack, end):
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion_mnist", "fashion-mnist")])
-def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, folder):
+def test_folders_of_named_sets_are_searched_in_order(tmp_path, monkeypatch, name, folder):
     monkeypatch.setenv("TFM_DATA", str(tmp_path / "env"))
     with raises(errors.UserError, "t10k-labels-idx1-ubyte", tmp_path / "env" / folder):
         images.load(name)
@@ -49,7 +49,7 @@ def test_home_and_cache_folders_are_places_of_data(tmp_path, monkeypatch):
     assert download.places() == [pathlib.Path.home() / ".cache" / "tfm"]
 
 
-def test_colours_and_other_numbers(tmp_path):
+def test_colours_and_numbers_beyond_bytes_are_read(tmp_path):
     colour = np.random.default_rng(0).normal(size=(TRAIN, Y, X, 3))
     data = images.load(archive(tmp_path / "a.npz", x_train=colour, x_test=colour[:EVALUATION].astype(">f4")))
     assert data.train_image_BYXZ.shape == (TRAIN, Y, X, 3)
@@ -57,32 +57,35 @@ def test_colours_and_other_numbers(tmp_path):
     assert data.evaluation_image_BYXZ.dtype == data.train_image_BYXZ.dtype == np.float32
     grey = arrays()["x_train"].astype(np.int64)
     assert images.load(archive(tmp_path / "b.npz", x_train=grey)).train_image_BYXZ.dtype == np.uint8
-    for moved in (grey - grey.min() - 1, grey - grey.max() + 256):  # beyond what a byte holds
-        data = images.load(archive(tmp_path / "b.npz", x_train=moved))
-        assert data.train_image_BYXZ.dtype == np.float32 and np.array_equal(data.train_image_BYXZ[..., 0], moved)
+    for shifted_BYX in (grey - grey.min() - 1, grey - grey.max() + 256):  # numbers that do not fit into a byte
+        data = images.load(archive(tmp_path / "b.npz", x_train=shifted_BYX))
+        assert data.train_image_BYXZ.dtype == np.float32 and np.array_equal(data.train_image_BYXZ[..., 0], shifted_BYX)
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 5), (1, 6, 3), (3, 3, 4), (28, 28, 1), (5, 5, 7)])
 def test_channels_that_come_last_are_read(tmp_path, shape):
     x = np.arange(2 * math.prod(shape), dtype=np.uint16).reshape(2, *shape)
-    data = images.load(single_part(tmp_path / "a.npz", x=x, y=np.array([[0], [0]])))  # labels may be a column
+    data = images.load(write_single_part(tmp_path / "a.npz", x=x, y=np.array([[0], [0]])))  # labels may be a column
     assert data.train_image_BYXZ.shape == data.evaluation_image_BYXZ.shape == (1, *shape)
     assert data.train_label_B.tolist() == data.evaluation_label_B.tolist() == [0]
 
 
-def single_part(path, **changed):
-    """Write one part, or a set that is to be split."""
+def write_single_part(path, **changes):
+    """Write an .npz file with one split, or with a set that the project must split."""
     small = arrays()
-    path.write_bytes(npz(**({"x": small["x_train"], "y": small["y_train"]} | changed)))
+    path.write_bytes(npz(**({"x": small["x_train"], "y": small["y_train"]} | changes)))
     return str(path)
 
 
-def test_labels_from_1_on_are_refused(tmp_path):
-    """They do not mean one more class. But a part may lack the class 0."""
+def test_labels_that_start_at_1_are_refused(tmp_path):
+    """They do not mean one more class. But a split may lack the class 0."""
     small = arrays()
     from_one = {name: small[name] + 1 for name in ("y_train", "y_test")}
-    for source in (archive(tmp_path / "a.npz", **from_one), single_part(tmp_path / "b.npz", y=from_one["y_train"])):
-        with raises(errors.UserError, source, "label is 1", "subtract 1"):
+    for source in (
+        archive(tmp_path / "a.npz", **from_one),
+        write_single_part(tmp_path / "b.npz", y=from_one["y_train"]),
+    ):
+        with raises(errors.UserError, source, "from 1 to 4", "Subtract 1"):
             images.load(source)
     data = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(small["y_train"], 1)))
     assert len(data.classes) == C and 0 not in data.train_label_B and 0 in data.evaluation_label_B
@@ -92,20 +95,22 @@ def test_lines_describe_the_parts_and_the_classes_without_a_training_image(tmp_p
     y = arrays()["y_train"]
     source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
     assert images.load_described(source).lines == [
-        f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
-        f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
+        f"{source}: by their names, x_train to train on; x_test to evaluate; all else is not used",
+        f"{source}: 11 images to train on, 7 to evaluate, 4 classes (1 without an image to train on: 1)",
         f"{source}: classes: 0, 1, 2, 3",
     ]
-    source = single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
+    source = write_single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
     split, counts, _ = images.load_described(source).lines
-    assert "split by content" in split and counts.endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
+    assert "split by content" in split and counts.endswith(
+        " (18 without an image to train on: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
+    )
     digits = images.load_described("digits")
     assert digits.lines[0] == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
     assert digits.train_image_BYXZ.shape[1:] == (8, 8, 1) and digits.train_image_BYXZ.max() == 16
     assert digits.classes == tuple("0123456789") and set(digits.evaluation_label_B) == set(range(10))
 
 
-# Parts.
+# Splits
 
 
 @pytest.mark.parametrize("valid", ["valid", "val", "dev", "validation"])
@@ -117,11 +122,11 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
     folder.mkdir()
     (folder / "more.npz").write_bytes(b"left alone")
     for number, name in enumerate(pixels):
-        single_part(folder / f"{name}.npz", x=pixels[name])
+        write_single_part(folder / f"{name}.npz", x=pixels[name])
         data = images.load(str(folder))
         assert data.train_image_BYXZ.max() == 0 and (number or data.lines == ["split by content"])
         assert not number or (data.evaluation_image_BYXZ == number).all() and len(data.evaluation_label_B) == TRAIN
-    line = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
+    line = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else is not used"
     assert data.name == str(folder) and data.lines == [line.format(f"{folder}/", ".npz")]
     three = {f"x_{name}": image for name, image in pixels.items()}
     three |= {f"y_{name}": arrays()["y_train"] for name in pixels}
@@ -129,7 +134,7 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
     assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [line.format("x_", "")]
     source = idx_folder(tmp_path / "idx")
     before = images.load(source)
-    single_part(tmp_path / "idx" / f"{valid}.npz")  # next to IDX files nothing is read
+    write_single_part(tmp_path / "idx" / f"{valid}.npz")  # other files next to IDX files are not read
     for array, expected in zip(images.load(source)[1:5], before[1:5], strict=True):
         np.testing.assert_array_equal(array, expected)
     (folder / "train.npz").unlink()
@@ -139,14 +144,14 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
 
 def test_a_single_part_is_split_by_content(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (1009, Y, X), np.uint8)
-    x[500:600] = x[:100]  # copies
+    x[500:600] = x[:100]  # repeated images
     y = np.arange(1009) % 7
-    data = images.load(single_part(tmp_path / "a.npz", x=x, y=y))
+    data = images.load(write_single_part(tmp_path / "a.npz", x=x, y=y))
     train, held_out = ([image.tobytes() for image in data[i]] for i in (1, 3))
     rows = zip(train + held_out, [*data.train_label_B, *data.evaluation_label_B], strict=True)
     assert sorted(rows) == sorted((image.tobytes(), label) for image, label in zip(x, y, strict=True))
     assert not {*train} & {*held_out} and abs(len({*held_out}) / 909 - 0.2) < 5 * math.sqrt(0.16 / 909)
-    reverse = images.load(single_part(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
+    reverse = images.load(write_single_part(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
     assert np.array_equal(reverse.evaluation_label_B, data.evaluation_label_B[::-1])
 
 
@@ -162,7 +167,7 @@ COLOUR = RANDOM.integers(0, 250, (60, Y, X, 3)).astype(np.uint8) // np.uint8([1,
 GREY = RANDOM.integers(0, 256, (60, Y, X)).astype(np.uint8)
 
 
-def two_parts(path, train, held_out):
+def write_two_parts(path, train, held_out):
     y = np.arange(30) % C
     return archive(path, x_train=train, y_train=y, x_test=held_out, y_test=y)
 
@@ -178,7 +183,7 @@ def two_parts(path, train, held_out):
     ],
 )
 def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
-    source = two_parts(tmp_path / "a.npz", train, held_out)
+    source = write_two_parts(tmp_path / "a.npz", train, held_out)
     with raises(errors.UserError, source, f"{train.max():g}", f"{held_out.max():g}"):
         images.load(source)
 
@@ -198,18 +203,18 @@ def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
     ],
 )
 def test_a_warning_names_parts_that_seem_to_differ_or_share_images(tmp_path, train, held_out, words):
-    data = images.load_described(two_parts(tmp_path / "a.npz", train, held_out))
+    data = images.load_described(write_two_parts(tmp_path / "a.npz", train, held_out))
     warnings = [line for line in data.lines if "warning: " in line]
     assert len(warnings) == len(words) and all(word in line for word, line in zip(words, warnings, strict=True))
     assert data.train_image_BYXZ.dtype == data.evaluation_image_BYXZ.dtype
     np.testing.assert_allclose(data.evaluation_image_BYXZ.reshape(held_out.shape), held_out)
 
 
-# Examples.
+# Examples
 
 
 def test_statistics_of_each_channel():
-    image = np.random.default_rng(0).integers(0, 256, (images.CHUNK + 5, 2, 2, 2), np.uint8)  # in two parts
+    image = np.random.default_rng(0).integers(0, 256, (images.CHUNK + 5, 2, 2, 2), np.uint8)  # more than one chunk
     image[..., 1] = 7
     mean, std = images.statistics(image)
     assert mean.dtype == std.dtype == np.float32
@@ -228,11 +233,11 @@ def test_examples_are_normalised():
     np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
 
 
-DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it
+DATA = os.environ.get("TFM_DATA", "")  # read before a fixture hides it
 
 
 @pytest.mark.skipif(not os.path.isdir(os.path.join(DATA, "fashion-mnist")), reason="$TFM_DATA has no fashion-mnist")
-def test_fashion_mnist_has_its_known_numbers(monkeypatch):
+def test_fashion_mnist_has_its_published_statistics(monkeypatch):
     monkeypatch.setenv("TFM_DATA", DATA)
     data = images.load("fashion_mnist")
     assert data.train_image_BYXZ.shape == (60_000, 28, 28, 1)

@@ -1,4 +1,4 @@
-"""Tokenizers of trained models, read from their files: text to ids and back, and bad files."""
+"""Tokenizers of published models, read from their files: text to ids and back, and damaged files."""
 
 import json
 import pathlib
@@ -11,13 +11,13 @@ from errors import raises
 from hypothesis import strategies as st
 from small_files import TABLE, pieces
 
-from experiments.data import pretrained_tokenizer, tokenizer
+from experiments.data import corpus as corpora, pretrained_tokenizer, tokenization
 from experiments.engine import errors
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
 
 
-def saved(folder: pathlib.Path, chosen, **configs) -> tokenizer.Tokenizer:
+def save_and_read(folder: pathlib.Path, chosen, **configs) -> tokenization.Tokenizer:
     chosen.save(str(folder / "tokenizer.json"))
     for name, value in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
@@ -28,7 +28,7 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
     library = libraries.bert()
     library.enable_padding(length=11)
     library.enable_truncation(4)
-    chosen = saved(tmp_path, library)
+    chosen = save_and_read(tmp_path, library)
     ids = chosen.encode("ab [MASK].")
     assert [*map(chosen.name, ids)] == ["[CLS]", "ab", "[MASK]", ".", "[SEP]"] and ids.dtype == np.int32
     assert [*map(chosen.name, chosen.encode("ab b ab b", specials=False))] == ["ab", "b"] * 2
@@ -43,17 +43,18 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "row"),
+    ("make", "row", "start"),
     [
-        (libraries.gpt2, ["a", "<|endoftext|>", "b"]),
-        (libraries.llama, ["<s>", "▁a", "<s>", "▁", "b"]),
-        (libraries.bert, ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]),
+        (libraries.gpt2, ["a", "<|endoftext|>", "b"], "<|endoftext|>"),
+        (libraries.llama, ["<s>", "▁a", "<s>", "▁", "b"], "<s>"),
+        (libraries.bert, ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"], "[CLS]"),
     ],
 )
-def test_the_end_of_text_separates_documents_if_a_text_has_no_other_specials(tmp_path, make, row):
-    chosen = saved(tmp_path, make())
+def test_the_end_of_text_separates_documents_if_a_text_has_no_other_specials(tmp_path, make, row, start):
+    chosen = save_and_read(tmp_path, make())
     for text in ([b"a\0b"], [b"a", b"\0b"]):
         assert [*map(chosen.name, chosen.join(text).tolist())] == row
+    assert chosen.name(chosen.document_start) == start and corpora.count_documents(chosen.join([b"a\0b"]), chosen) == 2
 
 
 @pytest.mark.parametrize("make", [libraries.gpt2, libraries.llama])
@@ -70,27 +71,35 @@ def test_the_library_streams_as_it_decodes(make, first, second, ids):
         assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
 
 
-SAID = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
-MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
+TOKENIZER_CONFIG = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
+SPECIALS_MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
 
 
 @pytest.mark.parametrize(
     ("make", "configs", "roles"),
     [
         (libraries.llama, {}, (1, 2, None, None)),
-        (libraries.llama, {"special_tokens_map": MAP}, (1, 1, None, 0)),
-        (libraries.llama, {"tokenizer_config": SAID}, (None, 2, 277, None)),  # a special that is absent is added
-        (libraries.llama, {"tokenizer_config": SAID, "special_tokens_map": MAP}, (None, 1, 277, 0)),
+        (libraries.llama, {"special_tokens_map": SPECIALS_MAP}, (1, 1, None, 0)),
         (
             libraries.llama,
-            {"tokenizer_config": SAID | {"added_tokens_decoder": {}}, "special_tokens_map": MAP},
+            {"tokenizer_config": TOKENIZER_CONFIG},
+            (None, 2, 277, None),
+        ),  # a special token that is absent is added
+        (
+            libraries.llama,
+            {"tokenizer_config": TOKENIZER_CONFIG, "special_tokens_map": SPECIALS_MAP},
+            (None, 1, 277, 0),
+        ),
+        (
+            libraries.llama,
+            {"tokenizer_config": TOKENIZER_CONFIG | {"added_tokens_decoder": {}}, "special_tokens_map": SPECIALS_MAP},
             (None, 2, 277, None),
         ),
-        (libraries.gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as of GPT-2
+        (libraries.gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as GPT-2 has it
     ],
 )
-def test_files_next_to_tokenizer_json_name_the_specials(tmp_path, make, configs, roles):
-    chosen = saved(tmp_path, make(), **configs)
+def test_files_next_to_tokenizer_json_define_the_special_tokens(tmp_path, make, configs, roles):
+    chosen = save_and_read(tmp_path, make(), **configs)
     assert (chosen.bos, chosen.eos, chosen.mask, chosen.pad) == roles
     assert {f"{name}.json" for name in configs} | {"tokenizer.json"} == chosen.files.keys()
     (tmp_path / "tokenizer_config.json").write_text("{")
@@ -98,17 +107,17 @@ def test_files_next_to_tokenizer_json_name_the_specials(tmp_path, make, configs,
         pretrained_tokenizer.read(tmp_path)
 
 
-# Bad files.
+# Damaged files
 
-SAVED = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
+VALID = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
 WORDS = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "b", "continuing_subword_prefix": "#"}
-DAMAGED = [b"", b"\xff", b"[]", b"{}", SAVED | {"kind": "byte"}, {"kind": "bytes"}, {"model": None}]
-DAMAGED += [{"model": WORDS | {"max_input_chars_per_word": 9}}]  # without a token for the unknown
+DAMAGED = [b"", b"\xff", b"[]", b"{}", VALID | {"kind": "byte"}, {"kind": "bytes"}, {"model": None}]
+DAMAGED += [{"model": WORDS | {"max_input_chars_per_word": 9}}]  # without a token for unknown words
 
 
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_file_is_refused_by_its_name(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_text(json.dumps(SAVED))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(VALID))
     assert pretrained_tokenizer.read(tmp_path).size == 3
     (tmp_path / "tokenizer.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with raises(errors.UserError, tmp_path / "tokenizer.json"):
@@ -126,12 +135,16 @@ def test_a_folder_with_no_or_several_tokenizers_is_refused(tmp_path):
     (tmp_path / "tok11.bin").write_bytes(pieces(TABLE))
     with raises(errors.UserError, 2, "tok11.bin"):
         pretrained_tokenizer.read(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer.make("bytes", [b"a"]).files["tokenizer.json"])
+    (tmp_path / "tokenizer.json").write_bytes(tokenization.make("bytes", [b"a"]).files["tokenizer.json"])
     assert pretrained_tokenizer.read(tmp_path).size == 256
 
 
-def test_half_a_surrogate_is_refused():
+def test_a_lone_surrogate_is_refused():
     pieces_of_llama2c, published = pretrained_tokenizer.read_pieces(pieces(TABLE)), libraries.gpt2()
-    for chosen in (pieces_of_llama2c, tokenizer.make("bytes", [b"a"]), pretrained_tokenizer.Published(published, {})):
+    for chosen in (
+        pieces_of_llama2c,
+        tokenization.make("bytes", [b"a"]),
+        pretrained_tokenizer.Published(published, {}),
+    ):
         with raises(errors.UserError, repr("a\udcff")):
             chosen.encode("a\udcff")

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 from errors import raises
-from small_files import documents, elsewhere, write  # noqa: F401
+from small_files import documents, hide_local_data, write  # noqa: F401
 
-from experiments.data import files, tables, text, tokenizer, tokens
+from experiments.data import files as data_files, tables, text, tokenization, tokens
 from experiments.engine import errors
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("hide_local_data")
 TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]
 LINES = [content and content.translate({9: " ", 10: " "}) for content in TEXTS]  # without tabs and line ends
 
@@ -23,7 +23,7 @@ def jsonl(texts) -> bytes:
     return b"\n\n".join(json.dumps({"n": 1, "said": content}).encode() for content in texts)
 
 
-def separated(texts, delimiter) -> bytes:
+def make_table(texts, delimiter) -> bytes:
     file = io.StringIO()
     quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     writer = csv.writer(file, delimiter=delimiter, quoting=quoting, quotechar=None if quoting else '"')
@@ -47,33 +47,33 @@ FORMATS = {
     ".ndjson.gz": lambda texts: gzip.compress(jsonl(texts)),
     ".json": lambda texts: json.dumps([{"n": 1, "said": content} for content in texts], indent=1).encode(),
     ".json.gz": lambda texts: gzip.compress(jsonl(texts)),  # JSON lines under the name of one document
-    ".csv": lambda texts: separated(texts, ","),
-    ".tsv": lambda texts: separated(texts, "\t"),
-    ".csv.zst": lambda texts: zstd(separated(texts, ",")),
+    ".csv": lambda texts: make_table(texts, ","),
+    ".tsv": lambda texts: make_table(texts, "\t"),
+    ".csv.zst": lambda texts: zstd(make_table(texts, ",")),
     ".parquet": parquet,
 }
 
 
 @pytest.mark.parametrize("end", FORMATS)
 def test_rows_are_documents_and_every_format_holds_out_the_same(tmp_path, end, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK", 99)
+    monkeypatch.setattr(data_files, "CHUNK", 99)
     texts = LINES if end == ".tsv" else TEXTS
     write(tmp_path, **{f"one{end}": FORMATS[end](texts), "two/README.md": b"no table"})
     expected = [(content or "").encode() for content in texts]
-    loaded = text.load(str(tmp_path / f"one{end}"), "said")
-    train, evaluation = map(documents, loaded[1:3])
-    bound = text.EVALUATION_SHARE * 2**64
-    held_out = [row for row in expected if row and int.from_bytes(hashlib.sha256(row).digest()[:8]) < bound]
+    data = text.load(str(tmp_path / f"one{end}"), "said")
+    train, evaluation = map(documents, data[1:3])
+    limit = text.EVALUATION_SHARE * 2**64
+    held_out = [row for row in expected if row and int.from_bytes(hashlib.sha256(row).digest()[:8]) < limit]
     assert evaluation == held_out and train == [row for row in expected if row and row not in held_out]
-    assert loaded.train.digest != loaded.evaluation.digest and "about 10.00% of the rows" in loaded.description
+    assert data.train.digest != data.evaluation.digest and "about 10.00% of the rows" in data.description
     write(tmp_path / "two", **{f"{part}{end}": FORMATS[end]([part, "more"]) for part in ("train", "valid", "test")})
-    loaded = text.load(str(tmp_path / "two"), "said")
-    assert [documents(part) for part in loaded[1:3]] == [[b"train", b"more"], [b"valid", b"more"]]
-    assert f"test{end} left alone" in loaded.description
+    data = text.load(str(tmp_path / "two"), "said")
+    assert [documents(part) for part in data[1:3]] == [[b"train", b"more"], [b"valid", b"more"]]
+    assert f"test{end} not used" in data.description
 
 
 NAMES, X = ["n", "said"], b"n,said\n1,x\n"
-REFUSED = [  # the file, its content, text.field, and what the message names
+REFUSED = [  # (file, content, text.field, parts of the message)
     ("a.jsonl", jsonl(["x"]), "text", ["line 1", "'text'", *NAMES]),
     ("a.jsonl", jsonl(["x"]) + b"\n[]", "said", ["line 2", "'said'"]),
     ("a.jsonl", jsonl(["x"]) + b"\n{", "said", ["line 2"]),
@@ -89,8 +89,8 @@ REFUSED = [  # the file, its content, text.field, and what the message names
     ("a.tsv", b"n,said\n1,x\n", "said", ["','", repr("\t")]),
     ("a.jsonl", jsonl(["x", "\ud800"]), "said", ["line 3", repr("\ud800")]),
     ("a.jsonl", jsonl(["x\0y"]), "said", ["line 1", repr("\0")]),
-    ("a.csv.zst", zstd(separated(TEXTS, ","))[:-9], "said", []),
-    ("a.csv", separated(["x"], ","), "", ["text.field", *NAMES]),
+    ("a.csv.zst", zstd(make_table(TEXTS, ","))[:-9], "said", []),
+    ("a.csv", make_table(["x"], ","), "", ["text.field", *NAMES]),
     ("a.parquet", b"PAR1" * 9, "said", []),
     ("a.txt", b"said", "said", ["text.field", ".jsonl"]),
 ]
@@ -126,9 +126,9 @@ def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
 
 
 def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
-    write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": separated(["b", "d", "b", "e"], ",")})
+    write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": make_table(["b", "d", "b", "e"], ",")})
     assert "(2 of 4 held-out texts are also in the training data)" in text.load(str(tmp_path), "said").description
-    write(tmp_path, **{"valid.csv": separated(["d", "e"], ",")})
+    write(tmp_path, **{"valid.csv": make_table(["d", "e"], ",")})
     assert "in the training data" not in text.load(str(tmp_path), "said").description
 
 
@@ -144,15 +144,15 @@ def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "LARGE", 1)
     parts = {part: [f"{part} é", "more"] for part in ("train", "test")}
     write(tmp_path / "folder", **{f"{part}.jsonl": jsonl(texts) for part, texts in parts.items()})
-    saved = {part: datasets.Dataset.from_dict({"n": [1, 2], "said": texts}) for part, texts in parts.items()}
-    datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved")
+    dataset_parts = {part: datasets.Dataset.from_dict({"n": [1, 2], "said": texts}) for part, texts in parts.items()}
+    datasets.DatasetDict(dataset_parts).save_to_disk(tmp_path / "saved")
     for name in ("folder", "saved"):
-        loaded = text.load(f"hub:{tmp_path / name}", "said")
-        ids = [tokens.encode(tokenizer.make("bytes", []), part)[:] for part in loaded[1:3] for times in range(2)]
+        data = text.load(f"hub:{tmp_path / name}", "said")
+        ids = [tokens.encode(tokenization.make("bytes", []), part)[:] for part in data[1:3] for times in range(2)]
         assert [bytes(row).decode() for row in ids] == ["train é\0more"] * 2 + ["test é\0more"] * 2
     with raises(errors.UserError, "'n'", "'1'"):
         text.load(f"hub:{tmp_path / 'saved'}", "n")
-    with raises(errors.UserError, "text.field = 'text'", "n, said"):
+    with raises(errors.UserError, "no column 'text'. Set text.field", "n, said"):
         text.load(f"hub:{tmp_path / 'folder'}", "text")
     with raises(errors.UserError, f"hub:{tmp_path / 'folder'}:more", "'more'"):
         text.load(f"hub:{tmp_path / 'folder'}:more", "said")

@@ -1,4 +1,4 @@
-"""Other files than texts are refused, gzip is read, and a text fits into memory."""
+"""Files that are not text are refused, gzip is read, and a text fits into memory."""
 
 import gzip
 import tracemalloc
@@ -10,7 +10,7 @@ from errors import raises
 from small_files import KING, documents, write
 
 from experiments import language
-from experiments.data import corpus as corpora, files, text, tokenizer
+from experiments.data import corpus as corpora, files as data_files, text, tokenization
 from experiments.engine import errors
 
 STRANGE = {
@@ -18,13 +18,13 @@ STRANGE = {
     "utf16.txt": (KING.decode().encode("utf-16"), 3),
     "late.txt": (KING + b"\0" + KING, len(KING)),
     "late.txt.gz": (gzip.compress(KING + b"\0"), len(KING)),
-    "very_late.txt": (b"a" * (2 * files.CHUNK + 5) + b"\0", 2 * files.CHUNK + 5),
+    "very_late.txt": (b"a" * (2 * data_files.CHUNK + 5) + b"\0", 2 * data_files.CHUNK + 5),
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_files_with_nul_are_refused(tmp_path, name):
-    """Every other byte may occur: latin-1, a form feed, an escape."""
+    """All other bytes are accepted: latin-1, a form feed, an escape."""
     write(tmp_path, a="\ufeffnaïve\f\x1b[1m漢".encode() + bytes(range(1, 256)), b="naïve".encode("latin-1") * 9)
     assert len(documents(text.load_whole(str(tmp_path)))) == 2
     content, at = STRANGE[name]
@@ -35,8 +35,14 @@ def test_files_with_nul_are_refused(tmp_path, name):
 
 def test_gzip_is_read_and_a_truncated_file_is_refused(tmp_path):
     write(tmp_path, **{"a.txt": KING, "a.txt.gz": gzip.compress(KING), "gzip": gzip.compress(KING[:99]) * 2})
-    for packed, plain in zip(*(text.load(str(tmp_path / name))[1:3] for name in ("a.txt.gz", "a.txt")), strict=True):
-        assert (documents(packed), packed.size, packed.digest) == (documents(plain), plain.size, plain.digest)
+    for gzip_part, text_part in zip(
+        *(text.load(str(tmp_path / name))[1:3] for name in ("a.txt.gz", "a.txt")), strict=True
+    ):
+        assert (documents(gzip_part), gzip_part.size, gzip_part.digest) == (
+            documents(text_part),
+            text_part.size,
+            text_part.digest,
+        )
     assert b"".join(map(b"".join, text.load(str(tmp_path / "gzip"))[1:3])) == KING[:99] * 2
     with raises(errors.UserError, "b.gz"):
         text.load(str(write(tmp_path, **{"b.gz": gzip.compress(KING)[:-1]}) / "b.gz"))
@@ -44,17 +50,18 @@ def test_gzip_is_read_and_a_truncated_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bytes of one file"])
 def test_a_text_takes_the_memory_of_its_ids(tmp_path, monkeypatch, kind):
-    """Not 4 bytes an id, and not 8 while ids are counted."""
+    """It takes 1 or 2 bytes for each id, not 4, and not 8 while ids are counted."""
     kind, *of_one_file = kind.split(" ", 1)
     names = ["a.txt"] if of_one_file else ["train.txt", "train2.txt", "valid.txt"]
     rng, total = np.random.default_rng(0), 2**22
-    letters = "".join(map(chr, range(97, 97 + 26))) * 40 + "".join(map(chr, range(0x100, 0x200)))  # ids of two bytes
+    # So many characters need ids of two bytes.
+    letters = "".join(map(chr, range(97, 97 + 26))) * 40 + "".join(map(chr, range(0x100, 0x200)))
     for name in names:
         content = "".join(letters[i] for i in rng.integers(0, len(letters), 2**12)).encode() + "😀".encode()
         (tmp_path / name).write_bytes(content * (total // len(names) // len(content)) + name[:1].encode())
     settings = tiny.settings("language", text__source=str(tmp_path), text__tokenizer=kind)
     monkeypatch.setattr(corpora, "PIECE", 2**16)
-    monkeypatch.setattr(files, "CHUNK", 2**16)
+    monkeypatch.setattr(data_files, "CHUNK", 2**16)
     tracemalloc.start()
     corpus = corpora.read_corpus(settings.text, language.OBJECTIVES["causal"])
     corpora.count_tokens(corpus.train_T, W=corpus.tokenizer.size)
@@ -62,7 +69,7 @@ def test_a_text_takes_the_memory_of_its_ids(tmp_path, monkeypatch, kind):
     tracemalloc.stop()
     assert corpus.train_T.dtype == (np.uint8 if kind == "bytes" else np.uint16)
     ids = corpus.train_T.nbytes + corpus.evaluation_T.nbytes
-    assert ids <= 2 * total and peak < 1.2 * ids + 2**20  # a growing buffer is an eighth larger than its content
+    assert ids <= 2 * total and peak < 1.2 * ids + 2**20  # a growing buffer is up to an eighth larger than its content
     assert of_one_file or "train.txt, train2.txt to train on; valid.txt to evaluate" in corpus.lines[0]
 
 
@@ -72,19 +79,19 @@ def test_pieces_may_end_inside_a_character(chunk):
         return [document[first : first + chunk] for first in range(0, len(document), chunk)]
 
     document = "aé漢😀 b".encode() * 7
-    expected = tokenizer.make("characters", [document])
-    assert tokenizer.make("characters", cut(document)) == expected
+    expected = tokenization.make("characters", [document])
+    assert tokenization.make("characters", cut(document)) == expected
     assert np.array_equal(expected.join(cut(document)), expected.encode(document.decode()))
     for before in (b"", b"a" * 7, b"a" * 11, "a😀".encode()):
         with raises(errors.UserError, "a document", "\\xb6"):
-            tokenizer.make("characters", cut(b"\0" + before + b"\xb6" + document))
+            tokenization.make("characters", cut(b"\0" + before + b"\xb6" + document))
 
 
 def test_text_that_is_not_utf8_is_named_by_its_file(tmp_path):
     write(tmp_path, a=KING, b="é".encode() + b"\xff", c=KING * 99 + b"\xff")
     for part, name in ((text.load_whole(str(tmp_path)), "b"), (text.load(str(tmp_path / "c")).evaluation, "c")):
         with raises(errors.UserError, tmp_path / name, "\\xff"):
-            list(tokenizer.decode_pieces(part))
+            list(tokenization.decode_pieces(part))
 
 
 def test_files_that_are_not_part_of_a_text_are_counted(tmp_path):
@@ -97,7 +104,9 @@ def test_files_that_are_not_part_of_a_text_are_counted(tmp_path):
     assert "empty files left out: 1" in description
     write(tmp_path / "texts", **{"a.txt": KING, "b.txt": KING[:99], "c.md": b""})
     assert text.load(str(tmp_path / "texts")).description.endswith("empty files left out: 1")
-    assert text.load(str(write(tmp_path / "list", **{"b.json": b"[]", "b.txt": KING}))).train  # may describe the text
+    assert text.load(
+        str(write(tmp_path / "list", **{"b.json": b"[]", "b.txt": KING}))
+    ).train  # a .json next to a text is not read: it may describe the text
     with raises(errors.UserError, "b.json", "text.field"):
         text.load(str(tmp_path / "list" / "b.json"))
     write(tmp_path / "many", **{f"{c}.{c}": b"x" for c in "abcdefg"}, **{"z.csv": b"said\n" + b"x\ny\n" * 30})

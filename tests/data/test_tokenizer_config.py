@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from errors import raises
-from libraries import LETTERS, bert, gpt2, level, llama
+from libraries import LETTERS, bert, byte_level, gpt2, llama
 from small_files import write
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -15,22 +15,24 @@ from experiments.data import pretrained_tokenizer
 from experiments.engine import errors
 
 
-def roberta(**how: Any) -> Tokenizer:
-    made = level("<s>", "</s>", "<pad>", "<unk>", "<mask>", **how)
-    ids = [(name, made.token_to_id(name)) for name in ("</s>", "<s>")]
-    made.post_processor = processors.RobertaProcessing(*ids, add_prefix_space=False)
-    return made
+def roberta(**options: Any) -> Tokenizer:
+    tokenizer = byte_level("<s>", "</s>", "<pad>", "<unk>", "<mask>", **options)
+    ids = [(name, tokenizer.token_to_id(name)) for name in ("</s>", "<s>")]
+    tokenizer.post_processor = processors.RobertaProcessing(*ids, add_prefix_space=False)
+    return tokenizer
 
 
-def unigram(names: list[str], around: tuple[str, str], **how: Any) -> Tokenizer:
+def unigram(names: list[str], specials: tuple[str, str], **options: Any) -> Tokenizer:
     pieces = [*((name, 0.0) for name in names), *((name, -3.0) for name in ["▁", *LETTERS, "ab", "▁a", "▁ab"])]
-    made = Tokenizer(models.Unigram(pieces, unk_id=names.index("<unk>")))
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    ids = [(name, names.index(name)) for name in around]
-    made.post_processor = processors.TemplateProcessing(single=f"{around[0]} $A {around[1]}", special_tokens=ids)
-    made.add_special_tokens(names)
-    return made
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=names.index("<unk>")))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    ids = [(name, names.index(name)) for name in specials]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{specials[0]} $A {specials[1]}", special_tokens=ids
+    )
+    tokenizer.add_special_tokens(names)
+    return tokenizer
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test uses the network
@@ -82,7 +84,7 @@ def token(content: str, **changes: Any) -> dict:
     return {"content": content} | flags | changes
 
 
-def classed(name: str, **fields: Any) -> dict:
+def class_config(name: str, **fields: Any) -> dict:
     return {"tokenizer_config": {"tokenizer_class": name} | fields}
 
 
@@ -90,73 +92,80 @@ FAST = "PreTrainedTokenizerFast"
 MASK = {"__type": "AddedToken"} | token("<mask>", lstrip=True)
 SPECIALS_MAP = {"cls_token": "[MASK]"}
 ADDED = {"259": token("<|endoftext|>"), "260": token("<|x|>", lstrip=True), "261": token("new", special=False)}
-# A function that makes tokenizer.json, and the files next to it.
-SAME = {
+# {case: (function that makes tokenizer.json, the files next to it)}
+READABLE = {
     "no config": (bert, {}),
-    "BERT": (bert, classed("BertTokenizer")),
-    "BERT cased": (bert, classed("BertTokenizer", do_lower_case=False)),
-    "BERT cased without accents": (bert, classed("BertTokenizer", do_lower_case=False, strip_accents=True)),
-    "BERT Chinese": (bert, classed("BertTokenizer", tokenize_chinese_chars=False)),
-    "BERT without added tokens": (lambda: bert(specials=False), classed("BertTokenizer")),
-    "BERT other specials": (bert, classed("BertTokenizer", cls_token="[PAD]", sep_token="[MASK]")),
-    "BERT new mask": (bert, classed("BertTokenizer", mask_token="<mask>")),
-    "BERT decoder": (bert, classed("BertTokenizer", added_tokens_decoder={"4": token("[MASK]", lstrip=True)})),
+    "BERT": (bert, class_config("BertTokenizer")),
+    "BERT cased": (bert, class_config("BertTokenizer", do_lower_case=False)),
+    "BERT cased without accents": (bert, class_config("BertTokenizer", do_lower_case=False, strip_accents=True)),
+    "BERT Chinese": (bert, class_config("BertTokenizer", tokenize_chinese_chars=False)),
+    "BERT without added tokens": (lambda: bert(specials=False), class_config("BertTokenizer")),
+    "BERT other specials": (bert, class_config("BertTokenizer", cls_token="[PAD]", sep_token="[MASK]")),
+    "BERT new mask": (bert, class_config("BertTokenizer", mask_token="<mask>")),
+    "BERT decoder": (bert, class_config("BertTokenizer", added_tokens_decoder={"4": token("[MASK]", lstrip=True)})),
     "config.json": (bert, {"config": {"model_type": "bert"}, "tokenizer_config": {"do_lower_case": False}}),
     "config.json alone": (lambda: bert(False), {"config": {"model_type": "bert"}}),
     "config.json of GPT-2": (lambda: gpt2(prefix=True), {"config": {"model_type": "gpt2"}}),
     "config.json of Llama": (llama, {"config": {"model_type": "llama"}}),
-    "fast ignores do_lower_case": (bert, classed(FAST, do_lower_case=False, add_prefix_space=True)),
-    "fast adds": (gpt2, classed(FAST, added_tokens_decoder=ADDED)),
-    "fast mask": (gpt2, classed(FAST, mask_token="<mask>", pad_token="<pad>")),
-    "fast split": (gpt2, classed(FAST, split_special_tokens=True)),
-    "map over config": (bert, classed("BertTokenizer", cls_token="[SEP]") | {"special_tokens_map": SPECIALS_MAP}),
-    "GPT-2 prefix": (gpt2, classed("GPT2TokenizerFast", add_prefix_space=True)),
-    "RoBERTa": (roberta, classed("RobertaTokenizer")),
-    "RoBERTa prefix": (roberta, classed("RobertaTokenizer", add_prefix_space=True)),
-    "Llama": (llama, classed("LlamaTokenizer")),
-    "Llama legacy": (llama, classed("LlamaTokenizerFast", legacy=True)),
-    "Llama new": (lambda: llama(False), classed("LlamaTokenizer", legacy=False)),
-    "Llama no prefix": (llama, classed("LlamaTokenizer", add_prefix_space=False)),
-    "Llama of bytes": (gpt2, classed("LlamaTokenizerFast", add_prefix_space=True)),
-    "XLM-R": (xlmr, classed("XLMRobertaTokenizer")),
-    "XLM-R no prefix": (xlmr, classed("XLMRobertaTokenizer", add_prefix_space=False)),
-    "ALBERT": (albert, classed("AlbertTokenizer")),
-    "ALBERT cased": (albert, classed("AlbertTokenizer", do_lower_case=False, keep_accents=True)),
-    "Qwen": (qwen, classed("Qwen2Tokenizer")),
-    "Gemma": (gemma, classed("GemmaTokenizer", add_bos_token=True)),
+    "fast ignores do_lower_case": (bert, class_config(FAST, do_lower_case=False, add_prefix_space=True)),
+    "fast adds": (gpt2, class_config(FAST, added_tokens_decoder=ADDED)),
+    "fast mask": (gpt2, class_config(FAST, mask_token="<mask>", pad_token="<pad>")),
+    "fast split": (gpt2, class_config(FAST, split_special_tokens=True)),
+    "map over config": (bert, class_config("BertTokenizer", cls_token="[SEP]") | {"special_tokens_map": SPECIALS_MAP}),
+    "GPT-2 prefix": (gpt2, class_config("GPT2TokenizerFast", add_prefix_space=True)),
+    "RoBERTa": (roberta, class_config("RobertaTokenizer")),
+    "RoBERTa prefix": (roberta, class_config("RobertaTokenizer", add_prefix_space=True)),
+    "Llama": (llama, class_config("LlamaTokenizer")),
+    "Llama legacy": (llama, class_config("LlamaTokenizerFast", legacy=True)),
+    "Llama new": (lambda: llama(False), class_config("LlamaTokenizer", legacy=False)),
+    "Llama no prefix": (llama, class_config("LlamaTokenizer", add_prefix_space=False)),
+    "Llama of bytes": (gpt2, class_config("LlamaTokenizerFast", add_prefix_space=True)),
+    "XLM-R": (xlmr, class_config("XLMRobertaTokenizer")),
+    "XLM-R no prefix": (xlmr, class_config("XLMRobertaTokenizer", add_prefix_space=False)),
+    "ALBERT": (albert, class_config("AlbertTokenizer")),
+    "ALBERT cased": (albert, class_config("AlbertTokenizer", do_lower_case=False, keep_accents=True)),
+    "Qwen": (qwen, class_config("Qwen2Tokenizer")),
+    "Gemma": (gemma, class_config("GemmaTokenizer", add_bos_token=True)),
 }
 
 
-def saved(folder: pathlib.Path, make: Any, files: dict[str, dict]) -> pathlib.Path:
+def save_files(folder: pathlib.Path, make: Any, files: dict[str, dict]) -> pathlib.Path:
     make().save(str(folder / "tokenizer.json"))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 
 
-@pytest.mark.parametrize("case", SAME)
-def test_ids_are_those_of_transformers(tmp_path, case):
+@pytest.mark.parametrize("case", READABLE)
+def test_ids_equal_those_of_transformers(tmp_path, case):
     transformers = pytest.importorskip(
         "transformers", minversion="5.24", reason="parity with its tokenizers: extra [parity]"
     )
-    folder = saved(tmp_path, *SAME[case])
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), pretrained_tokenizer.read(folder)
-    assert {text: ours.encode(text).tolist() for text in TEXTS} == {text: theirs(text)["input_ids"] for text in TEXTS}
-    assert ours.size == len(theirs)
-    copy = pretrained_tokenizer.read(write(tmp_path / "run", **ours.files))  # without the model's config.json
-    assert [copy.encode(text).tolist() for text in TEXTS] == [ours.encode(text).tolist() for text in TEXTS]
-    assert copy.files == ours.files
+    folder = save_files(tmp_path, *READABLE[case])
+    reference, tokenizer = transformers.AutoTokenizer.from_pretrained(folder), pretrained_tokenizer.read(folder)
+    assert {text: tokenizer.encode(text).tolist() for text in TEXTS} == {
+        text: reference(text)["input_ids"] for text in TEXTS
+    }
+    assert tokenizer.size == len(reference)
+    # The copy has no config.json of the model.
+    copy = pretrained_tokenizer.read(write(tmp_path / "run", **tokenizer.files))
+    assert [copy.encode(text).tolist() for text in TEXTS] == [tokenizer.encode(text).tolist() for text in TEXTS]
+    assert copy.files == tokenizer.files
 
 
 REFUSED = {
-    "T5": (xlmr, classed("T5TokenizerFast"), "T5Tokenizer"),
-    "the user's class": (gpt2, classed("MyTokenizer", auto_map={"AutoTokenizer": ["my.MyTokenizer", None]}), "MyT"),
+    "T5": (xlmr, class_config("T5TokenizerFast"), "T5Tokenizer"),
+    "the user's class": (
+        gpt2,
+        class_config("MyTokenizer", auto_map={"AutoTokenizer": ["my.MyTokenizer", None]}),
+        "MyT",
+    ),
     "a type without a class": (gpt2, {"config": {"model_type": "t5"}}, "model_type t5"),
-    "another model": (xlmr, classed("BertTokenizer"), "Unigram"),
-    "BERT of bytes": (gpt2, classed("BertTokenizer"), "BPE"),
-    "a switch of text": (bert, classed("BertTokenizer", do_lower_case="no"), "do_lower_case = 'no'"),
-    "a switch of Llama": (llama, classed("LlamaTokenizer", legacy="no"), "legacy = 'no'"),
-    "a switch of a number": (gpt2, classed("GPT2Tokenizer", add_prefix_space=2), "add_prefix_space = 2"),
+    "another model": (xlmr, class_config("BertTokenizer"), "Unigram"),
+    "BERT of bytes": (gpt2, class_config("BertTokenizer"), "BPE"),
+    "a switch of text": (bert, class_config("BertTokenizer", do_lower_case="no"), "do_lower_case = 'no'"),
+    "a switch of Llama": (llama, class_config("LlamaTokenizer", legacy="no"), "legacy = 'no'"),
+    "a switch of a number": (gpt2, class_config("GPT2Tokenizer", add_prefix_space=2), "add_prefix_space = 2"),
     "a class of no text": (gpt2, {"tokenizer_config": {"tokenizer_class": 5}}, "5"),
 }
 
@@ -165,10 +174,10 @@ REFUSED = {
 def test_unknown_classes_are_refused_with_their_file_and_value(tmp_path, case):
     make, files, value = REFUSED[case]
     with raises(errors.UserError, value, ".json"):
-        pretrained_tokenizer.read(saved(tmp_path, make, files))
+        pretrained_tokenizer.read(save_files(tmp_path, make, files))
 
 
-# Ids by transformers 5.24 for some of these folders, for environments without it.
+# Ids of transformers 5.24 for some of these folders, for environments without it: (case, text, ids).
 EXPECTED = (
     ("BERT cased", "AB é", [2, 7, 22, 10, 3]),
     ("BERT new mask", "a<mask>", [2, 5, 37, 3]),
@@ -188,4 +197,4 @@ EXPECTED = (
 
 @pytest.mark.parametrize(("case", "text", "ids"), EXPECTED)
 def test_a_config_gives_the_expected_ids(tmp_path, case, text, ids):
-    assert pretrained_tokenizer.read(saved(tmp_path, *SAME[case])).encode(text).tolist() == ids
+    assert pretrained_tokenizer.read(save_files(tmp_path, *READABLE[case])).encode(text).tolist() == ids

@@ -1,4 +1,4 @@
-"""Older published tokenizers, vocab.txt and vocab.json with merges.txt, give the ids of transformers."""
+"""Older tokenizers (vocab.txt, or vocab.json with merges.txt) give the same ids as transformers."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "Un", "e
 BYTES = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "Ġa"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", *BYTES, "<mask>"]
 MASK = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False}
-# The fields of tokenizer_config.json, the vocabulary, a text and its ids.
+# {class: (fields of tokenizer_config.json, vocabulary, text, its ids)}
 CASES = {
     "BertTokenizer": ({}, PIECES, "Unable é[MASK]中.", [2, 5, 6, 8, 4, 11, 13, 3]),
     "BertTokenizer, cased": ({"do_lower_case": False}, PIECES, "Un un é中中", [2, 7, 5, 9, 11, 11, 3]),
@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-def saved(folder, case: str):
+def save_files(folder, case: str):
     """Write the files of a case, and return their folder."""
     config, words, *_ = CASES[case]
     name = case.split(",")[0]
@@ -50,7 +50,7 @@ def saved(folder, case: str):
 @pytest.mark.parametrize("case", CASES)
 def test_older_files_are_read_and_kept_as_a_tokenizer_json(tmp_path, case):
     *_, text, ids = CASES[case]
-    chosen = pretrained_tokenizer.read(saved(tmp_path, case))
+    chosen = pretrained_tokenizer.read(save_files(tmp_path, case))
     assert chosen.encode(text).tolist() == ids
     assert chosen.size == len(CASES[case][1])
     if "<mask>" in text or "[MASK]" in text:
@@ -60,20 +60,20 @@ def test_older_files_are_read_and_kept_as_a_tokenizer_json(tmp_path, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ids_are_those_of_transformers(tmp_path, case):
+def test_ids_equal_those_of_transformers(tmp_path, case):
     transformers = pytest.importorskip(
         "transformers", minversion="5.24", reason="parity with its tokenizers: extra [parity]"
     )
-    folder = saved(tmp_path, case)
-    theirs = getattr(transformers, case.split(",")[0]).from_pretrained(folder)
-    ours = pretrained_tokenizer.read(folder)
+    folder = save_files(tmp_path, case)
+    reference = getattr(transformers, case.split(",")[0]).from_pretrained(folder)
+    tokenizer = pretrained_tokenizer.read(folder)
 
     @hypothesis.settings(max_examples=60, deadline=None, database=None)
     @hypothesis.given(st.text(st.sampled_from("aUunble éÉe\u0301中.<[]\t")) | st.just(CASES[case][2]))
-    def equal(text):
-        assert ours.encode(text).tolist() == theirs(text)["input_ids"]
+    def compare(text):
+        assert tokenizer.encode(text).tolist() == reference(text)["input_ids"]
 
-    equal()
+    compare()
 
 
 @pytest.mark.parametrize(

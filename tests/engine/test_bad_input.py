@@ -1,4 +1,4 @@
-"""A user's mistake gets one sentence that names it and what is right, exit code 2, and leaves nothing behind."""
+"""A user's mistake is reported in one sentence with the allowed values. The exit code is 2; no file is written."""
 
 import json
 import os
@@ -15,12 +15,15 @@ SMALL = ("--config.model.D=8", "--config.model.H=2", "--config.train.batch_size=
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch):
-    """Run with these arguments in an empty folder; the sentence, the one thing that happens, says these words."""
+def check_refusal(tmp_path, monkeypatch):
+    """Return a function (arguments, *words). It runs the launcher in an empty folder and checks its one-line error.
+
+    The error contains these words, the exit code is 2, and no file is written.
+    """
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
-    def run(arguments, *words, folder=tmp_path / "run"):
+    def run_and_check(arguments, *words, folder=tmp_path / "run"):
         outcome = tiny.run("--workdir", str(folder), *SMALL, *arguments)
         assert outcome.code == 2, outcome
         assert outcome.err.startswith("error: ") and outcome.err.endswith("\n") and outcome.err.count("\n") == 1
@@ -30,12 +33,12 @@ def refused(tmp_path, monkeypatch):
         assert not missing, f"{outcome.err!r} does not say {missing}"
         return outcome.err
 
-    return run
+    return run_and_check
 
 
 @pytest.fixture
 def language(tmp_path):
-    """The arguments of a small language run on a local text."""
+    """Return the arguments of a small language run on a local text."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     return ("--config", tiny.config_file(tmp_path, "language", text__source=str(tmp_path / "text.txt"), text__N=8))
 
@@ -60,11 +63,11 @@ def vision(tmp_path):
         ("raise RuntimeError('mine')", ["RuntimeError: mine"]),
     ],
 )
-def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
+def test_a_mistake_in_a_config_file_is_refused_with_its_line(check_refusal, tmp_path, line, words):
     file = tmp_path / "mistake.py"
     head = "from configs import base\n\ndef get_config():\n    c = base.get_config('vision')\n"
     file.write_text(f"{head}    {line}\n    return c\n")
-    refused(["--config", str(file)], f"{file}, line 5: ", *words)
+    check_refusal(["--config", str(file)], f"{file}, line 5: ", *words)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,8 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
         ("a.json", json.dumps({"train": {"stebs": 3}}), ['"train.stebs"', '"train.steps"']),
         ("a.json", json.dumps({"config": {"train": {"steps": "3.5"}}}), ["train.steps", "int", "'3.5'"]),
         ("a.json", json.dumps({"config": {"train": {"steps": True}}}), ["train.steps", "int", "True"]),
-        ("a.json", "[1, 2]", ["is not a config in JSON", "object"]),
-        ("a.json", '{"config": {', ["is not a config in JSON"]),
+        ("a.json", "[1, 2]", ["as a config in JSON", "object"]),
+        ("a.json", '{"config": {', ["as a config in JSON"]),
         ("a.py", "def get_config(:\n", ["SyntaxError", "a.py", "line 1"]),
         ("a.py", "import no_such_module\n", ["a.py, line 1", "no_such_module"]),
         (
@@ -87,17 +90,17 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
         ("a.yaml", "", [".py", ".json", "a.yaml"]),
     ],
 )
-def test_a_file_that_is_no_config(refused, tmp_path, name, content, words):
+def test_a_file_that_is_not_a_config_is_refused(check_refusal, tmp_path, name, content, words):
     (tmp_path / name).write_text(content)
-    refused(["--config", str(tmp_path / name)], *words)
+    check_refusal(["--config", str(tmp_path / name)], *words)
 
 
-def test_a_name_longer_than_those_of_files(refused, language):
+def test_a_path_that_is_too_long_for_the_file_system_is_refused(check_refusal, language):
     for arguments in (["--config"], [*language, "--config.init_from"]):
-        refused([*arguments[:-1], f"{arguments[-1]}={'9' * 300}"], "999")
+        check_refusal([*arguments[:-1], f"{arguments[-1]}={'9' * 300}"], "999")
 
 
-SIZES = """
+VISION_MISTAKES = """
 model.D=9 | model.D = 9 | model.H = 2
 model.H=3 | model.D = 8 | model.H = 3
 model.H=0 | model.H
@@ -130,41 +133,41 @@ model.position=sinusoid | sinusoid | learned | none | did you mean "sinusoidal"
 model.block=prenorm | prenorm | post_norm | did you mean "pre_norm"
 image.head=pool | pool | class_token | did you mean "pooled"
 """
-WORDS = """
+LANGUAGE_MISTAKES = """
 text.N=0 | text.N | at least 1 | 0
 text.objective=mask | mask | causal | did you mean "masked"
 text.head=tied_gelu | unknown head "tied_gelu" | did you mean "tied+gelu" | linear+bias
 text.tokenizer=byte | byte | characters | did you mean
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier
 """
-MISTAKES = [("vision", *line.split(" | ")) for line in SIZES.strip().splitlines()]
-MISTAKES += [("language", *line.split(" | ")) for line in WORDS.strip().splitlines()]
+MISTAKES = [("vision", *line.split(" | ")) for line in VISION_MISTAKES.strip().splitlines()]
+MISTAKES += [("language", *line.split(" | ")) for line in LANGUAGE_MISTAKES.strip().splitlines()]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[1])
-def test_a_setting_that_cannot_be_is_refused(refused, request, mistake):
+def test_an_invalid_setting_is_refused(check_refusal, request, mistake):
     experiment, changes, *words = mistake
-    refused([*request.getfixturevalue(experiment), *(f"--config.{change}" for change in changes.split())], *words)
+    check_refusal([*request.getfixturevalue(experiment), *(f"--config.{change}" for change in changes.split())], *words)
 
 
 @pytest.mark.parametrize(("labels", "words"), [([0, 1, -1, 2], ["from -1", "0 .. 2"]), ([0, 0, 0, 0], ["'0'"])])
-def test_labels_that_cannot_be_trained_on_are_refused(refused, vision, tmp_path, labels, words):
-    """tests/data has every other fault of a file."""
+def test_labels_that_cannot_be_trained_on_are_refused(check_refusal, vision, tmp_path, labels, words):
+    """tests/data tests the other faults of data files."""
     x, y = np.zeros((4, 4, 4), np.uint8), np.array(labels)
     np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x, y_test=abs(y))
-    refused([*vision, f"--config.image.source={tmp_path / 'images.npz'}"], "images.npz", *words)
+    check_refusal([*vision, f"--config.image.source={tmp_path / 'images.npz'}"], "images.npz", *words)
 
 
 @pytest.mark.parametrize("experiment", ["vision", "language"])
-def test_the_arguments_above_would_run_but_for_the_mistake(experiment, request, tmp_path):
-    """Guards the guards: without a mistake the same arguments reach the point where the folder is made."""
+def test_the_arguments_above_are_accepted_without_the_mistake(experiment, request, tmp_path):
+    """Check the tests above: without a mistake, the arguments are accepted until the run directory is created."""
     (tmp_path / "file").write_text("")
     outcome = tiny.run(*request.getfixturevalue(experiment), *SMALL, "--workdir", str(tmp_path / "file" / "run"))
     assert outcome.code == 2 and str(tmp_path / "file" / "run") in outcome.err
 
 
-def test_the_real_command(tmp_path):
-    """A shell sees exit code 2 and one line of ours on stderr; a library may print warnings at its import."""
+def test_a_shell_gets_exit_code_2_and_one_line_on_stderr(tmp_path):
+    """Libraries may print warnings on import; the command adds one line."""
     command = [sys.executable, str(ROOT / "launch.py"), "--config", "no.py", "--workdir", str(tmp_path / "run")]
     outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert outcome.returncode == 2

@@ -1,4 +1,4 @@
-"""Compilation: the backend, what is compiled and kept, memory checked before use, FLOPs against E29, cost reports."""
+"""Compilation: the backend, compiled and cached programs, memory checks, FLOPs against E29, cost reports."""
 
 import functools
 import itertools
@@ -15,34 +15,43 @@ import numpy as np
 import optax
 import pytest
 import tiny
-from checkpoints import saved
+from checkpoints import save_steps
 from errors import raises
 from resuming import Stopped, run
 
-from experiments.engine import batches, compilation, disk, errors, mesh, summary as summaries, train_step
+from experiments.engine import (
+    batches,
+    compilation,
+    disk,
+    errors,
+    mesh as meshes,
+    run as runs,
+    summary as summaries,
+    train_step,
+)
 from tfm import loss
-from tfm.attention import explicit, flash, mask, splash
+from tfm.attention import explicit, flash, mask as masks, splash
 
 BACKEND = "/jax/core/compile/backend_compile_duration"
-compilations: list[str] = []  # the names of what has been compiled
+compilations: list[str] = []  # names of the compiled functions
 
 
 @pytest.fixture(scope="module", autouse=True)
-def listening():
-    def listen(event, seconds, **about):
+def record_compilations():
+    def record(event, seconds, **about):
         if event == BACKEND:
             compilations.append(about["fun_name"])
 
-    jax.monitoring.register_event_duration_secs_listener(listen)  # there is no public way to take it back
+    jax.monitoring.register_event_duration_secs_listener(record)  # JAX has no public function to remove it
 
 
 def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(tmp_path, monkeypatch):
     changes = {"train__steps": 6, "train__evaluate_every": 2, "train__save_every": 2}
-    seen, whole = {}, batches.iterate
+    compilations_before_step, original = {}, batches.iterate
 
     def iterate(dataset, *, start):
-        for n, batch in enumerate(whole(dataset, start=start), start + 1):
-            seen[n] = len(compilations)
+        for n, batch in enumerate(original(dataset, start=start), start + 1):
+            compilations_before_step[n] = len(compilations)
             if n == 6 and start == 0:
                 raise Stopped
             yield batch
@@ -52,25 +61,35 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
     with pytest.raises(Stopped):
         run(tmp_path / "run", **changes)
     assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
-    assert seen[2] == seen[1] and seen[3] > seen[2]  # the first evaluation comes behind step 2
-    assert seen[6] == seen[5] == seen[4] == seen[3]  # another one, and a save, behind step 4
-    seen.clear()
+    # The first evaluation follows step 2.
+    assert (
+        compilations_before_step[2] == compilations_before_step[1]
+        and compilations_before_step[3] > compilations_before_step[2]
+    )
+    # An evaluation and a save follow step 4.
+    assert (
+        compilations_before_step[6]
+        == compilations_before_step[5]
+        == compilations_before_step[4]
+        == compilations_before_step[3]
+    )
+    compilations_before_step.clear()
     compilations.clear()
     run(tmp_path / "run", **changes)
     assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
-    assert list(seen) == [5, 6] and seen[6] == seen[5]
+    assert list(compilations_before_step) == [5, 6] and compilations_before_step[6] == compilations_before_step[5]
 
 
-def test_small_arrays_that_devices_share_are_saved_in_one_piece(tmp_path):
-    """Orbax's pieces are programs: of a shape that no other test has, so that they would be compiled here."""
+def test_saving_replicated_arrays_compiles_no_slices(tmp_path):
+    """Orbax compiles a program to slice an array. D = 72 is in no other test, so it would be compiled here."""
     compilations.clear()
-    saved(tmp_path, layout="8 whole", D=72)
+    save_steps(tmp_path, layout="8 whole", D=72)
     assert "jit(slice)" not in compilations
 
 
 @pytest.fixture
-def settings_of_jax(monkeypatch):
-    """The cache is allowed, and what a test sets is set back."""
+def restore_jax_settings(monkeypatch):
+    """Enable the compilation cache, and restore JAX's settings after the test."""
     names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_enable_compilation_cache", True)
@@ -80,54 +99,73 @@ def settings_of_jax(monkeypatch):
     compilation.compilation_cache.reset_cache()
 
 
-def test_a_second_start_takes_its_programs_from_the_cache(settings_of_jax, tmp_path, monkeypatch):
+def test_a_second_start_takes_its_programs_from_the_cache(restore_jax_settings, tmp_path, monkeypatch):
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "cache"))
     hits, values = [], []
-    jax.monitoring.register_event_listener(lambda event, **more: hits.append(event) if "cache_hits" in event else None)
+    jax.monitoring.register_event_listener(
+        lambda event, **options: hits.append(event) if "cache_hits" in event else None
+    )
     for _ in range(2):
-        compilation.keep()
-        values.append((float(jax.jit(lambda x: jax.numpy.tanh(x) * 2 + 1)(3.0)), len(hits) > 0))  # unknown to jit
-    (first, hit), (second, again) = values
-    assert first == second and (hit, again) == (False, True) and any((tmp_path / "cache").iterdir())
+        compilation.enable_cache()
+        # A new function, which jit has not cached.
+        values.append((float(jax.jit(lambda x: jax.numpy.tanh(x) * 2 + 1)(3.0)), len(hits) > 0))
+    (first, first_hit), (second, second_hit) = values
+    assert first == second and (first_hit, second_hit) == (False, True) and any((tmp_path / "cache").iterdir())
 
 
-def test_the_folder_of_compiled_programs(settings_of_jax, tmp_path, monkeypatch, capsys):
+def test_the_cache_folder_of_compiled_programs_can_be_chosen_and_switched_off(
+    restore_jax_settings, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(compilation.FOLDER, raising=False)
-    compilation.keep()
+    compilation.enable_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache" / "tfm" / "compiled")
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "own"))
-    compilation.keep()
+    compilation.enable_cache()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     assert (tmp_path / "own").is_dir() and capsys.readouterr().out == ""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "file" / "below"))
-    compilation.keep()
+    compilation.enable_cache()
     assert "compiled programs are not cached: " in capsys.readouterr().out
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
-    compilation.keep_nothing()
+    compilation.disable_cache()
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "more"))
-    compilation.keep()  # as under JAX_ENABLE_COMPILATION_CACHE=false
+    compilation.enable_cache()  # has no effect after disable_cache(), as with JAX_ENABLE_COMPILATION_CACHE=false
     assert not jax.config.jax_enable_compilation_cache and not (tmp_path / "more").exists()
 
 
 def test_a_program_that_runs_once_is_compiled_quickly_unless_xla_flags_set_a_level(monkeypatch):
-    assert compilation.for_one_run(mesh.make()) == {}  # the tests' own level, which is lower
+    assert compilation.run_once_options(meshes.make()) == {}  # the tests set a lower level in XLA_FLAGS
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    assert compilation.for_one_run(mesh.make()) == {"xla_backend_optimization_level": 1}
+    assert compilation.run_once_options(meshes.make()) == {"xla_backend_optimization_level": 1}
+
+
+def test_only_programs_for_gpus_have_the_option_of_deterministic_operations():
+    gpu = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
+    options = compilation.deterministic_options(gpu, True)
+    assert options == {"xla_gpu_deterministic_ops": True}
+    assert compilation.deterministic_options(gpu, False) == compilation.deterministic_options(meshes.make(), True) == {}
+    jax.jit(jnp.sin, compiler_options=options).lower(1.0).compile()  # this jaxlib knows the option
+
+
+def test_a_device_that_train_deterministic_does_not_change_is_named(capsys):
+    for value in (False, True):
+        runs.make_mesh(tiny.settings("vision", train__deterministic=value))
+        assert ("train.deterministic = true changes nothing on a CPU" in capsys.readouterr().out) == value
 
 
 def test_the_tests_write_nothing_into_the_cache_of_the_user():
-    where = pathlib.Path(os.environ[compilation.FOLDER])
-    assert where.parent == pathlib.Path(tempfile.gettempdir()) and where.name.startswith("tfm-compiled-")
+    folder = pathlib.Path(os.environ[compilation.FOLDER])
+    assert folder.parent == pathlib.Path(tempfile.gettempdir()) and folder.name.startswith("tfm-compiled-")
 
 
-HELD = "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."
+TPU_IN_USE = "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."
 
 
 @pytest.fixture
-def platforms():
-    """A function that sets JAX's flag; afterwards it is as before."""
+def set_platforms():
+    """Return a function that sets jax_platforms, which is restored after the test."""
     before = jax.config.jax_platforms
     yield lambda value: jax.config.update("jax_platforms", value)
     jax.config.update("jax_platforms", before)
@@ -141,16 +179,16 @@ def test_a_device_that_is_not_available_is_refused(tmp_path, device):
     assert device in outcome.err and ("runtime" in outcome.err) == (device == "tpu")
 
 
-def test_a_tpu_in_use_is_an_error_in_jaxs_words_with_a_hint(platforms, monkeypatch):
+def test_a_tpu_in_use_is_reported_with_jaxs_message_and_a_hint(set_platforms, monkeypatch):
     def default_backend():
         if jax.config.jax_platforms == "cpu":
             return "cpu"
-        raise RuntimeError(f"{HELD}\nand more")
+        raise RuntimeError(f"{TPU_IN_USE}\nand more")
 
     monkeypatch.setattr(jax, "default_backend", default_backend)
     for device in ("any", "tpu"):
-        platforms(None)
-        with raises(errors.UserError, HELD, "--device=cpu") as caught:
+        set_platforms(None)
+        with raises(errors.UserError, TPU_IN_USE, "--device=cpu") as caught:
             compilation.start(device)
         assert "and more" not in str(caught.value)
     compilation.start("cpu")
@@ -161,12 +199,12 @@ def test_a_dry_run_of_a_larger_mesh_has_fake_devices(monkeypatch):
     assert compilation.split(sizes, "any", fake=True) is None  # the tests have eight devices
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     fake = compilation.split(sizes, "any", fake=True)
-    assert mesh.make(fsdp=2, tensor=4, devices=fake).devices.size == 8
+    assert meshes.make(fsdp=2, tensor=4, devices=fake).devices.size == 8
     with raises(errors.UserError, "mesh", 8192):
         compilation.split({"data": 4096, "fsdp": 2}, "any", fake=True)
 
 
-def test_the_memory_of_the_host(tmp_path, monkeypatch):
+def test_host_memory_is_the_available_memory_or_the_limit_of_the_group(tmp_path, monkeypatch):
     assert 2**20 < disk.host_memory() < 2**50
     (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  7000 kB\n")
     (tmp_path / "max").write_text("max\n")
@@ -177,7 +215,7 @@ def test_the_memory_of_the_host(tmp_path, monkeypatch):
     assert disk.host_memory() == 5000
     monkeypatch.setattr(disk, "MEMINFO", tmp_path / "nothing")
     monkeypatch.setattr(disk, "GROUP", tmp_path / "nothing")
-    assert 2**20 < disk.host_memory()  # what the system itself says, or no limit
+    assert 2**20 < disk.host_memory()  # the operating system's number, or no limit
 
 
 def test_arrays_that_do_not_fit_are_refused(monkeypatch):
@@ -194,26 +232,26 @@ def test_arrays_that_do_not_fit_are_refused(monkeypatch):
 
 
 def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
-    """D = 5, C = 3: 18 parameters of 4 bytes, as many gradients; no moments; step and key have 12 bytes."""
-    task, devices = tiny.linear_task(), mesh.make(data=8)
+    """D = 5, C = 3: 18 parameters and 18 gradients of 4 bytes, no moments. The step and the key have 12 bytes."""
+    task, devices = tiny.linear_task(), meshes.make(data=8)
     state = train_step.abstract_state(task, optax.sgd(0.1), mesh=devices)
-    needed = 8 * (2 * 18 * 4 + 4 + jax.random.key(0).dtype.itemsize)
-    monkeypatch.setattr(disk, "host_memory", lambda: needed)
-    compilation.check_state(state, devices, described=False)
-    monkeypatch.setattr(disk, "host_memory", lambda: needed - 1)
+    needed_bytes = 8 * (2 * 18 * 4 + 4 + jax.random.key(0).dtype.itemsize)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed_bytes)
+    compilation.check_state(state, devices, dry_run=False)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed_bytes - 1)
     with raises(errors.UserError, "8 devices"):
-        compilation.check_state(state, devices, described=False)
-    compilation.check_state(state, devices, described=True)  # of a mesh that is only described
-    monkeypatch.setattr(compilation, "UNLIMITED", needed // 8 - 1)
+        compilation.check_state(state, devices, dry_run=False)
+    compilation.check_state(state, devices, dry_run=True)  # the devices are not here, so their memory is unknown
+    monkeypatch.setattr(compilation, "UNLIMITED", needed_bytes // 8 - 1)
     with raises(errors.UserError, "memory"):
-        compilation.check_state(state, devices, described=True)
+        compilation.check_state(state, devices, dry_run=True)
 
 
 def test_batches_are_refused_before_they_are_made(monkeypatch):
-    asked = []
+    sizes = []
 
     def fetch(index_B, rng):
-        asked.append(len(index_B))
+        sizes.append(len(index_B))
         return {"x_BD": np.zeros((len(index_B), 125)), "y_B": index_B}  # 1008 bytes
 
     monkeypatch.setattr(disk, "host_memory", lambda: 1008 * 200)
@@ -224,30 +262,30 @@ def test_batches_are_refused_before_they_are_made(monkeypatch):
             batches.train(fetch, n=10**6, batch=20 if growth else 21, seed=0, growth=growth)
     with raises(errors.UserError, "202 examples", "1008 bytes"):
         batches.evaluation(fetch, n=10**6, batch=101)
-    assert set(asked) == {1}
+    assert set(sizes) == {1}
 
 
 def test_a_model_of_absurd_size_is_refused_before_it_is_made(tmp_path):
     file = tiny.config_file(tmp_path, "vision", **tiny.MODEL | {"image.patch": 4, "model.F": 2000000000})
     outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
-    assert outcome.code == 2 and "TiB of memory" in outcome.err and "make model.D" in outcome.err
+    assert outcome.code == 2 and "TiB of memory" in outcome.err and "Make model.D" in outcome.err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_step_that_needs_more_memory_than_there_is_is_refused(monkeypatch):
-    devices = mesh.make(data=8)
+def test_a_step_that_needs_more_memory_than_is_available_is_refused(monkeypatch):
+    devices = meshes.make(data=8)
     product = jax.jit(lambda x_BD: (x_BD @ x_BD.T) @ x_BD).lower(jax.ShapeDtypeStruct((101, 3), np.float32)).compile()
-    needed = 8 * product.memory_analysis().temp_size_in_bytes
-    assert needed >= 8 * 101 * 101 * 4
-    monkeypatch.setattr(disk, "host_memory", lambda: needed)
+    needed_bytes = 8 * product.memory_analysis().temp_size_in_bytes
+    assert needed_bytes >= 8 * 101 * 101 * 4
+    monkeypatch.setattr(disk, "host_memory", lambda: needed_bytes)
     compilation.check_step(product, devices)
-    monkeypatch.setattr(disk, "host_memory", lambda: needed - 1)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed_bytes - 1)
     with raises(errors.UserError, "training step", "8 devices"):
         compilation.check_step(product, devices)
 
 
-def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
-    """State and batches fit into a MiB, and the temporary arrays of two examples on each of 8 devices do not."""
+def test_a_run_whose_step_needs_too_much_memory_stops_before_the_step(tmp_path, monkeypatch):
+    """State and batches fit into 1 MiB. The temporary arrays of two examples on each of 8 devices do not."""
     monkeypatch.setattr(disk, "host_memory", lambda: 2**20)
     task = tiny.linear_task()
 
@@ -257,7 +295,7 @@ def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
         return measures | {"large": (large_BX.max(), jnp.float32(1))}, aux
 
     with raises(errors.UserError, "training step", "8 devices"):
-        tiny.trained(tmp_path / "run", task._replace(loss=loss), mesh__data=8)
+        tiny.train(tmp_path / "run", task._replace(loss=loss), mesh__data=8)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -283,7 +321,7 @@ def forward(task):
 
 
 def layer(*, K=D // H, projections=4):
-    """E29 for one layer and B sequences: projections, attention (logits and averages), MLP; two per multiply-add."""
+    """Return E29 for one layer and B sequences: projections, attention, MLP. A multiply-add counts as two."""
     T = B * N
     return projections * 2 * T * D * H * K + B * 2 * 2 * H * N * N * K + 4 * T * D * F
 
@@ -298,26 +336,26 @@ HEAD = 2 * B * N * D * W
         ({"model__K": 11}, M * layer(K=11) + HEAD),
         ({"model__score": "tied"}, M * layer(projections=3) + HEAD),
         ({"model__position": "sinusoidal", "model__norm": "token_plain", "model__bias": "none"}, M * layer() + HEAD),
-        ({"text__objective": "masked"}, M * layer() + HEAD + 2 * B * N * D),  # one id more: the mask
+        ({"text__objective": "masked"}, M * layer() + HEAD + 2 * B * N * D),  # [MASK] adds one token id
     ],
 )
-def test_flops_are_those_of_the_formula_for_every_variant(text, changes, expected):
+def test_flops_equal_the_formula_for_every_variant(text, changes, expected):
     assert forward(task(text, **changes))[0] == expected
 
 
-def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
+def test_the_backward_pass_costs_two_forward_passes_and_remat_one_more(text):
     def gradient(task):
-        counted, params, batch = forward(task)
+        forward_flops, params, batch = forward(task)
         loss = jax.grad(lambda params: task.loss(params, batch)[0]["loss"][0])
-        return compilation.flops(loss, params), counted
+        return compilation.flops(loss, params), forward_flops
 
-    whole, counted = gradient(task(text))
-    assert whole == 3 * counted
-    again, _ = gradient(task(text, model__remat="full"))
-    assert 3 * counted < again <= 4 * counted
+    total_flops, forward_flops = gradient(task(text))
+    assert total_flops == 3 * forward_flops
+    remat_flops, _ = gradient(task(text, model__remat="full"))
+    assert 3 * forward_flops < remat_flops <= 4 * forward_flops
 
 
-def test_flops_of_nested_programs():
+def test_flops_of_nested_programs_are_added():
     a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
     product = 2 * 3 * 5 * 7
     assert compilation.flops(jnp.matmul, a, b) == product
@@ -326,33 +364,33 @@ def test_flops_of_nested_programs():
     assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
     assert compilation.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
     assert compilation.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
-    x_BHNK = jnp.ones((1, 2, 64, 8))  # flash attention skips what is masked, in a branch: the dearest of each counts
+    x_BHNK = jnp.ones((1, 2, 64, 8))  # flash attention has branches; the most expensive one counts
     for name in ("flash", "explicit"):
-        call = functools.partial({"explicit": explicit, "flash": flash}[name].attention, mask=mask.causal, scale=1.0)
+        call = functools.partial({"explicit": explicit, "flash": flash}[name].attention, mask=masks.causal, scale=1.0)
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK) == 2 * 2 * 2 * 64 * 64 * 8
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 0
     x_BHNK = jnp.ones((3, 2, 1024, 8))
-    call = functools.partial(splash.attention, mask=mask.causal, scale=1.0, interpret=True)
+    call = functools.partial(splash.attention, mask=masks.causal, scale=1.0, interpret=True)
     assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 3 * 2 * 2 * 2 * 1024 * 1024 * 8
     assert compilation.flops(lambda x: call(x, x, x)[0] @ jnp.ones((8, 5)), x_BHNK) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
 
 
-def test_flops_of_a_head_in_chunks_are_those_of_all_tokens(monkeypatch):
-    monkeypatch.setattr(loss, "FROM", 1)
-    monkeypatch.setattr(loss, "LOGITS", 16 * 24)
+def test_the_flops_of_a_head_in_chunks_include_all_tokens(monkeypatch):
+    monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
+    monkeypatch.setattr(loss, "CHUNK", 16 * 24)
     targets, head = (jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32))), {"G_WD": jnp.ones((24, 5))}
-    found = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], jnp.ones((2, 32, 5)))
-    assert found == 2 * 64 * 24 * 5
+    result = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], jnp.ones((2, 32, 5)))
+    assert result == 2 * 64 * 24 * 5
 
 
-def test_the_peak_is_a_rate_that_products_reach(monkeypatch):
-    assert 1e8 < compilation.measure_peak(devices=mesh.make(data=1), repeats=1) < 1e15
-    seconds = types.SimpleNamespace(perf_counter=itertools.count().__next__)  # every product takes one
+def test_the_peak_rate_is_measured_with_matrix_products(monkeypatch):
+    assert 1e8 < compilation.measure_peak(devices=meshes.make(data=1), repeats=1) < 1e15
+    seconds = types.SimpleNamespace(perf_counter=itertools.count().__next__)  # every product takes one second
     monkeypatch.setattr(compilation, "time", seconds)
-    assert compilation.measure_peak(devices=mesh.make(data=1)) == 2 * 1536**3
+    assert compilation.measure_peak(devices=meshes.make(data=1)) == 2 * 1536**3
 
 
-def test_the_parameter_table():
+def test_the_parameter_table_lists_sizes_and_counts():
     shape = jax.ShapeDtypeStruct
     params = {"blocks": {"mlp": {"W1_FD": shape((2, 700, 3), jnp.float32)}}, "head": {"b_C": shape((11,), jnp.float32)}}
     assert summaries.format_table(params) == "\n".join(
@@ -365,12 +403,12 @@ def test_the_parameter_table():
     )
 
 
-def test_numbers_with_prefixes():
-    shown = {0: "0 B", 999: "999 B", 1000: "1 kB", 1.5e6: "1.5 MB", 1.23e9: "1.23 GB", 4e12: "4 TB", 5e18: "5e+03 PB"}
-    assert {number: summaries.format_si(number, "B") for number in shown} == shown
+def test_numbers_are_printed_with_si_prefixes():
+    texts = {0: "0 B", 999: "999 B", 1000: "1 kB", 1.5e6: "1.5 MB", 1.23e9: "1.23 GB", 4e12: "4 TB", 5e18: "5e+03 PB"}
+    assert {number: summaries.format_si(number, "B") for number in texts} == texts
 
 
-def test_the_result_block():
+def test_the_result_block_lists_metrics_times_and_files():
     summary = {"experiment": "vision", "eval/loss": 0.5, "eval/accuracy": 0.2, "baseline/accuracy": 0.1}
     summary |= {"wall_seconds": 12.34, "compile_seconds": 3.21, "tokens_per_second": 12345.6}
     summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
@@ -392,9 +430,9 @@ def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert summaries.format_table(params) in outcome.out
     assert "FLOP per step (3 x forward) of 60 examples, 60 tokens" in outcome.out
-    moments = 2 * 4 * numbers + 2 * 4  # two per parameter, and two counts of steps
+    moments = 2 * 4 * numbers + 2 * 4  # two moments per parameter, and two step counters
     assert re.search(rf"parameters +{disk.size(4 * numbers)}\n +optimiser +{disk.size(moments)}\n", outcome.out)
-    held = 4 * numbers + moments + 4 + 8 + 60 * (5 + 3) * 4  # and the step, the key, points of 5 numbers and 3 more
+    argument_bytes = 4 * numbers + moments + 4 + 8 + 60 * (5 + 3) * 4  # and step, key, 60 examples of 5 + 3 numbers
     argument = float(re.search(r"step of 60 examples: .* \(argument ([\d.]+) KiB", outcome.out)[1])
-    assert 0.5 * held < 1024 * argument < 2 * held
+    assert 0.5 * argument_bytes < 1024 * argument < 2 * argument_bytes
     assert not (tmp_path / "run").exists() and not list((tmp_path / "here").iterdir())

@@ -1,4 +1,4 @@
-"""Configs: a strict round trip, names resolved to variants, and unused settings refused."""
+"""Configs: saved and loaded without loss, names resolved to variants, unused settings refused."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from errors import raises
 from configs import base
 from experiments.build import checks, model as models
 from experiments.engine import by_name, config as configs, errors
-from tfm import block, mlp, norm, position
+from tfm import block as blocks, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value
 
 
-def saved_in(folder: pathlib.Path, content: Any) -> str:
-    """Write a config in JSON with this content, and return its path."""
+def save_config(folder: pathlib.Path, content: Any) -> str:
+    """Write config.json with this content, and return its path."""
     (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return str(folder / "config.json")
 
@@ -31,7 +31,7 @@ def values(config):
     return configs.flat(config.to_dict())
 
 
-def overridden(*pairs, config=None):
+def override(*pairs, config=None):
     config = config or base.get_config("language")
     for key, text in pairs:
         configs.assign(config, key, text)
@@ -39,39 +39,41 @@ def overridden(*pairs, config=None):
 
 
 def comments(fields, prefix=""):
-    """The comment of every field of configs/base.py and of an experiment's config(), by its key."""
+    """Return {key: comment} for the fields of configs/base.py or of an experiment's config()."""
     result = {}
     for name, field in fields.items():
-        more = {prefix + name: field[1]} if isinstance(field, tuple) else comments(field, f"{prefix}{name}.")
-        result |= more
+        entries = {prefix + name: field[1]} if isinstance(field, tuple) else comments(field, f"{prefix}{name}.")
+        result |= entries
     return result
 
 
 def test_every_field_has_a_comment_and_help_prints_it():
-    every = comments(base.FIELDS)
-    assert all(every.values()) and every.keys() == {key for key in values(base.get_config())}
+    all_comments = comments(base.FIELDS)
+    assert all(all_comments.values()) and all_comments.keys() == {key for key in values(base.get_config())}
     for name in by_name.list_experiments():
-        own = by_name.load_experiment(name).config()
-        assert comments(own).keys() == {key for part in own for key in values(configs.section({part: own[part]}))}
-    printed = " ".join(" ".join(base.list_settings()).replace("    # ", "").split())
-    assert [text for text in every.values() if " ".join(text.split()) not in printed] == []
-    assert 'model.bias = "all" # all, none' in printed and "model.K = 32 # query" in printed
+        sections = by_name.load_experiment(name).config()
+        assert comments(sections).keys() == {
+            key for name in sections for key in values(configs.section({name: sections[name]}))
+        }
+    help_text = " ".join(" ".join(base.list_settings()).replace("    # ", "").split())
+    assert [text for text in all_comments.values() if " ".join(text.split()) not in help_text] == []
+    assert 'model.bias = "all" # which matrix' in help_text and "model.K = 32 # features" in help_text
 
 
 def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path):
     before = values(base.get_config())
     changes = {"model.D": 96, "optim.learning_rate": 3e-4, "train.accumulation": 2, "text.source": "a = 'é'\n"}
-    written = tiny.loaded(tiny.config_file(tmp_path, "language", **changes))
-    for content in (written.to_dict(), {"config": written.to_dict(), "versions": {"jax": "1"}, "commit": "f"}):
-        again = values(tiny.loaded(saved_in(tmp_path, content)))
-        assert again == values(written)
-        assert [type(value) for value in again.values()] == [type(value) for value in values(written).values()]
-        assert again["model.K"] == 24 and again["model.F"] == 384
+    config = tiny.load_config(tiny.config_file(tmp_path, "language", **changes))
+    for content in (config.to_dict(), {"config": config.to_dict(), "versions": {"jax": "1"}, "commit": "f"}):
+        result = values(tiny.load_config(save_config(tmp_path, content)))
+        assert result == values(config)
+        assert [type(value) for value in result.values()] == [type(value) for value in values(config).values()]
+        assert result["model.K"] == 24 and result["model.F"] == 384
     assert values(base.get_config()) == before
 
 
 def test_a_json_config_may_have_only_some_of_the_settings(tmp_path):
-    config = values(tiny.loaded(saved_in(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
+    config = values(tiny.load_config(save_config(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
     assert config == values(base.get_config()) | {"train.steps": 3, "optim.clip": 2.0}
     assert isinstance(config["optim.clip"], float)
 
@@ -81,7 +83,7 @@ INNER = [["a", {"study": {"arms": [["b", {"optim.name": "evil:x"}]]}}]]
 
 
 @pytest.mark.parametrize(
-    ("key", "saved"),
+    ("key", "changes"),
     [
         ("model.score", {"model": {"score": "evil:x"}}),
         ("log", {"log": ["evil:x"]}),
@@ -97,43 +99,45 @@ INNER = [["a", {"study": {"arms": [["b", {"optim.name": "evil:x"}]]}}]]
         ("study.tune", {"study.tune": [["model.score", [[["evil:x"]]]]]}),
     ],
 )
-def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_the_key(tmp_path, key, saved):
-    """The command line has the last word, so the file's value of this key is left out."""
-    name, of = ("ablation", "vision") if key.startswith("study.") else ("vision", "")
-    content = {"experiment": name, "study.experiment": of} if "study" not in saved and of else {"experiment": name}
-    content |= saved | ({"study": {"experiment": of} | saved["study"]} if "study" in saved else {})
-    file = saved_in(tmp_path, {"config": content})
+def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_the_key(tmp_path, key, changes):
+    """A value on the command line replaces the file's value, which is then not imported."""
+    name, inner = ("ablation", "vision") if key.startswith("study.") else ("vision", "")
+    content = (
+        {"experiment": name, "study.experiment": inner} if "study" not in changes and inner else {"experiment": name}
+    )
+    content |= changes | ({"study": {"experiment": inner} | changes["study"]} if "study" in changes else {})
+    file = save_config(tmp_path, {"config": content})
     with raises(errors.UserError, '"evil:x"', f"--config.{key}="):
-        tiny.loaded(file, explicit={"optim.name": ""})
-    assert values(tiny.loaded(file, explicit={key: None})) == values(base.get_config(name, of=of))
+        tiny.load_config(file, explicit={"optim.name": ""})
+    assert values(tiny.load_config(file, explicit={key: None})) == values(base.get_config(name, of=inner))
 
 
-def test_a_saved_study_may_name_what_is_there(tmp_path):
+def test_a_saved_study_may_have_texts_that_look_like_code_in_settings_of_other_kinds(tmp_path):
     arms = [["a", {"model.score": "tied", "text.source": "C:/x", "init_from": "a: b"}]]
-    saved = {"experiment": "ablation", "study": {"experiment": "language", "arms": arms}}
-    assert values(tiny.loaded(saved_in(tmp_path, saved)))["study.arms"] == arms
+    config = {"experiment": "ablation", "study": {"experiment": "language", "arms": arms}}
+    assert values(tiny.load_config(save_config(tmp_path, config)))["study.arms"] == arms
 
 
 @pytest.mark.parametrize("text", ["[" * 99999 + "]" * 99999, "[1", "nothing"])
 def test_a_list_that_json_cannot_read_is_refused(tmp_path, text):
     with raises(errors.UserError, "config.json"):
-        tiny.loaded(saved_in(tmp_path, f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}'))
+        tiny.load_config(save_config(tmp_path, f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}'))
     with raises(errors.UserError, "study.seeds", "list"):
-        overridden(("study.seeds", text), config=base.get_config("ablation"))
+        override(("study.seeds", text), config=base.get_config("ablation"))
 
 
-def test_what_a_saved_config_derived_stays_derived(tmp_path):
-    result = tiny.loaded(saved_in(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
+def test_derived_sizes_of_a_saved_config_stay_derived(tmp_path):
+    result = tiny.load_config(save_config(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
     configs.assign(result, "model.D", "64")
     assert values(result)["model.K"] == 32 and values(result)["model.F"] == 7
-    result = values(tiny.loaded(saved_in(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
+    result = values(tiny.load_config(save_config(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
     assert result["model.K"] == 32 and result["model.F"] == 512
 
 
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ("model.M = None", "model.M"),  # a ConfigDict takes None for anything, and True for 1
+        ("model.M = None", "model.M"),  # a ConfigDict accepts None for any type, and True for an integer
         ("train.steps = True", "train.steps"),
         ("experiment = None", "experiment"),
         ("more = 1", '"more"'),
@@ -144,11 +148,11 @@ def test_a_config_with_other_keys_or_types_is_refused(tmp_path, change, key):
     begin = "from configs import base\ndef get_config():\n    c = base.get_config('vision').unlock()\n"
     (tmp_path / "config.py").write_text(f"{begin}    c.{change}\n    return c\n")
     with raises(errors.UserError, "config.py", key):
-        tiny.loaded(str(tmp_path / "config.py"))
+        tiny.load_config(str(tmp_path / "config.py"))
 
 
-# What a command line says, and what the setting is then.
-TAKEN = {
+# {key: {text on the command line: resulting value}}
+OVERRIDES = {
     "train.steps": {"7": 7},
     "mesh.data": {"-1": -1},
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
@@ -159,13 +163,13 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("key", TAKEN)
+@pytest.mark.parametrize("key", OVERRIDES)
 def test_an_override_has_the_type_of_its_field(key):
-    before = overridden()
-    for text, expected in TAKEN[key].items():
-        result = overridden((key, text))
+    before = override()
+    for text, expected in OVERRIDES[key].items():
+        result = override((key, text))
         assert result[key] == expected and type(result[key]) is type(expected)
-        assert {other for other in result if result[other] != before[other]} <= {key}
+        assert {name for name in result if result[name] != before[name]} <= {key}
 
 
 @pytest.mark.parametrize(
@@ -187,12 +191,12 @@ def test_an_override_has_the_type_of_its_field(key):
 )
 def test_a_wrong_key_or_value_is_refused(key, value, words):
     with raises(errors.UserError, key, *words):
-        overridden((key, value))
+        override((key, value))
 
 
 def test_sizes_follow_from_others_unless_they_are_set():
     def sizes(*pairs):
-        return tuple(overridden(*pairs)[f"model.{letter}"] for letter in "DHKF")
+        return tuple(override(*pairs)[f"model.{letter}"] for letter in "DHKF")
 
     assert sizes() == (128, 4, 32, 512)
     assert sizes(("model.D", "60")) == (60, 4, 15, 240)
@@ -204,7 +208,7 @@ def test_sizes_follow_from_others_unless_they_are_set():
     assert (config.model.K, config.model.F) == (10, 9)
 
 
-OFFERED = {
+VARIANTS = {
     "score": by_name.candidates(score),
     "value": by_name.candidates(value),
     "norm": by_name.candidates(norm),
@@ -212,73 +216,77 @@ OFFERED = {
     "position": by_name.candidates(position),
     "relative_position": by_name.candidates(relative_position),
     "scale": score.SCALES,
-    "bias": block.BIASES,
+    "bias": blocks.BIASES,
     "outer_norm": checks.OUTER_NORMS,
-    "block": block.ORDERS,
+    "block": blocks.ORDERS,
     "attention": implementations.NAMES,
     "compute_dtype": models.DTYPES,
 }
 
 
-@pytest.mark.parametrize("field", OFFERED)
+@pytest.mark.parametrize("field", VARIANTS)
 def test_base_lists_the_variants_of_a_package(field):
-    assert set(tiny.listed(field)) == set(OFFERED[field])
+    assert set(tiny.list_names(field)) == set(VARIANTS[field])
 
 
 @pytest.mark.parametrize(("name", "hint"), [("betta", '"beta"'), ("Alpha", '"alpha"'), ("x", "alpha, beta")])
-def test_choosing_by_name(name, hint):
-    right = {"alpha": 1, "beta": 2}
-    assert by_name.choose("letter", "beta", right) == 2
+def test_a_wrong_name_is_refused_with_a_hint(name, hint):
+    variants = {"alpha": 1, "beta": 2}
+    assert by_name.choose("letter", "beta", variants) == 2
     with raises(errors.UserError, "letter", f'"{name}"', hint):
-        by_name.choose("letter", name, right)
+        by_name.choose("letter", name, variants)
 
 
-def test_a_variant_from_the_users_file(tmp_path, monkeypatch):
-    own = "from tfm.attention import score\ncosine = score.tied._replace(init='mine')\n"
-    (tmp_path / "arms_of_mine.py").write_text(own)
+def test_a_variant_is_loaded_from_the_users_file(tmp_path, monkeypatch):
+    source = "from tfm.attention import score\ncosine = score.tied._replace(init='mine')\n"
+    (tmp_path / "arms_of_mine.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in sys.path if path != ""])
     scores = by_name.candidates(score)
     for name in ("arms_of_mine:cosine", "arms_of_mine.py:cosine"):
         result = by_name.choose("score", name, scores)
         assert (result.init, result.apply) == ("mine", score.tied.apply)
-    for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "")):
-        with raises(errors.UserError, f'"{wrong}"', word):
-            by_name.choose("score", wrong, scores)
-    for wrong in ("arms-of-mine:cosine", "arms_of_mine:co sine", "arms_of_mine:"):  # a .json could name it unnoticed
-        with raises(errors.UserError, f'"{wrong}"', "my_file:my_variant"):
-            by_name.choose("score", wrong, scores)
+    for name, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "")):
+        with raises(errors.UserError, f'"{name}"', word):
+            by_name.choose("score", name, scores)
+    for name in (
+        "arms-of-mine:cosine",
+        "arms_of_mine:co sine",
+        "arms_of_mine:",
+    ):  # a saved config must not name such code unnoticed
+        with raises(errors.UserError, f'"{name}"', "my_file:my_variant"):
+            by_name.choose("score", name, scores)
     with raises(errors.UserError, "letter", "arms_of_mine:cosine"):
-        by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # no place for a program
-    named = {key: list(configs.find_code(key, "arms_of_mine:cosine")) for key in ("model.score", "text.source")}
-    assert named == {"model.score": [("model.score", "arms_of_mine:cosine")], "text.source": []}
+        by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # this setting accepts no user code
+    code = {key: list(configs.find_code(key, "arms_of_mine:cosine")) for key in ("model.score", "text.source")}
+    assert code == {"model.score": [("model.score", "arms_of_mine:cosine")], "text.source": []}
 
 
 def test_experiments_have_the_names_of_their_files():
     assert by_name.load_experiment("vision").__name__ == "experiments.vision"
-    for wrong in ("", "nothing", "model", "../launch"):
-        with raises(errors.UserError, f'"{wrong}"', "language", "vision"):
-            by_name.load_experiment(wrong)
+    for name in ("", "nothing", "model", "../launch"):
+        with raises(errors.UserError, f'"{name}"', "language", "vision"):
+            by_name.load_experiment(name)
 
 
-def test_absurd_numbers_are_refused():
-    most = {"train.steps": 2**31 - 1, "seed": 2**32 - 1, "study.seeds": [2**32 - 1], "optim.clip": 3.4e38}
-    configs.check_numbers(most)
+def test_numbers_that_are_out_of_range_or_not_finite_are_refused():
+    largest = {"train.steps": 2**31 - 1, "seed": 2**32 - 1, "study.seeds": [2**32 - 1], "optim.clip": 3.4e38}
+    configs.check_numbers(largest)
     for key, number in (("train.steps", -(2**31)), ("study.seeds", [1, [2**32]]), ("seed", 2**32), ("seed", 10**5000)):
         with raises(errors.UserError, key):
             configs.check_numbers({key: number})
-    for wrong in (math.nan, -math.inf, 3.5e38):
-        with raises(errors.UserError, "a", wrong):
-            configs.check_numbers({"a": [0.5, wrong]})
+    for number in (math.nan, -math.inf, 3.5e38):
+        with raises(errors.UserError, "a", number):
+            configs.check_numbers({"a": [0.5, number]})
 
 
 def test_values_of_a_program_get_the_types_of_a_config():
     config = base.get_config("ablation")
-    given = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3)}
-    given |= {"optim.clip": 2, "optim.ema": np.float32(0.5), "model.bias": "none"}
-    for key in given:
-        configs.assign(config, key, given[key])
-    result = [values(config)[key] for key in given]
+    assignments = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3)}
+    assignments |= {"optim.clip": 2, "optim.ema": np.float32(0.5), "model.bias": "none"}
+    for key in assignments:
+        configs.assign(config, key, assignments[key])
+    result = [values(config)[key] for key in assignments]
     assert result == [[1, 2], "a", 3, 2.0, 0.5, "none"]
     assert [type(one) for one in result] == [list, str, int, float, float, str]
 
@@ -310,10 +318,13 @@ def test_a_changed_setting_that_is_never_read_is_refused():
     result.refuse_unused()
 
 
-def test_a_derived_size_counts_as_changed_if_an_experiment_uses_it():
+def test_a_derived_size_counts_as_unused_only_if_the_user_sets_it():
     result = settings(model__D=64)
     _ = result.model.D
-    with raises(errors.UserError, "model.F, model.K"):
-        result.refuse_unused()  # an experiment that uses D uses these, too
-    assert math.prod((result.model.F, result.model.K)) == 256 * 16
+    result.refuse_unused()  # K and F follow from D
+    result = settings(model__D=64, model__F=7)
+    _ = result.model.D
+    with raises(errors.UserError, "model.F"):
+        result.refuse_unused()
+    assert result.model.F == 7
     result.refuse_unused()

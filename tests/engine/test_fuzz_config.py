@@ -1,4 +1,4 @@
-"""Whatever a config says, it is accepted or refused in one sentence: random edits on the real path of the launcher."""
+"""Any config is accepted or refused in one sentence: random edits, run by the real launcher."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import pytest
 import tiny
 from hypothesis import strategies as st
 
-from experiments.dry_run import topology
-from experiments.engine import disk, run_plan, train_step, workdir
+from experiments.dry_run import topology as topologies
+from experiments.engine import disk, run_plan, train_step, workdir as workdirs
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
@@ -29,38 +29,41 @@ optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
 train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """
-NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
+NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # {key: names to choose from}
 FIELDS = "score value norm mlp position relative_position scale bias outer_norm block attention compute_dtype".split()
-NAMES |= {f"model.{field}": tiny.listed(field) for field in FIELDS}
+NAMES |= {f"model.{field}": tiny.list_names(field) for field in FIELDS}
 ANGLES = "50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1".split()
 NAMES["optim.betas"] = [[0.8, 0.9], [0, 0.5], [0.9], [0.9, 1.0], [0.9, math.nan]]
 NAMES["model.score"] += "tied_noself none_noself identity_query_noself _noself".split()
 NAMES["model.norm"] += "token:0 rms:1e-6 batch:0.5 none:1 token:-1 rms: rms:nan".split()
 NAMES["model.relative_position"] += [f"rotary:{angles}" for angles in ANGLES]
 KEYS = st.sampled_from(sorted(DEFAULTS))
-TRAINED = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))  # what every experiment looks at
+# Settings that every experiment reads.
+COMMON_KEYS = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))
 LARGE = [10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]
-ABSURD = st.one_of(st.sampled_from(LARGE + [-n for n in LARGE]), st.just(5000).map(lambda digits: 10**digits))
-WHOLE = st.one_of(st.integers(-2, 20), st.sampled_from([24, 32, 48, 64, 100, 1000, 10**6]), ABSURD)
-BROKEN = st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -0.0])
-REAL = st.one_of(st.floats(0, 1), st.floats(), BROKEN)
-PAIRS = st.lists(st.lists(st.one_of(WHOLE, REAL), max_size=3), max_size=3)
-ANYTHING = st.one_of(st.none(), st.booleans(), WHOLE, REAL, fuzz.TEXTS, PAIRS, st.dictionaries(fuzz.TEXTS, WHOLE))
+HUGE_INTEGERS = st.one_of(st.sampled_from(LARGE + [-n for n in LARGE]), st.just(5000).map(lambda digits: 10**digits))
+INTEGERS = st.one_of(st.integers(-2, 20), st.sampled_from([24, 32, 48, 64, 100, 1000, 10**6]), HUGE_INTEGERS)
+EXTREME_FLOATS = st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -0.0])
+FLOATS = st.one_of(st.floats(0, 1), st.floats(), EXTREME_FLOATS)
+PAIRS = st.lists(st.lists(st.one_of(INTEGERS, FLOATS), max_size=3), max_size=3)
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), INTEGERS, FLOATS, fuzz.TEXTS, PAIRS, st.dictionaries(fuzz.TEXTS, INTEGERS)
+)
 
 
-def typed(key):
-    """A value of the right type."""
-    return {bool: st.booleans(), int: WHOLE, float: REAL, str: fuzz.TEXTS, list: PAIRS}[type(DEFAULTS[key])]
+def draw_typed(key):
+    """Return values of the right type."""
+    return {bool: st.booleans(), int: INTEGERS, float: FLOATS, str: fuzz.TEXTS, list: PAIRS}[type(DEFAULTS[key])]
 
 
-def sensible(key):
+def draw_valid(key):
     """Return values that are often valid."""
     if key in NAMES:
         return st.sampled_from(NAMES[key])
     if key == "train.growth":
         return st.lists(st.tuples(st.integers(1, 5), st.sampled_from([16, 24, 32, 33])), max_size=2)
     numbers = {int: st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 48, 100]), float: st.sampled_from([0.0, 0.1, 0.5, 1.0])}
-    return numbers.get(type(DEFAULTS[key]), typed(key))
+    return numbers.get(type(DEFAULTS[key]), draw_typed(key))
 
 
 def edits(keys, values):
@@ -68,16 +71,16 @@ def edits(keys, values):
 
 
 EDIT = st.one_of(
-    edits(KEYS, sensible),
-    edits(TRAINED, sensible),
-    edits(KEYS, typed),
+    edits(KEYS, draw_valid),
+    edits(COMMON_KEYS, draw_valid),
+    edits(KEYS, draw_typed),
     st.tuples(KEYS, ANYTHING),
     st.tuples(st.one_of(fuzz.TEXTS, KEYS.map(lambda key: key[:-1]), KEYS.map(lambda key: key + ".x")), ANYTHING),
 )
 
 
-def plainly(write, value, otherwise):
-    """The value as text; otherwise for a number of thousands of digits, which Python does not write."""
+def write_or(write, value, otherwise):
+    """Return write(value), or `otherwise` for an integer with thousands of digits, which Python refuses to write."""
     try:
         return write(value)
     except ValueError:
@@ -85,12 +88,12 @@ def plainly(write, value, otherwise):
 
 
 def as_text(value):
-    """Return the value as it is written on the command line."""
-    how = json.dumps if not isinstance(value, str | float) else str
-    return plainly(how, value, "9" * 5000)
+    """Return the text of a value on the command line."""
+    write = json.dumps if not isinstance(value, str | float) else str
+    return write_or(write, value, "9" * 5000)
 
 
-def nested(edits):
+def nest(edits):
     """Return {'a.b': 1} as {'a': {'b': 1}}; if a part of a key is a value, the key stays as it is."""
     values = {}
     for key, value in edits:
@@ -106,14 +109,14 @@ def nested(edits):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with small data of every kind, and the config of each experiment that uses it."""
+def configs(tmp_path_factory):
+    """Return (folder with small data of every kind, {experiment: settings that use the data})."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "text.txt").write_bytes(tiny.TEXT)
     (folder / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(150)))
     rng = np.random.default_rng(0)
     np.savez(folder / "images.npz", x=rng.integers(0, 256, (60, 8, 8), np.uint8), y=np.arange(60) % 3)
-    own = {
+    settings = {
         "language": {"text.source": str(folder / "text.txt"), "text.N": 8},
         "translation": {"pairs.source": str(folder / "pairs.tsv"), "pairs.vocabulary": 300},
         "vision": {"image.source": str(folder / "images.npz"), "image.patch": 4},
@@ -121,38 +124,38 @@ def place(tmp_path_factory):
         "synthetic": {},
         "convolution": {"image.source": str(folder / "images.npz"), "model.H": 3},
     }
-    without = {"convolution": TRAIN}
-    return folder, {name: without.get(name, MODEL | TRAIN) | one for name, one in own.items()}
+    overrides = {"convolution": TRAIN}
+    return folder, {name: overrides.get(name, MODEL | TRAIN) | one for name, one in settings.items()}
 
 
 class Reached(Exception):
-    """The config was accepted: all is checked, and the step would be compiled now."""
+    """Raised when the launcher has checked a config and would compile the step."""
 
 
-def reached(*_):
-    """In the place of what compiles."""
+def raise_reached(*_):
+    """Replace a function that compiles."""
     raise Reached
 
 
 @pytest.fixture
 def until_compiling(monkeypatch, tmp_path):
-    """The launcher up to where the training step is compiled, in an empty folder, on a machine of 2 GiB."""
+    """Stop the launcher before it compiles the step. Use an empty folder and pretend to have 2 GiB of memory."""
 
     def abstract(task, optimiser, *, seed, mesh):
         return train_step.abstract_state(task, optimiser, mesh=mesh)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_step, "initial_state", abstract)
-    monkeypatch.setattr(run_plan, "compile_step", reached)
-    monkeypatch.setattr(topology, "compile_programs", reached)
+    monkeypatch.setattr(run_plan, "compile_step", raise_reached)
+    monkeypatch.setattr(topologies, "compile_programs", raise_reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
-    monkeypatch.setattr(workdir, "describe_commit", lambda: "")
+    monkeypatch.setattr(workdirs, "describe_commit", lambda: "")
 
 
-def launched(test, *arguments):
-    """Count the case, and check that it was accepted or refused in a sentence."""
+def check_launch(test, *arguments):
+    """Run a case and count it. Check that the config was accepted or refused in one sentence."""
     try:
-        code, err = fuzz.launched(*arguments)
+        code, err = fuzz.run_launcher(*arguments)
     except Reached:
         return fuzz.count(test, "accepted")
     assert code == 2, (code, err)
@@ -164,7 +167,7 @@ def launched(test, *arguments):
 @pytest.fixture(scope="module", autouse=True)
 def print_counts():
     yield
-    fuzz.tell()
+    fuzz.print_counts()
 
 
 @hypothesis.given(
@@ -174,26 +177,31 @@ def print_counts():
     st.booleans(),
 )
 @fuzz.settings(24)
-def test_a_config_is_accepted_or_refused_in_a_sentence(place, until_compiling, tmp_path_factory, name, edits, way, dry):
-    folder, configs_of = place
+def test_a_config_is_accepted_or_refused_in_a_sentence(
+    configs, until_compiling, tmp_path_factory, name, edits, form, is_dry_run
+):
+    folder, configs_of = configs
     new = tmp_path_factory.mktemp("case")
-    where = ["--dry_run"] if dry else ["--workdir", str(new / "run")]
-    launched("configs", *arguments(new, way, name, configs_of[name], edits), *where)
+    destination = ["--dry_run"] if is_dry_run else ["--workdir", str(new / "run")]
+    check_launch("configs", *arguments(new, form, name, configs_of[name], edits), *destination)
 
 
-def arguments(folder, way, name, own, edits):
-    """Return the launcher's arguments for an experiment with its settings and the edits, in one of three ways."""
-    if way == "arguments":
-        file = tiny.config_file(folder, name, **own)
+def arguments(folder, form, name, settings, edits):
+    """Return the launcher's arguments for an experiment with these settings and edits.
+
+    form: the edits are "arguments", or in a config in "json" or "python".
+    """
+    if form == "arguments":
+        file = tiny.config_file(folder, name, **settings)
         return ["--config", file, *(f"--config.{key}={as_text(value)}" for key, value in edits)]
-    every = [("experiment", name), *own.items(), *edits]
-    if way == "json":
-        content = plainly(json.dumps, nested(every), '{"seed": ' + "9" * 5000 + "}")
+    entries = [("experiment", name), *settings.items(), *edits]
+    if form == "json":
+        content = write_or(json.dumps, nest(entries), '{"seed": ' + "9" * 5000 + "}")
     else:
-        lines = [f"    config.{key} = {plainly(repr, value, '10 ** 5000')}" for key, value in every]
-        begin = f"    config = base.get_config({name!r}, of={own.get('study.experiment', '')!r})"
+        lines = [f"    config.{key} = {write_or(repr, value, '10 ** 5000')}" for key, value in entries]
+        begin = f"    config = base.get_config({name!r}, of={settings.get('study.experiment', '')!r})"
         head = "from math import inf, nan\nfrom configs import base\ndef get_config():"
         content = "\n".join([head, begin, *lines, "    return config\n"])
-    file = folder / f"config.{'json' if way == 'json' else 'py'}"
+    file = folder / f"config.{'json' if form == 'json' else 'py'}"
     file.write_text(content, encoding="utf-8", errors="backslashreplace")
     return ["--config", str(file)]

@@ -1,4 +1,4 @@
-"""The launcher: its arguments, data that run no program, and how a command ends, also in the user's own code."""
+"""The launcher: arguments, configs that import no code, and how a command ends, also in the user's own code."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from errors import raises
 
 import launch
 from experiments.engine import disk, errors, log
-from experiments.tools import command
+from experiments.tools import command as commands
 
 SPY = """
 import json
@@ -39,7 +39,7 @@ def prepare(settings, devices):
 
 @pytest.fixture
 def spy(tmp_path, monkeypatch):
-    """The config of an experiment that writes its settings to seen.json, and is stopped."""
+    """Return the config of an experiment that writes its settings to seen.json and raises KeyboardInterrupt."""
     monkeypatch.delitem(sys.modules, "spy", raising=False)
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -48,70 +48,71 @@ def spy(tmp_path, monkeypatch):
 
 
 def test_the_command_line_takes_values_after_an_equals_sign_or_a_space(spy, tmp_path):
-    words = ["--config.train.steps", "7", "--config.spy.text=a = b", "--config.model.D=64", "-config.seed=3"]
-    outcome = tiny.run("--config", spy, *words)
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert (seen["train"]["steps"], seen["spy"]["text"], seen["seed"]) == (7, "a = b", 3)
-    assert (seen["model"]["D"], seen["model"]["K"], seen["model"]["F"]) == (64, 8, 256)
+    flags = ["--config.train.steps", "7", "--config.spy.text=a = b", "--config.model.D=64", "-config.seed=3"]
+    outcome = tiny.run("--config", spy, *flags)
+    settings = json.loads((tmp_path / "seen.json").read_text())
+    assert (settings["train"]["steps"], settings["spy"]["text"], settings["seed"]) == (7, "a = b", 3)
+    assert (settings["model"]["D"], settings["model"]["K"], settings["model"]["F"]) == (64, 8, 256)
     command = r"python launch.py --config \S+ .* '--config.spy.text=a = b' .*-config.seed=3"
     folder = r"runs/spy_config/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"
     assert outcome.code == 130 and re.fullmatch(f"stopped; go on with: {command} --workdir={folder}\n", outcome.err)
 
 
 @pytest.mark.parametrize(
-    ("words", "warmup"),
+    ("changes", "warmup"),
     [
         ("train.steps=60", 6),
-        ("train.steps=60 optim.warmup_steps=100", None),  # refused, where there is a schedule
+        ("train.steps=60 optim.warmup_steps=100", None),  # an experiment with a schedule refuses it
         ("train.steps=60 optim.warmup_steps=30", None),
     ],
 )
-def test_a_short_run_has_a_shorter_warm_up_than_the_usual_one_and_its_config_keeps_the_usual_one(
-    spy, tmp_path, words, warmup
-):
-    outcome = tiny.run("--config", spy, *(f"--config.{word}" for word in words.split()))
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert seen["optim"]["warmup_steps"] == (30 if "=30" in words else 100)
+def test_a_short_run_shortens_the_default_warm_up_and_its_config_keeps_the_default(spy, tmp_path, changes, warmup):
+    outcome = tiny.run("--config", spy, *(f"--config.{change}" for change in changes.split()))
+    settings = json.loads((tmp_path / "seen.json").read_text())
+    assert settings["optim"]["warmup_steps"] == (30 if "=30" in changes else 100)
     assert outcome.out.startswith(f"optim.warmup_steps = {warmup},") if warmup else "warm" not in outcome.out
 
 
 def test_a_stopped_command_prints_how_to_resume_it(spy, tmp_path):
-    words = ["--config", spy, "--workdir", "a/b", "--config.seed=3"]
-    outcome = tiny.run(*words)
-    assert (outcome.code, outcome.err) == (130, f"stopped; go on with: python launch.py {' '.join(words)}\n")
-    assert tiny.run(*words, "--resume=3").err == outcome.err  # from here on the newest checkpoint is the right one
+    flags = ["--config", spy, "--workdir", "a/b", "--config.seed=3"]
+    outcome = tiny.run(*flags)
+    assert (outcome.code, outcome.err) == (130, f"stopped; go on with: python launch.py {' '.join(flags)}\n")
+    assert tiny.run(*flags, "--resume=3").err == outcome.err  # the printed command resumes from the newest checkpoint
     assert tiny.run("--config", spy, "--dry_run").err == "stopped\n"
     assert not (tmp_path / "a").exists() and not (tmp_path / "runs").exists()
 
 
-def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
-    with pytest.raises(errors.Interrupted) as stopped:
+def test_a_stopped_call_in_a_notebook_prints_the_call_that_resumes_it(spy, tmp_path):
+    with pytest.raises(errors.Interrupted) as caught:
         launch.run(spy, tmp_path / "run", resume=3, **{"train.steps": 7, "spy.text": tmp_path})
-    given = f"**{{'train.steps': 7, 'spy.text': '{tmp_path}'}}"  # from here on the newest checkpoint is the right one
-    assert str(stopped.value).endswith(f"; go on with: launch.run({spy!r}, workdir='{tmp_path}/run', {given})")
+    arguments = (
+        f"**{{'train.steps': 7, 'spy.text': '{tmp_path}'}}"  # without resume: it resumes from the newest checkpoint
+    )
+    assert str(caught.value).endswith(f"; go on with: launch.run({spy!r}, workdir='{tmp_path}/run', {arguments})")
     assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
     with raises(errors.UserError, "train.steps", "7.0"):
         launch.run(spy, **{"train.steps": 7.0})
 
 
 def test_any_other_error_is_not_hidden(spy, monkeypatch):
-    """Only a mistake of the user is a sentence; an error of the program keeps its traceback."""
-    monkeypatch.setattr("experiments.engine.by_name.is_user_code", lambda file: False)  # as if the spy were ours
+    """Only a user's mistake is reduced to one sentence. An error of the program keeps its traceback."""
+    # Treat the spy as code of the project.
+    monkeypatch.setattr("experiments.engine.by_name.is_user_code", lambda file: False)
     with raises(ValueError, "a fault"):
         tiny.run("--config", spy, "--config.spy.text=a fault")
 
 
-def test_a_reader_who_leaves_is_no_error(spy, capfd):
-    reads, writes = os.pipe()
-    os.close(reads)
-    with open(writes, "w") as out, contextlib.redirect_stdout(out):
+def test_a_closed_output_pipe_ends_a_command_without_a_message(spy, capfd):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as out, contextlib.redirect_stdout(out):
         tiny.forget_flags()
         assert launch.main(["launch.py", "--config", spy]) == 1
-        print("more")  # what is still to come goes nowhere
-    assert capfd.readouterr() == ("", "") and sys.stdout.fileno() != writes
+        print("more")  # later output is discarded
+    assert capfd.readouterr() == ("", "") and sys.stdout.fileno() != write_end
 
 
-def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
+def test_a_config_in_json_imports_no_code_unless_the_command_line_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "payload.py").write_text("open('ran', 'w').close()\ns = 1\n")
     (tmp_path / "a.json").write_text(json.dumps({"config": {"experiment": "vision", "model": {"score": "payload:s"}}}))
@@ -125,7 +126,7 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("flags", "parts"),
     [
         ("--config=a.json train.steps=3", ["train.steps=3", "--config.train.steps=100"]),
         ("vit", ["vit", "--config configs/vit.py"]),
@@ -143,9 +144,9 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
         ("--config=a.json --workdir=b --distributed --dry_run", ["--workdir"]),
     ],
 )
-def test_invalid_arguments(tmp_path, monkeypatch, words, parts):
+def test_invalid_arguments_are_refused(tmp_path, monkeypatch, flags, parts):
     monkeypatch.chdir(tmp_path)
-    outcome = tiny.run(*words.split())
+    outcome = tiny.run(*flags.split())
     assert outcome.code == 2 and outcome.err.startswith("error: ") and not list(tmp_path.iterdir())
     assert [part for part in parts if part not in outcome.err] == []
 
@@ -153,23 +154,23 @@ def test_invalid_arguments(tmp_path, monkeypatch, words, parts):
 def test_help_lists_the_settings_with_their_comments(capsys):
     with pytest.raises(SystemExit):
         launch.main(["launch.py", "--help", "config"])
-    printed = capsys.readouterr().out
-    assert [name for name in tiny.fields() if f"\n{name} = " not in printed] == []
-    assert "\nseed = 0  # of initial parameters" in printed and "\nof vision\nimage." in printed
+    output = capsys.readouterr().out
+    assert [name for name in tiny.fields() if f"\n{name} = " not in output] == []
+    assert "\nseed = 0  # random seed" in output and "\nSettings of vision:\nimage." in output
 
 
-def test_a_new_file_is_made_where_it_is_written(tmp_path):
+def test_a_new_file_and_its_folder_are_made_when_it_is_written(tmp_path):
     file = disk.new_file(tmp_path / "a" / "b", "c.txt")
     assert not (tmp_path / "a").exists()
     disk.write_new(file, b"text")
     assert file.read_bytes() == b"text"
-    with raises(errors.UserError, "is there already"):
+    with raises(errors.UserError, "exists already"):
         disk.new_file(file.parent, "c.txt")
     with raises(errors.UserError, "cannot be written"):
         disk.write_new(file / "d", b"")
 
 
-EXPERIMENT = """
+QUITTING_EXPERIMENT = """
 import asyncio, os, sys
 import dots
 
@@ -180,9 +181,9 @@ ENDS = {
 }
 
 def end(at):
-    place, _, how = os.environ["QUITS"].partition(":")
+    place, _, name = os.environ["QUITS"].partition(":")
     if at == place:
-        ENDS[how]()
+        ENDS[name]()
 
 def config():
     end("config")
@@ -197,11 +198,11 @@ def prepare(settings, devices):
         end("init")
         return task.init(key)
 
-    def loss(*given, **named):
+    def loss(*arguments, **options):
         end("loss")
-        return task.loss(*given, **named)
+        return task.loss(*arguments, **options)
 
-    def figures(*given):
+    def figures(*arguments):
         end("figures")
         return []
 
@@ -210,9 +211,9 @@ def prepare(settings, devices):
 
 
 @pytest.fixture
-def quits(tmp_path, monkeypatch):
-    """quits(place) is the path of a config whose experiment ends there."""
-    (tmp_path / "quits.py").write_text(EXPERIMENT)
+def config_that_quits(tmp_path, monkeypatch):
+    """Return a function of "place:end". It returns the path of a config whose experiment ends the process there."""
+    (tmp_path / "quits.py").write_text(QUITTING_EXPERIMENT)
     sys.path.append(str(tmp_path))
 
     def config(place):
@@ -224,20 +225,20 @@ def quits(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "how"), [("config", "exit"), ("prepare", "sentence"), ("init", "cancelled"), ("loss", "exit")]
+    ("place", "end"), [("config", "exit"), ("prepare", "sentence"), ("init", "cancelled"), ("loss", "exit")]
 )
-def test_code_that_ends_the_process_is_a_sentence_with_its_file_and_line(quits, tmp_path, place, how):
-    reason = {"exit": "SystemExit: 0", "sentence": "SystemExit: enough", "cancelled": "CancelledError"}[how]
-    outcome = tiny.run("--config", quits(f"{place}:{how}"), "--workdir", str(tmp_path / "run"))
+def test_code_that_ends_the_process_is_reported_with_its_file_and_line(config_that_quits, tmp_path, place, end):
+    reason = {"exit": "SystemExit: 0", "sentence": "SystemExit: enough", "cancelled": "CancelledError"}[end]
+    outcome = tiny.run("--config", config_that_quits(f"{place}:{end}"), "--workdir", str(tmp_path / "run"))
     assert outcome.code == 2 and outcome.err.count("\n") == 1
     assert "quits.py, line " in outcome.err.replace("quits_config.py", "quits.py") and reason in outcome.err
-    if how != "cancelled" or place == "config":  # what else it raises, a notebook shows whole
+    if end != "cancelled" or place == "config":  # JAX may wrap other errors, which a notebook shows in full
         with raises(errors.UserError, reason):
-            launch.run(quits(f"{place}:{how}"), tmp_path / "other")
+            launch.run(config_that_quits(f"{place}:{end}"), tmp_path / "other")
 
 
-def test_figures_that_end_the_process_end_no_run(quits, tmp_path):
-    outcome = tiny.run("--config", quits("figures:exit"), "--workdir", str(tmp_path / "run"))
+def test_figures_that_end_the_process_do_not_end_the_run(config_that_quits, tmp_path):
+    outcome = tiny.run("--config", config_that_quits("figures:exit"), "--workdir", str(tmp_path / "run"))
     assert outcome.code == 0 and "not all figures" in outcome.out and (tmp_path / "run" / "summary.json").is_file()
 
 
@@ -247,6 +248,6 @@ def test_control_characters_of_a_terminal_are_not_printed(capsys):
 
 
 def test_characters_that_a_terminal_cannot_show_are_escaped(monkeypatch):
-    shown = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
-    assert command.exit_code(lambda: print("runs/好")) == 0 and shown.getvalue() == b"runs/\\u597d\n"
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
+    assert commands.exit_code(lambda: print("runs/好")) == 0 and output.getvalue() == b"runs/\\u597d\n"

@@ -1,4 +1,4 @@
-"""Logging: metrics.jsonl, also with damaged lines, TensorBoard, W&B, and the progress bar."""
+"""Logging: metrics.jsonl (also with damaged lines), TensorBoard, W&B, and the progress bar."""
 
 import contextlib
 import json
@@ -12,40 +12,40 @@ from tensorboardX.proto import event_pb2
 from experiments.engine import errors, log
 
 
-def scalars(folder):
+def read_scalars(folder):
     """Return {(tag, step): value} of the TensorBoard events, and the steps at which sessions start."""
-    found, starts = {}, []
+    result, starts = {}, []
     for file in sorted((folder / "events").iterdir()):
-        content, at = file.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-            at += 16 + size  # the size, its checksum, the event, its checksum
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        content, offset = file.read_bytes(), 0
+        while offset < len(content):
+            (size,) = struct.unpack_from("<Q", content, offset)
+            event = event_pb2.Event.FromString(content[offset + 12 : offset + 12 + size])
+            offset += 16 + size  # the size, its checksum, the event, its checksum
+            result |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
             starts += [event.step] if event.HasField("session_log") else []
-    return found, starts
+    return result, starts
 
 
-def rows(*steps):
+def make_rows(*steps):
     return [{"step": step, "train/loss": step / 2} for step in steps]
 
 
 @pytest.mark.parametrize("bad", [(3,), (3, 5)])
-def test_a_damaged_line_is_left_out_with_one_warning(tmp_path, capsys, bad):
-    lines = [json.dumps(row) for row in rows(*range(1, 10))]
+def test_a_damaged_line_is_skipped_with_one_warning(tmp_path, capsys, bad):
+    lines = [json.dumps(row) for row in make_rows(*range(1, 10))]
     for line in bad:
         lines[line - 1] = lines[line - 1][:-1] + "\0"
     file = tmp_path / "metrics.jsonl"
-    file.write_text("\n".join(lines) + '\n{"step": 10, "tra')  # where a crash has cut it off, which is no damage
-    kept = [step for step in range(1, 10) if step not in bad]
-    assert log.read(tmp_path) == rows(*kept) and capsys.readouterr().out == ""
-    for printed in (f"{file}: damaged lines are left out: {len(bad)}\n", ""):
+    file.write_text("\n".join(lines) + '\n{"step": 10, "tra')  # a line that a crash cut off does not count as damaged
+    steps = [step for step in range(1, 10) if step not in bad]
+    assert log.read(tmp_path) == make_rows(*steps) and capsys.readouterr().out == ""
+    for message in (f"{file}: skipped {len(bad)} damaged lines\n", ""):
         log.Log(tmp_path, start=8).close()
-        assert capsys.readouterr().out == printed
-        assert log.read(tmp_path) == rows(*kept[:-1])
+        assert capsys.readouterr().out == message
+        assert log.read(tmp_path) == make_rows(*steps[:-1])
 
 
-def write(folder, rows, *, start=0, **options):
+def write_session(folder, rows, *, start=0, **options):
     """Write these rows, {step: values}, as one session of a run."""
     with contextlib.closing(log.Log(folder, start=start, **options)) as writer:
         for step, values in rows.items():
@@ -53,8 +53,8 @@ def write(folder, rows, *, start=0, **options):
 
 
 def test_rows_after_the_start_are_deleted(tmp_path):
-    write(tmp_path, {step: {"train/loss": step / 2} for step in (1, 2, 3, 4)})
-    write(tmp_path, {3: {"train/loss": math.nan, "train/accuracy": math.inf}}, start=2)
+    write_session(tmp_path, {step: {"train/loss": step / 2} for step in (1, 2, 3, 4)})
+    write_session(tmp_path, {3: {"train/loss": math.nan, "train/accuracy": math.inf}}, start=2)
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
         '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
@@ -67,10 +67,10 @@ def test_rows_after_the_start_are_deleted(tmp_path):
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
     for start, steps in ((0, (1, 2)), (2, (3,))):
-        write(tmp_path, {step: {"train/loss": step / 2, "eval/accuracy": 0.25} for step in steps}, start=start)
-    numbers, starts = scalars(tmp_path)
+        write_session(tmp_path, {step: {"train/loss": step / 2, "eval/accuracy": 0.25} for step in steps}, start=start)
+    numbers, starts = read_scalars(tmp_path)
     assert numbers == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
-    assert starts == [3]  # from here on, what an earlier session wrote does not count
+    assert starts == [3]  # TensorBoard ignores what an earlier session wrote from this step on
 
 
 def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_same_run(tmp_path, monkeypatch):
@@ -78,8 +78,10 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.json").write_text('{"config": {"seed": 3}}')
     for start in (0, 2):
-        write(tmp_path, {start + 1: {"train/loss": 0.5, "eval/accuracy": math.nan}}, start=start, writers=["wandb"])
-        wandb.teardown()  # as two processes
+        write_session(
+            tmp_path, {start + 1: {"train/loss": 0.5, "eval/accuracy": math.nan}}, start=start, writers=["wandb"]
+        )
+        wandb.teardown()  # imitates two processes
     first, second = sorted(tmp_path.glob("wandb/offline-run-*-*"))
     assert first.name.split("-")[3] == second.name.split("-")[3]
     files = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
@@ -89,7 +91,8 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
 
 
 def test_an_unknown_log_is_refused(monkeypatch):
-    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)  # wandb is an extra
+    # Pretend that wandb, an extra, is installed.
+    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)
     log.check(["jsonl", "tensorboard", "wandb", "symmetry"])
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: None)
     for names, part in ((["wandb"], ".[wandb]"), ([3], '"3"')):
@@ -97,21 +100,21 @@ def test_an_unknown_log_is_refused(monkeypatch):
             log.check(names)
 
 
-def test_the_progress_bar_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
+def test_the_progress_bar_counts_the_tokens_of_every_step_and_excludes_pauses(monkeypatch, capsys):
     monkeypatch.setattr(log, "MIN_STEPS", 1)
-    now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
-    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
+    seconds, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
+    monkeypatch.setattr(log.time, "perf_counter", lambda: seconds)
     line = log.Progress(
         start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(sizes[:n]) / 16
     )
-    for step in (3, 4, 5, 6, 7):  # 32 + 32 + 32 + 48 examples of 4 tokens in 16 s, behind 16 that do not count
-        now += 4
+    for step in (3, 4, 5, 6, 7):  # 16 examples that do not count, then 32 + 32 + 32 + 48 of 4 tokens in 16 s
+        seconds += 4
         line.advance(step, None if step == 4 else 1.5)
         if step == 3:
             with line.pause():
-                now += 6
+                seconds += 6
         assert line.tokens_per_second() == (16 if step == 3 else 32 if step < 7 else 36)
     line.close()
-    # A line at most every 10 s, where the loss is known. After 12 s: 64 examples in 8 s; 192 to come.
+    # A line is printed at most every 10 s, if the loss is known. After 12 s: 64 examples in 8 s; 192 remain.
     line = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
     assert capsys.readouterr().out == line

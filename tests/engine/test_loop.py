@@ -1,4 +1,4 @@
-"""The order in which the one loop takes steps, logs, saves, stops and evaluates; what a resumed run holds."""
+"""The order in which the training loop takes steps, logs, saves, stops and evaluates; memory of a resumed run."""
 
 import contextlib
 import types
@@ -10,20 +10,23 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import compilation, errors, loop, mesh
+from experiments.engine import compilation, errors, loop, mesh as meshes
 
 
-class Told:
-    """What is done beside the steps, which only tells that it is called."""
+class Recorder:
+    """A replacement for the run in the loop: it records the calls in `events`."""
 
     def __init__(self, steps, pauses):
-        self.plan = types.SimpleNamespace(steps=steps, mesh=mesh.make(data=1))
+        self.plan = types.SimpleNamespace(steps=steps, mesh=meshes.make(data=1))
         self._pauses, self.events, self.line = pauses, [], self
 
     def log(self, n, batch, metrics, state):
         self.events.append(f"log {n}" if metrics["alive"] else f"failed {n} with {state}, {batch['at_B']}")
         assert metrics["loss"] == 10 * n
         return bool(metrics["alive"])
+
+    def ends_early(self, n, state):
+        return False
 
     def pauses(self, n):
         return n in self._pauses
@@ -40,56 +43,60 @@ class Told:
     def stop_if_requested(self):
         self.events.append("stop")
 
-    def is_due(self, what, n):
-        return what == "evaluate"
+    def is_due(self, action, n):
+        return action == "evaluate"
 
     def evaluate(self, n, state):
         self.events.append(f"evaluate {n} with {state}")
 
 
-def events(*, start, steps, pauses, dies=0):
-    """What happens in which order, with a step that only counts, and changes nothing from step `dies` on."""
-    told = Told(steps, pauses)
+def events(*, start, steps, pauses, fails_at=0):
+    """Return the recorded calls of a loop whose step only counts. From step `fails_at` on, it changes nothing."""
+    recorder = Recorder(steps, pauses)
 
     def step(state, batch, alive):
-        told.events.append(f"step {state + 1}" if alive else "nothing")
-        assert batch["at_B"] == state + (not alive)  # the batch of this step
-        loss, alive = jnp.float32(10 * (state + 1)), alive and state + 1 != dies
+        recorder.events.append(f"step {state + 1}" if alive else "nothing")
+        assert batch["at_B"] == state + (not alive)  # the batch belongs to this step
+        loss, alive = jnp.float32(10 * (state + 1)), alive and state + 1 != fails_at
         return state + bool(alive), {"loss": loss, "alive": jnp.bool_(alive)}
 
     data = ({"at_B": np.full(1, i)} for i in range(start, steps))
-    assert loop.train(told, step, start, data, start=start) == (dies - 1 if dies else steps)
-    return told.events
+    assert loop.train(recorder, step, start, data, start=start) == (fails_at - 1 if fails_at else steps)
+    return recorder.events
 
 
 PAUSE = ["pause", "save {0} with {0}", "stop", "evaluate {0} with {0}", "resume"]
 
 
-def pause(n):
+def pause_events(n):
     return [line.format(n) for line in PAUSE]
 
 
 def test_a_step_is_logged_while_the_next_one_is_taken_and_before_a_pause():
     assert events(start=0, steps=5, pauses=(3, 5)) == [
-        *("step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause(3)),
-        *("step 4", "step 5", "log 4", "log 5", *pause(5)),
+        *("step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause_events(3)),
+        *("step 4", "step 5", "log 4", "log 5", *pause_events(5)),
     ]
-    assert events(start=7, steps=9, pauses=(9,)) == ["step 8", "step 9", "log 8", "log 9", *pause(9)]
+    assert events(start=7, steps=9, pauses=(9,)) == ["step 8", "step 9", "log 8", "log 9", *pause_events(9)]
     assert events(start=4, steps=4, pauses=(4,)) == []
 
 
 def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it():
     begin = ["step 1", "step 2", "log 1"]
-    assert events(start=0, steps=5, pauses=(5,), dies=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
-    assert events(start=0, steps=5, pauses=(2,), dies=2) == [*begin, "failed 2 with 1, [1]"]  # and it is not saved
-    assert events(start=0, steps=2, pauses=(2,), dies=2) == [*begin, "failed 2 with 1, [1]"]
+    assert events(start=0, steps=5, pauses=(5,), fails_at=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
+    # The failed step is not saved.
+    assert events(start=0, steps=5, pauses=(2,), fails_at=2) == [
+        *begin,
+        "failed 2 with 1, [1]",
+    ]
+    assert events(start=0, steps=2, pauses=(2,), fails_at=2) == [*begin, "failed 2 with 1, [1]"]
 
 
-SIZE = 50_000  # of the largest parameter of a task that is almost nothing else
+SIZE = 50_000  # rows of a parameter that is much larger than the others
 
 
 def large_task():
-    """The linear task with a parameter that no example reaches, and that decays."""
+    """Return the linear task with an unused large parameter, which only decays."""
     task = tiny.linear_task()
 
     def loss(params, batch, **options):
@@ -101,28 +108,28 @@ def large_task():
     return task._replace(loss=loss, init=init)
 
 
-def test_a_resumed_run_never_holds_two_states(tmp_path, monkeypatch):
-    """Counted where a state is whole on the devices, and the step that would donate it is not taken yet."""
-    alive, train = [], loop.train
-    state_bytes = 3 * SIZE * tiny.D * 4  # the parameter and its two moments
+def test_a_resumed_run_never_has_two_states_in_memory(tmp_path, monkeypatch):
+    """Memory is counted before the first step, which donates the state."""
+    shares, train = [], loop.train
+    state_bytes = 3 * SIZE * tiny.D * 4  # the large parameter and its two moments
 
-    def counting(beside, step, state, *rest, **options):
-        alive.append(sum(x.nbytes for x in jax.live_arrays()) / state_bytes)
-        return train(beside, step, state, *rest, **options)
+    def count_and_train(runner, step, state, *rest, **options):
+        shares.append(sum(x.nbytes for x in jax.live_arrays()) / state_bytes)
+        return train(runner, step, state, *rest, **options)
 
-    monkeypatch.setattr(loop, "train", counting)
+    monkeypatch.setattr(loop, "train", count_and_train)
     before = sum(x.nbytes for x in jax.live_arrays()) / state_bytes
     for steps in (3, 4):
-        tiny.trained(tmp_path / "run", large_task(), train__steps=steps, mesh__data=1, optim__schedule="constant")
-    assert len(alive) == 2 and [share - before for share in alive] == pytest.approx([1, 1], abs=0.1)
+        tiny.train(tmp_path / "run", large_task(), train__steps=steps, mesh__data=1, optim__schedule="constant")
+    assert len(shares) == 2 and [share - before for share in shares] == pytest.approx([1, 1], abs=0.1)
 
 
 @pytest.mark.parametrize("flag", [jax.disable_jit, jax.debug_nans])
-def test_flags_of_jax_look_into_the_steps_of_a_run(tmp_path, monkeypatch, flag):
-    """A step that is compiled ahead would hide from them what it computes."""
+def test_jax_flags_for_debugging_apply_to_the_steps_of_a_run(tmp_path, monkeypatch, flag):
+    """These flags have no effect on a step that is compiled ahead of time, so it must not be."""
     steps = []
 
-    def train(beside, step, *rest, **options):
+    def train(runner, step, *rest, **options):
         steps.append(step)
         raise FloatingPointError("invalid value (nan) encountered in sub\nand more")
 
@@ -131,5 +138,5 @@ def test_flags_of_jax_look_into_the_steps_of_a_run(tmp_path, monkeypatch, flag):
         flag(True),
         raises(errors.RunError, "JAX_DEBUG_NANS", "invalid value (nan) encountered in sub"),
     ):
-        tiny.trained(tmp_path, tiny.linear_task(), train__steps=3, mesh__data=1)
+        tiny.train(tmp_path, tiny.linear_task(), train__steps=3, mesh__data=1)
     assert not isinstance(steps[0], compilation.Compiled)

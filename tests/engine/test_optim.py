@@ -1,4 +1,4 @@
-"""Learning rates, AdamW, Muon and its relatives, averages and frozen parameters: against formulas in plain numpy."""
+"""Learning rates, AdamW, Muon variants, averages and frozen parameters, compared with formulas in NumPy."""
 
 import math
 
@@ -11,20 +11,20 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, freeze, mesh, optim, run_plan, summary as summaries, train_step as steps
-from experiments.studies import programs, study
+from experiments.engine import errors, freeze, mesh as meshes, optim, run_plan, summary as summaries, train_step
+from experiments.studies import programs, study as studies
 from tfm import layout as layouts, shapes
 
 ADAM = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}
 M, H, K, D, F = 2, 3, 5, 7, 11
 SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
-HIDDEN = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
-OTHERS = ["blocks/norm1/gain_D", "blocks/value/bo_D", "embed/E_ND", "head/G_ND"]
-ALL = [f"blocks/{name}" for name in HIDDEN] + OTHERS
+MATRIX_NAMES = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
+ADAMW_NAMES = ["blocks/norm1/gain_D", "blocks/value/bo_D", "embed/E_ND", "head/G_ND"]
+ALL_NAMES = [f"blocks/{name}" for name in MATRIX_NAMES] + ADAMW_NAMES
 RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 4
 
 
-def drawn(seed, names=ALL):
+def draw_params(seed, names=ALL_NAMES):
     rng, tree = np.random.default_rng(seed), {}
     for name in names:
         *parents, last = name.split("/")
@@ -36,7 +36,7 @@ def drawn(seed, names=ALL):
 
 
 def newton_schulz(x_RC):
-    """Jordan et al. 2024, with the smaller product; float64."""
+    """Compute Newton-Schulz iterations (Jordan et al. 2024) in float64, with the smaller of the two products."""
     x_RC = np.asarray(x_RC, np.float64)
     if x_RC.shape[0] > x_RC.shape[1]:
         return newton_schulz(x_RC.T).T
@@ -48,21 +48,21 @@ def newton_schulz(x_RC):
 
 
 def matrix_step(name, x):
-    """One layer's step: each matrix written down with its rows and columns, by hand."""
-    if name.endswith("Uq_HKD"):  # from D to the K features of all heads, one under the other
+    """Return one layer's step. Each parameter is reshaped into its matrices by hand."""
+    if name.endswith("Uq_HKD"):  # a matrix from D to the stacked features of all heads
         return np.sqrt(H * K / D) * newton_schulz(x.reshape(H * K, D)).reshape(H, K, D)
-    if name.endswith(("Uo_HDK", "V_HDD")):  # the matrices of all heads beside each other
+    if name.endswith(("Uo_HDK", "V_HDD")):  # the matrices of all heads, concatenated along columns
         return np.stack(np.split(newton_schulz(np.concatenate(list(x), axis=1)), H, axis=1))
-    if name.endswith("P_HKK"):  # a matrix in each head
+    if name.endswith("P_HKK"):  # one matrix for each head
         return np.stack([newton_schulz(P_KK) for P_KK in x])
     return newton_schulz(x) * np.sqrt(max(1, x.shape[0] / x.shape[1]))
 
 
-FEW = ["blocks/score/Uq_HKD", "blocks/score/P_HKK", "blocks/mlp/W2_DF", "embed/E_ND"]
+SOME_NAMES = ["blocks/score/Uq_HKD", "blocks/score/P_HKK", "blocks/mlp/W2_DF", "embed/E_ND"]
 
 
-def taken(optimiser, params, gradients):
-    """The parameters after a step for each gradient."""
+def take_steps(optimiser, params, gradients):
+    """Return the parameters after one step for each gradient."""
     state = jax.jit(optimiser.init)(params)
 
     @jax.jit
@@ -75,8 +75,8 @@ def taken(optimiser, params, gradients):
     return params
 
 
-def near(found, wanted, rtol=1e-5, atol=1e-6):
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=atol), found, wanted)
+def assert_near(result, expected, rtol=1e-5, atol=1e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), result, expected)
 
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
@@ -87,28 +87,30 @@ def rate(name, **changes):
     return optim.schedule(name, **(sizes | changes))
 
 
-def expected(name, step, FINAL=FINAL):
+def expected_rate(name, step, FINAL=FINAL):
     if step < WARMUP:
         return PEAK * (step + 1) / WARMUP
-    done = (step - WARMUP) / (STEPS - WARMUP)
-    fall = {"constant": 0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}
+    fraction = (step - WARMUP) / (STEPS - WARMUP)
+    fall = {"constant": 0, "linear": fraction, "cosine": (1 - math.cos(math.pi * fraction)) / 2}
     fall["wsd"] = max(0, (step - (STEPS - 40)) / 40)
     return PEAK * (1 - (1 - FINAL) * fall[name])
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
-def test_a_schedule_is_its_formula(name):
-    at = np.array([0, 1, 19, WARMUP - 1, WARMUP, WARMUP + 1, 120, 159, 160, 161, 175, STEPS - 1, STEPS])
-    np.testing.assert_allclose(jax.jit(jax.vmap(rate(name)))(at), [expected(name, step) for step in at], rtol=1e-5)
+def test_a_schedule_equals_its_formula(name):
+    steps = np.array([0, 1, 19, WARMUP - 1, WARMUP, WARMUP + 1, 120, 159, 160, 161, 175, STEPS - 1, STEPS])
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(rate(name)))(steps), [expected_rate(name, step) for step in steps], rtol=1e-5
+    )
     if name != "constant":
-        found = [float(rate(f"{name}:0.3")(step)) for step in (WARMUP, 175, STEPS)]
-        np.testing.assert_allclose(found, [expected(name, step, 0.3) for step in (WARMUP, 175, STEPS)], rtol=1e-5)
+        result = [float(rate(f"{name}:0.3")(step)) for step in (WARMUP, 175, STEPS)]
+        np.testing.assert_allclose(result, [expected_rate(name, step, 0.3) for step in (WARMUP, 175, STEPS)], rtol=1e-5)
     assert float(rate(name, warmup_steps=0)(0)) == pytest.approx(PEAK)
     assert float(rate(name, warmup_steps=1)(0)) == pytest.approx(PEAK)
 
 
 @pytest.mark.parametrize(("steps", "warmup", "first"), [(2, 0, 1), (200, 190, 190)])
-def test_wsd_falls_over_a_fifth_of_all_steps_or_what_the_warm_up_leaves(steps, warmup, first):
+def test_wsd_falls_over_a_fifth_of_all_steps_or_the_steps_after_the_warm_up(steps, warmup, first):
     stable, falling, last = map(rate("wsd", steps=steps, warmup_steps=warmup), (first, first + 1, steps))
     assert float(stable) == pytest.approx(PEAK) and falling < stable and float(last) == pytest.approx(PEAK * FINAL)
 
@@ -128,7 +130,7 @@ def test_decay_is_for_matrices_only():
 
 
 def adamw_by_hand(params, gradients, *, rate, weight_decay, beta1, beta2, eps):
-    """Loshchilov and Hutter 2019, algorithm 2, in float64; decay on names of two letters."""
+    """Compute AdamW (Loshchilov and Hutter 2019, algorithm 2) in float64. Names of two letters decay."""
     result = {}
     for name, theta in params.items():
         theta, m, v = np.asarray(theta, np.float64), 0.0, 0.0
@@ -142,37 +144,42 @@ def adamw_by_hand(params, gradients, *, rate, weight_decay, beta1, beta2, eps):
     return result
 
 
-def normal(seed):
+def draw_small(seed):
     rng = np.random.default_rng(seed)
     sizes = {"W_FD": (3, 5), "b_F": (3,)}
     return {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in sizes.items()}
 
 
 @pytest.mark.parametrize("clip", [0.0, 2.0])
-def test_adamw_is_its_formula_at_the_rate_of_the_step_for_gradients_clipped_over_all_leaves(clip):
-    """The first is shorter than `clip`. eps is large: AdamW alone would not notice a factor on the gradient."""
-    params, gradients = normal(0), [normal(seed) for seed in (1, 2, 3)]
+def test_adamw_equals_its_formula_with_gradients_clipped_over_all_leaves(clip):
+    """The first gradient is shorter than `clip`. eps is large, because AdamW hardly depends on a gradient's scale."""
+    params, gradients = draw_small(0), [draw_small(seed) for seed in (1, 2, 3)]
     lengths = [math.sqrt(sum(float(np.sum(np.square(x))) for x in one.values())) for one in gradients]
     gradients[0] = {name: x * 0.5 / lengths[0] for name, x in gradients[0].items()}
     assert min(lengths[1:]) > 2.0
     shorter = [{name: x * min(1, 2.0 / n) for name, x in g.items()} for g, n in zip(gradients, lengths, strict=True)]
-    used = [gradients[0], *shorter[1:]] if clip else gradients
-    how = ADAM | {"eps": 1.0, "weight_decay": 0.5}
-    found = taken(optim.adamw(lambda step: 0.1 * (step + 1), clip=clip, **how), params, gradients)
-    near(found, adamw_by_hand(params, used, rate=lambda step: 0.1 * (step + 1), **how))
+    clipped_gradients = [gradients[0], *shorter[1:]] if clip else gradients
+    options = ADAM | {"eps": 1.0, "weight_decay": 0.5}
+    result = take_steps(optim.adamw(lambda step: 0.1 * (step + 1), clip=clip, **options), params, gradients)
+    assert_near(result, adamw_by_hand(params, clipped_gradients, rate=lambda step: 0.1 * (step + 1), **options))
 
 
-AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: the axes over which a row is averaged
-WHOLE = {"Uq_HKD": (0, 1, 2), "P_HKK": (1, 2), "W2_DF": (0, 1)}  # one matrix of a layer; P has one in each head
+ROW_AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # the axes of one layer over which the mean of a row is taken
+# The axes of one matrix; P has a matrix for each head.
+MATRIX_AXES = {
+    "Uq_HKD": (0, 1, 2),
+    "P_HKK": (1, 2),
+    "W2_DF": (0, 1),
+}
 
 
 def norm(x, name):
-    return np.sqrt(np.sum(np.square(x), WHOLE[name], keepdims=True))
+    return np.sqrt(np.sum(np.square(x), MATRIX_AXES[name], keepdims=True))
 
 
 def matrices_by_hand(kind, name, value, gradients):
     """Take the steps of a matrix rule in float64, one layer after the other."""
-    layers, last = np.asarray(value, np.float64), name.rpartition("/")[2]
+    layers, letters = np.asarray(value, np.float64), name.rpartition("/")[2]
     for m in range(M):
         W, mean, v = layers[m], 0.0, 0.0
         for gradient in gradients:
@@ -180,12 +187,12 @@ def matrices_by_hand(kind, name, value, gradients):
             mean = MOMENTUM * mean + g
             u = matrix_step(name, MOMENTUM * mean + g)
             if kind == "normuon":
-                v = ADAM["beta2"] * v + (1 - ADAM["beta2"]) * np.mean(u**2, AXES[last], keepdims=True)
-                even = u / np.sqrt(v)
-                u = even * norm(u, last) / norm(even, last)
+                v = ADAM["beta2"] * v + (1 - ADAM["beta2"]) * np.mean(u**2, ROW_AXES[letters], keepdims=True)
+                update = u / np.sqrt(v)
+                u = update * norm(u, letters) / norm(update, letters)
             if kind == "hyperball":
-                ends = W - MATRIX_RATE * RATE * norm(W, last) * u / norm(u, last)
-                W = ends * norm(W, last) / norm(ends, last)
+                new_W = W - MATRIX_RATE * RATE * norm(W, letters) * u / norm(u, letters)
+                W = new_W * norm(W, letters) / norm(new_W, letters)
             else:
                 W = W - MATRIX_RATE * RATE * (u + DECAY * W)
         layers[m] = W
@@ -206,44 +213,44 @@ KINDS = ("muon", "normuon", "hyperball")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_of_a_matrix_is_its_formula_in_every_layer_and_the_rest_is_adamw(kind):
-    params, *gradients = (drawn(seed, ALL if kind == "muon" else FEW) for seed in range(3))
-    result, begun = shapes.flat(taken(matrix_rule(kind), params, gradients)), shapes.flat(params)
+def test_matrices_take_the_steps_of_the_formula_and_other_parameters_those_of_adamw(kind):
+    params, *gradients = (draw_params(seed, ALL_NAMES if kind == "muon" else SOME_NAMES) for seed in range(3))
+    result, initial = shapes.flat(take_steps(matrix_rule(kind), params, gradients)), shapes.flat(params)
     adamw = optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM)
-    plain = shapes.flat(taken(adamw, params, gradients))
-    for name, leaf in begun.items():
-        if name in OTHERS:
-            near(result[name], plain[name], rtol=1e-6)
+    adamw_result = shapes.flat(take_steps(adamw, params, gradients))
+    for name, leaf in initial.items():
+        if name in ADAMW_NAMES:
+            assert_near(result[name], adamw_result[name], rtol=1e-6)
         else:
-            wanted = matrices_by_hand(kind, name, leaf, [shapes.flat(gradient)[name] for gradient in gradients])
-            near(result[name], wanted, rtol=1e-4, atol=2e-5 if kind == "muon" else 5e-5)
+            expected = matrices_by_hand(kind, name, leaf, [shapes.flat(gradient)[name] for gradient in gradients])
+            assert_near(result[name], expected, rtol=1e-4, atol=2e-5 if kind == "muon" else 5e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_of_zeros_moves_no_matrix(kind):
-    params = drawn(0, FEW[:1])
-    near(taken(matrix_rule(kind, weight_decay=0.0), params, [jax.tree.map(np.zeros_like, params)]), params)
+    params = draw_params(0, SOME_NAMES[:1])
+    assert_near(take_steps(matrix_rule(kind, weight_decay=0.0), params, [jax.tree.map(np.zeros_like, params)]), params)
 
 
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
-    """The length of a gradient does not change the step of a matrix, only that of AdamW."""
-    params, gradient = drawn(0, FEW[2:]), drawn(1, FEW[2:])
+    """The norm of a gradient changes only AdamW's steps, not those of a matrix."""
+    params, gradient = draw_params(0, SOME_NAMES[2:]), draw_params(1, SOME_NAMES[2:])
     norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
-    step = jax.jit(lambda gradient: taken(matrix_rule(), params, [gradient]))
-    found = taken(matrix_rule(clip=2.0), params, [gradient])
-    near(found, step(jax.tree.map(lambda x: x * 2.0 / norm, gradient)))
-    assert not np.allclose(found["embed"]["E_ND"], step(gradient)["embed"]["E_ND"], rtol=1e-3)
+    step = jax.jit(lambda gradient: take_steps(matrix_rule(), params, [gradient]))
+    result = take_steps(matrix_rule(clip=2.0), params, [gradient])
+    assert_near(result, step(jax.tree.map(lambda x: x * 2.0 / norm, gradient)))
+    assert not np.allclose(result["embed"]["E_ND"], step(gradient)["embed"]["E_ND"], rtol=1e-3)
 
 
-def test_rows_of_a_study_take_the_same_steps():
-    params, gradient = (drawn(seed, FEW) for seed in (0, 1))
+def test_vmapped_rows_of_a_study_take_the_same_steps_as_alone():
+    params, gradient = (draw_params(seed, SOME_NAMES) for seed in (0, 1))
     step, rates = (
-        jax.jit(lambda rate, *of: taken(matrix_rule("muon", rate, ns_steps=2), of[0], of[1:])),
+        jax.jit(lambda rate, *trees: take_steps(matrix_rule("muon", rate, ns_steps=2), trees[0], trees[1:])),
         jnp.array([0.1, 0.02]),
     )
-    alone = [step(rate, params, gradient) for rate in rates]
+    single_results = [step(rate, params, gradient) for rate in rates]
     rows = jax.vmap(step, (0, None, None))(rates, params, gradient)
-    near(rows, jax.tree.map(lambda *each: np.stack(each), *alone), rtol=1e-4, atol=1e-5)
+    assert_near(rows, jax.tree.map(lambda *leaves: np.stack(leaves), *single_results), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -258,26 +265,26 @@ def test_rows_of_a_study_take_the_same_steps():
         ({"schedule": "cosin"}, ['"cosin"', '"cosine"', "constant, linear, cosine, wsd"]),
         *[({"schedule": no}, [f"optim.schedule = {no}"]) for no in ("constant:0.5", "linear:-1", "cosine:nan")],
         ({"schedule": "os:path"}, ['"os:path"']),
-        ({"schedule": "test_optim:pairs"}, ["optim.schedule = test_optim:pairs", "(step, steps)"]),
+        ({"schedule": "test_optim:pair_schedule"}, ["optim.schedule = test_optim:pair_schedule", "(step, steps)"]),
         ({"name": "muon", "momentum": 1.0}, ["optim.momentum", "1.0"]),
         ({"name": "muon", "muon_lr_multiplier": -1.0}, ["optim.muon_lr_multiplier", "-1.0"]),
     ],
 )
 def test_an_invalid_optimiser_or_schedule_is_refused(changes, words):
     with raises(errors.UserError, *words):
-        optim.make_optimiser(chosen(**changes))
+        optim.make_optimiser(make_settings(**changes))
 
 
-def root(step, steps):
+def root_schedule(step, steps):
     return 1 - jnp.sqrt(step / steps)
 
 
-def pairs(step, steps):
+def pair_schedule(step, steps):
     return jnp.stack([step, step])
 
 
-def sign(rate, *, weight_decay, slope=1.0):
-    """A rule that counts no steps and chooses its own size: the sign of the gradient."""
+def sign_rule(rate, *, weight_decay, slope=1.0):
+    """Return a user's rule without a step counter: sign descent with weight decay."""
     state = optax.EmptyState()
 
     def update(gradient, state, params):
@@ -287,86 +294,92 @@ def sign(rate, *, weight_decay, slope=1.0):
     return optax.GradientTransformation(lambda params: state, update)
 
 
-def transposed(rate):
+def transpose_updates(rate):
     return optax.stateless(lambda gradient, params: jax.tree.map(jnp.transpose, gradient))
 
 
-def fails(rate):
+def fail_in_update(rate):
     return optax.stateless(lambda gradient, params: gradient["nothing"])
 
 
-def chosen(**changes):
+def make_settings(**changes):
     return tiny.settings("language", **{f"optim__{name}": value for name, value in changes.items()})
 
 
 def test_a_users_schedule_is_its_fraction_of_the_peak_after_the_warm_up():
-    found = rate("test_optim:root")
-    at = np.array([0, WARMUP - 1, WARMUP, 100, STEPS])
-    wanted = [PEAK / WARMUP, PEAK, PEAK, PEAK * (1 - math.sqrt(60 / 160)), 0]
-    np.testing.assert_allclose([found(n) for n in at], wanted, rtol=1e-5, atol=1e-7)
+    result = rate("test_optim:root_schedule")
+    steps = np.array([0, WARMUP - 1, WARMUP, 100, STEPS])
+    expected = [PEAK / WARMUP, PEAK, PEAK, PEAK * (1 - math.sqrt(60 / 160)), 0]
+    np.testing.assert_allclose([result(n) for n in steps], expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_users_rule_gets_the_settings_of_its_arguments_and_its_steps_are_counted():
-    """Lion decays matrices only, after clipping; settings that are not among its arguments count as unused."""
-    params, gradient = normal(0), normal(1)
+    """Lion decays matrices only, after clipping. Settings that are not arguments of the rule count as unused."""
+    params, gradient = draw_small(0), draw_small(1)
     same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
-    settings = chosen(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
+    settings = make_settings(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
     _, lion = optim.make_optimiser(settings)
-    found = taken(lion, params, [gradient, gradient])
+    result = take_steps(lion, params, [gradient, gradient])
     by_hand = optax.lion(1e-3, b1=0.8, b2=0.9, weight_decay=0.5, mask=optim.matrices)
-    near(found, taken(by_hand, params, [gradient, gradient]))
-    settings = chosen(name="test_optim:sign", momentum=0.5, betas=[0.5, 0.5], **same)
+    assert_near(result, take_steps(by_hand, params, [gradient, gradient]))
+    settings = make_settings(name="test_optim:sign_rule", momentum=0.5, betas=[0.5, 0.5], **same)
     _, rule = optim.make_optimiser(settings)
     updates, state = rule.update(gradient, rule.init(params), params)
-    near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
-    assert steps.updates_made(state) == 1
+    assert_near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
+    assert train_step.count_updates(state) == 1
     with raises(errors.UserError, "optim.betas, optim.momentum, train"):
         settings.refuse_unused()
 
 
 def test_a_users_rule_must_fit_the_parameters():
-    for name, words in (("transposed", ["shapes"]), ("fails", ["test_optim.py, line", "KeyError"])):
+    for name, words in (("transpose_updates", ["shapes"]), ("fail_in_update", ["test_optim.py, line", "KeyError"])):
         with raises(errors.UserError, f"optim.name = test_optim:{name}", *words):
-            settings = chosen(name=f"test_optim:{name}")
+            settings = make_settings(name=f"test_optim:{name}")
             optim.check_updates(
-                settings.optim.name, optim.make_optimiser(settings)[1], jax.eval_shape(lambda: normal(0))
+                settings.optim.name, optim.make_optimiser(settings)[1], jax.eval_shape(lambda: draw_small(0))
             )
 
 
-def test_what_is_evaluated_is_the_average_of_what_is_trained_and_clipping_frozen_and_skipped_steps_are_as_without():
-    """a_t = d a_{t-1} + (1 - d) w_t of the w_t that a run without it has, from the same beginning."""
-    changes = {"optim__frozen": ["b_C"], "train__nan": "skip_spikes", "model": False, "optim__clip": 0.5}
-    devices, task, decay = mesh.make(data=1), tiny.linear_task(), 0.7
+def test_ema_evaluates_the_average_and_does_not_change_training():
+    """a_t = d a_{t-1} + (1 - d) w_t, where w_t are the parameters of a run without the average.
 
-    def trajectory(**more):
-        plan = run_plan.make_plan(tiny.settings("vision", **changes | more), task, devices)
-        state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
+    Clipping, a frozen parameter and train.nan = skip_spikes are on in both runs.
+    """
+    changes = {"optim__frozen": ["b_C"], "train__nan": "skip_spikes", "model": False, "optim__clip": 0.5}
+    devices, task, decay = meshes.make(data=1), tiny.linear_task(), 0.7
+
+    def trajectory(**extra):
+        plan = run_plan.make_plan(tiny.settings("vision", **changes | extra), task, devices)
+        state = train_step.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
         states, losses = [jax.device_get(state.params)], []
         for i in range(4):
-            state, metrics = plan.step(state, mesh.place_batch(devices, task.train[i]), True)
+            state, metrics = plan.step(state, meshes.place_batch(devices, task.train[i]), True)
             states.append(jax.device_get(state.params))
             losses.append(float(metrics["loss"]))
         return states, losses, jax.device_get(optim.training_params(state.params, state.opt_state))
 
-    (w, losses, same), (found, ours, last) = trajectory(), trajectory(optim__ema=decay)
-    near(ours, losses)
-    near(last, w[-1]), near(same, w[-1])
-    average = w[0]
-    for one, a in zip(w[1:], found[1:], strict=True):
-        average = jax.tree.map(lambda a, x: decay * a + (1 - decay) * x, average, one)
-        near(a, average)
-    assert np.abs(found[-1]["G_CD"] - w[-1]["G_CD"]).max() > 1e-3
+    (trained_params, losses, training_params), (result, ema_losses, ema_training_params) = (
+        trajectory(),
+        trajectory(optim__ema=decay),
+    )
+    assert_near(ema_losses, losses)
+    assert_near(ema_training_params, trained_params[-1]), assert_near(training_params, trained_params[-1])
+    expected = trained_params[0]
+    for params, a in zip(trained_params[1:], result[1:], strict=True):
+        expected = jax.tree.map(lambda a, x: decay * a + (1 - decay) * x, expected, params)
+        assert_near(a, expected)
+    assert np.abs(result[-1]["G_CD"] - trained_params[-1]["G_CD"]).max() > 1e-3
 
 
-def test_an_average_passes_on_what_a_rule_is_given():
+def test_an_average_passes_extra_arguments_to_its_rule():
     rule = optim.average(optax.sgd(0.1), 0.5)
     updates, state = rule.update({"x": np.float32(2)}, rule.init({"x": np.float32(1)}), {"x": np.float32(1)}, value=3.0)
     assert float(updates["x"]) == pytest.approx(-0.1) == float(state.ahead["x"])
 
 
-def others(tree, frozen):
-    """The tree with None, which is no leaf, in the places of what is frozen."""
-    return jax.tree.map(lambda x, own: x if own else None, tree, freeze.select_trained(tree, frozen))
+def select_trained_leaves(tree, frozen):
+    """Return the tree with None, which is not a leaf, in place of frozen parameters."""
+    return jax.tree.map(lambda x, is_trained: x if is_trained else None, tree, freeze.select_trained(tree, frozen))
 
 
 @pytest.mark.parametrize(
@@ -377,40 +390,43 @@ def others(tree, frozen):
     ],
     ids=["adamw", "muon"],
 )
-def test_a_frozen_parameter_does_not_change_and_the_rest_is_trained_without_it(frozen, changes):
-    """There is no decay and no state of it, and its gradient is not part of the norm; muon: devices share weights."""
-    settings, task, shared = tiny.settings("vision", **changes), frozen_task.small_task(), "optim__name" in changes
-    devices = mesh.make(data=2, fsdp=2) if shared else mesh.make(data=1)
-    shared = task._replace(layout=layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if shared else None))
-    plan = run_plan.make_plan(settings.replace({"optim.frozen": frozen}), shared, devices)
-    state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
-    begun, batch = jax.device_get(state.params), plan.task.train[0]
+def test_frozen_parameters_do_not_change_and_the_others_train_without_them(frozen, changes):
+    """A frozen parameter has no decay and no optimiser state, and its gradient is not part of the norm.
+
+    In the case `muon`, the weights are sharded.
+    """
+    settings, task, is_sharded = tiny.settings("vision", **changes), frozen_task.small_task(), "optim__name" in changes
+    devices = meshes.make(data=2, fsdp=2) if is_sharded else meshes.make(data=1)
+    sharded_task = task._replace(layout=layouts.Layout(batch=meshes.BATCH, fsdp="fsdp" if is_sharded else None))
+    plan = run_plan.make_plan(settings.replace({"optim.frozen": frozen}), sharded_task, devices)
+    state = train_step.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
+    initial, batch = jax.device_get(state.params), plan.task.train[0]
 
     @jax.jit
     def by_hand(params):
-        def mean(own):
-            every = jax.tree.map(lambda x, y: x if y is None else y, params, own)
-            total, count = task.loss(every, batch)[0]["loss"]
+        def mean(trained):
+            all_params = jax.tree.map(lambda x, y: x if y is None else y, params, trained)
+            total, count = task.loss(all_params, batch)[0]["loss"]
             return total / count
 
-        own, (_, rule) = others(params, frozen), optim.make_optimiser(settings)
-        gradient = jax.grad(mean)(own)
-        updates, _ = rule.update(gradient, rule.init(own), own)
-        return optax.apply_updates(own, updates), optax.tree.norm(gradient)
+        trained, (_, rule) = select_trained_leaves(params, frozen), optim.make_optimiser(settings)
+        gradient = jax.grad(mean)(trained)
+        updates, _ = rule.update(gradient, rule.init(trained), trained)
+        return optax.apply_updates(trained, updates), optax.tree.norm(gradient)
 
-    expected, norm = by_hand(begun)
-    remembered = shapes.flat(state.opt_state)
-    state, metrics = plan.step(state, mesh.place_batch(devices, batch), True)
+    expected, norm = by_hand(initial)
+    opt_state = shapes.flat(state.opt_state)
+    state, metrics = plan.step(state, meshes.place_batch(devices, batch), True)
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
-    found, expected = (shapes.flat(jax.device_get(tree)) for tree in (state.params, expected))
-    for path, leaf in shapes.flat(begun).items():
-        assert (path in expected) == any(one.endswith(path) for one in remembered)
+    result, expected = (shapes.flat(jax.device_get(tree)) for tree in (state.params, expected))
+    for path, leaf in shapes.flat(initial).items():
+        assert (path in expected) == any(one.endswith(path) for one in opt_state)
         if path in expected:
-            np.testing.assert_allclose(found[path], expected[path], rtol=1e-4, atol=1e-5)
-        assert (path in expected) == (found[path] != leaf).any()
+            np.testing.assert_allclose(result[path], expected[path], rtol=1e-4, atol=1e-5)
+        assert (path in expected) == (result[path] != leaf).any()
 
 
-def test_the_table_marks_what_is_frozen():
+def test_the_parameter_table_marks_frozen_parameters():
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
     lines = summaries.format_table(params, freeze.find_frozen(params, ["*", "!head"])).splitlines()
     assert (
@@ -418,12 +434,15 @@ def test_the_table_marks_what_is_frozen():
     )
 
 
-def test_a_study_freezes_too():
+def test_a_study_can_freeze_parameters():
     arms = [["fixed", {"optim.frozen": ["embed"]}], ["free", {}]]
-    made = tiny.settings("ablation", study__experiment="vision", study__arms=arms, study__seeds=[1, 2])
-    program, devices = study.programs(study.runs(made, study.read(made)))[0], mesh.make(data=1)
-    ready = programs.prepare(program, devices)
-    assert ready.vmapped.task.frozen == ["embed"] and ready.vmapped.task is ready.plan.task
+    settings = tiny.settings("ablation", study__experiment="vision", study__arms=arms, study__seeds=[1, 2])
+    program, devices = studies.programs(studies.runs(settings, studies.read(settings)))[0], meshes.make(data=1)
+    prepared_program = programs.prepare(program, devices)
+    assert (
+        prepared_program.vmapped.task.frozen == ["embed"]
+        and prepared_program.vmapped.task is prepared_program.plan.task
+    )
 
 
 @pytest.mark.parametrize(

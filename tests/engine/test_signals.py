@@ -1,4 +1,4 @@
-"""Signals: a run that trains finishes its step, saves and prints how to resume; all else stops at once."""
+"""Signals: training finishes the step, saves and prints how to resume; other commands stop at once."""
 
 import os
 import pathlib
@@ -15,79 +15,82 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, signals, train_step as steps
+from experiments.engine import errors, signals, train_step
 
 ROOT = pathlib.Path(__file__).parents[2]
 quick, unbroken = dots.quick, dots.unbroken
 
 
 @pytest.fixture(autouse=True)
-def handlers():
+def check_handlers():
     """Check that every command restores the handlers."""
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
-def stopped(folder, number, step, *more):
-    """Return the message of a run that a signal stops after this step, which alone is saved."""
-    outcome = dots.launched(folder, *more)
+def check_stop(folder, number, step, *flags):
+    """Run, and assert that a signal stops the run after this step, the only saved step. Return the message."""
+    outcome = dots.launch_run(folder, *flags)
     assert outcome.code == 128 + number
-    assert dots.saved(folder) == [step] and not (folder / "run" / "summary.json").exists()
+    assert dots.list_steps(folder) == [step] and not (folder / "run" / "summary.json").exists()
     assert outcome.err.startswith(f"stopped after step {step}, which is saved in {folder / 'run'}; go on with: python ")
     return outcome.err
 
 
 def during_evaluation(monkeypatch, step, do):
-    """Call `do` after the second batch of the evaluation at this step, 4 or 6. Return the list of all batches."""
-    whole, moments = steps.evaluate, []
+    """Call `do` after the second batch of the evaluation at this step, 4 or 6.
 
-    def evaluate(task, mesh, sums, params, between):
-        at = 6 if moments else 4
+    Returns a list that gets the step of the evaluation for every evaluated batch.
+    """
+    original, batch_steps = train_step.evaluate, []
+
+    def evaluate(task, mesh, sums, params, on_batch):
+        evaluation_step = 6 if batch_steps else 4
 
         def after_batch():
-            moments.append(at)
-            if at == step and moments.count(at) == 2:
+            batch_steps.append(evaluation_step)
+            if evaluation_step == step and batch_steps.count(evaluation_step) == 2:
                 do()
-            between()
+            on_batch()
 
-        return whole(task, mesh, sums, params, after_batch)
+        return original(task, mesh, sums, params, after_batch)
 
-    monkeypatch.setattr(steps, "evaluate", evaluate)
-    return moments
+    monkeypatch.setattr(train_step, "evaluate", evaluate)
+    return batch_steps
 
 
 def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume_the_run(tmp_path, monkeypatch, unbroken, capfd):
-    """The step has an evaluation, which is left out."""
+    """The evaluation of this step is skipped."""
     with monkeypatch.context() as patch:
         dots.signal_with_batch(patch, 4, signal.SIGINT)
-        command = shlex.split(stopped(tmp_path, signal.SIGINT, 4, "--config.seed=0").partition("go on with: ")[2])
-    assert "stopping; what is done is saved first (Ctrl-C: at once" in capfd.readouterr().err
+        command = shlex.split(check_stop(tmp_path, signal.SIGINT, 4, "--config.seed=0").partition("go on with: ")[2])
+    assert "stopping after a save (Ctrl-C: stop at once" in capfd.readouterr().err
     assert command[:2] == ["python", "launch.py"] and "--config.seed=0" in command
-    assert tiny.run(*command[2:]).code == 0 and dots.result(tmp_path) == unbroken
+    assert tiny.run(*command[2:]).code == 0 and dots.read_result(tmp_path) == unbroken
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 6)])
 def test_a_signal_ends_an_evaluation_after_a_save(tmp_path, monkeypatch, unbroken, number, step):
-    """Nothing else is saved at step 4; the last step, 6, has been saved before its evaluation."""
-    there = []
+    """Step 4 is saved only because of the signal. Step 6, the last, is saved before its evaluation."""
+    steps_on_disk = []
 
     def end():
-        there.extend(file.name.partition(".")[0] for file in (tmp_path / "run" / "checkpoints").iterdir())
+        steps_on_disk.extend(file.name.partition(".")[0] for file in (tmp_path / "run" / "checkpoints").iterdir())
         os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        moments = during_evaluation(patch, step, end)
-        stopped(tmp_path, number, step)
-    assert moments.count(step) == 2 and there == ["6"] * (step == 6)  # of 6 batches
-    assert dots.resumed(tmp_path) == unbroken
+        batch_steps = during_evaluation(patch, step, end)
+        check_stop(tmp_path, number, step)
+    assert batch_steps.count(step) == 2 and steps_on_disk == ["6"] * (step == 6)  # two of six batches were evaluated
+    assert dots.finish_run(tmp_path) == unbroken
 
 
 COMMAND = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from experiments.engine import signals
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # as launch.py begins
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as at the start of launch.py
 requests = signals.Requests()
 with requests.collect():
     for name in sys.argv[2:]:
@@ -98,20 +101,20 @@ with requests.collect():
 
 def test_a_ctrl_c_after_another_signal_ends_a_command_at_once():
     command = [sys.executable, "-c", COMMAND, str(ROOT), "SIGTERM", "SIGTERM", "SIGINT"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == -signal.SIGINT and ended.stdout == "SIGTERM 15\nSIGTERM 15\n"
-    assert ended.stderr.count("stopping; what is done is saved first") == 1 and "Traceback" not in ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == -signal.SIGINT and process.stdout == "SIGTERM 15\nSIGTERM 15\n"
+    assert process.stderr.count("stopping after a save") == 1 and "Traceback" not in process.stderr
 
 
 def test_ctrl_c_ends_a_command_that_imports_or_compiles_at_once():
     command = [sys.executable, "launch.py", "--config=configs/smoke.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as stopped:
-        maps = pathlib.Path(f"/proc/{stopped.pid}/maps")
-        while b"numpy" not in maps.read_bytes():  # it takes seconds to import the rest
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        maps = pathlib.Path(f"/proc/{process.pid}/maps")
+        while b"numpy" not in maps.read_bytes():  # importing the rest takes seconds
             time.sleep(0.01)
-        stopped.send_signal(signal.SIGINT)
-        assert stopped.communicate(timeout=60) == ("", "") and stopped.returncode == -signal.SIGINT
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "") and process.returncode == -signal.SIGINT
 
 
 def test_a_second_ctrl_c_in_another_program_raises_keyboard_interrupt():
@@ -135,7 +138,7 @@ def test_a_signal_that_the_shell_ignores_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_threads_other_than_the_main_one_leave_signals_alone():
+def test_threads_other_than_the_main_thread_do_not_change_handlers():
     handlers = []
 
     def work():
@@ -148,12 +151,13 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
     assert handlers == [signal.getsignal(number) for number in signals.SIGNALS]
 
 
-def test_an_evaluation_that_fails_loses_nothing(tmp_path, monkeypatch, unbroken):
+def test_a_run_resumes_from_the_step_of_an_evaluation_that_failed(tmp_path, monkeypatch, unbroken):
     def evaluate(*arguments):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "evaluate", evaluate)
-        outcome = dots.launched(tmp_path)
+        patch.setattr(train_step, "evaluate", evaluate)
+        outcome = dots.launch_run(tmp_path)
     assert outcome.code == 1 and "train.batch_size" in outcome.err
-    assert dots.saved(tmp_path) == [4] and dots.resumed(tmp_path) == unbroken  # it is made up for
+    # The resumed run repeats the evaluation.
+    assert dots.list_steps(tmp_path) == [4] and dots.finish_run(tmp_path) == unbroken

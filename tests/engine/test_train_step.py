@@ -1,4 +1,4 @@
-"""The loop: devices, accumulation and evaluation batches change no number, and the same seed gives the same bits."""
+"""Training steps: devices, accumulation and evaluation batches do not change the numbers; seeds are reproducible."""
 
 import functools
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import mesh as meshes, train_step as training
+from experiments.engine import compilation, mesh as meshes, train_step
 
 EIGHT = 8
 
@@ -18,11 +18,11 @@ def mesh(n):
     return meshes.make(data=n)
 
 
-def trained(*, devices, seed):
-    """The losses and the last state of a few steps of the linear task."""
+def run_steps(*, devices, seed):
+    """Train the linear task for five steps. Return (losses, last state)."""
     task, (rate, optimiser) = tiny.linear_task(seed=seed), tiny.adamw()
-    state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
-    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(devices), accumulation=1)
+    state = train_step.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
+    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(devices), accumulation=1)
     losses = []
     for i in range(5):
         state, metrics = step(state, meshes.place_batch(mesh(devices), task.train[i]))
@@ -30,52 +30,65 @@ def trained(*, devices, seed):
     return losses, state
 
 
-def plain(task):
-    """(params, batch, key_B) -> gradient and means by their definition: sum / count over the batch, on one device."""
+def test_steps_and_evaluations_are_compiled_with_the_option_of_deterministic_operations(monkeypatch):
+    monkeypatch.setattr(compilation, "deterministic_options", lambda mesh, on: {"none_such": True} if on else {})
+    task, (rate, optimiser) = tiny.linear_task()._replace(deterministic=True), tiny.adamw()
+    state = train_step.initial_state(task, optimiser, seed=0, mesh=mesh(1))
+    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(1), accumulation=1)
+    evaluate = train_step.evaluator(task, mesh(1))
+    for program in (lambda: evaluate(state.params), lambda: step(state, meshes.place_batch(mesh(1), task.train[0]))):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+            program()
+
+
+def make_reference(task):
+    """Return a function (params, batch, key_B) -> (gradient, means) by definition: sum / count on one device."""
 
     def means(params, batch, key_B=None):
         ratios, _ = task.loss(params, batch, key_B=key_B)
-        found = {name: total / count for name, (total, count) in ratios.items()}
-        return found["loss"], found
+        result = {name: total / count for name, (total, count) in ratios.items()}
+        return result["loss"], result
 
     return jax.jit(jax.grad(means, has_aux=True))
 
 
-def close(one, other, rtol=1e-5, atol=1e-6):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), one, other)
+def assert_close(result, expected, rtol=1e-5, atol=1e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), result, expected)
 
 
-def test_the_initial_values_are_those_of_the_task_or_given_by_their_paths():
+def test_initial_values_come_from_the_task_or_from_arrays_by_their_paths():
     task, (_, optimiser) = tiny.linear_task(), tiny.adamw()
-    given = {"b_C": np.arange(3.0), "there/is_none": np.ones(1)}
-    for params, bias in ((None, np.zeros(3)), (given, given["b_C"])):
-        state = training.initial_state(task, optimiser, seed=3, mesh=mesh(EIGHT), params=params)
-        close(state.params, task.init(jax.random.key(3)) | {"b_C": bias}, rtol=1e-6, atol=1e-7)
-        like = training.abstract_state(task, optimiser, mesh=mesh(EIGHT))
-        facts = [[(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(tree)] for tree in (state, like)]
-        assert facts[0] == facts[1] and int(state.step) == 0
+    values = {"b_C": np.arange(3.0), "there/is_none": np.ones(1)}
+    for params, bias in ((None, np.zeros(3)), (values, values["b_C"])):
+        state = train_step.initial_state(task, optimiser, seed=3, mesh=mesh(EIGHT), params=params)
+        assert_close(state.params, task.init(jax.random.key(3)) | {"b_C": bias}, rtol=1e-6, atol=1e-7)
+        abstract_state = train_step.abstract_state(task, optimiser, mesh=mesh(EIGHT))
+        layouts = [[(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(tree)] for tree in (state, abstract_state)]
+        assert layouts[0] == layouts[1] and int(state.step) == 0
 
 
-def test_the_same_seed_gives_the_same_bits_another_seed_others_and_one_device_the_same_losses():
-    (first, state), (again, same), (other, third) = (trained(devices=EIGHT, seed=seed) for seed in (5, 5, 6))
-    bits = [np.asarray(one.params["G_CD"]).tobytes() for one in (state, same, third)]
-    assert first == again and bits[0] == bits[1] != bits[2]
-    assert len({*first, *other}) == 10 and int(state.step) == 5
-    np.testing.assert_allclose(trained(devices=1, seed=5)[0], first, rtol=2e-5)
+def test_the_same_seed_gives_the_same_bits_and_one_device_the_same_losses():
+    (first, state), (second, second_state), (other_losses, other_state) = (
+        run_steps(devices=EIGHT, seed=seed) for seed in (5, 5, 6)
+    )
+    bits = [np.asarray(one.params["G_CD"]).tobytes() for one in (state, second_state, other_state)]
+    assert first == second and bits[0] == bits[1] != bits[2]
+    assert len({*first, *other_losses}) == 10 and int(state.step) == 5
+    np.testing.assert_allclose(run_steps(devices=1, seed=5)[0], first, rtol=2e-5)
 
 
 def test_running_averages_follow_the_statistics_of_the_batches():
     def loss(params, batch, *, key_B=None, layout=None):
         measures, _ = tiny.linear_task().loss({name: params[name] for name in ("G_CD", "b_C")}, batch)
-        now = jax.lax.pmean(batch["x_BD"].mean(0), meshes.BATCH)
-        return measures, {"running": {"norm": {"mean_D": now}}}
+        mean_D = jax.lax.pmean(batch["x_BD"].mean(0), meshes.BATCH)
+        return measures, {"running": {"norm": {"mean_D": mean_D}}}
 
     task = tiny.linear_task()._replace(loss=loss)
     rate, optimiser = tiny.adamw()
     params = tiny.linear_task().init(jax.random.key(0)) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
-    state = training.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
+    state = train_step.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
     state = jax.device_put(state, meshes.replicated(mesh(EIGHT)))
-    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=2)
+    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=2)
     expected = np.ones(tiny.D)
     for i in range(3):
         state, metrics = step(state, meshes.place_batch(mesh(EIGHT), task.train[i]))
@@ -85,70 +98,70 @@ def test_running_averages_follow_the_statistics_of_the_batches():
 
 
 @pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (EIGHT, 2)])
-def test_devices_and_accumulated_parts_have_the_gradient_of_the_mean_over_the_batch(devices, accumulation):
-    """Also where parts ask for unequal numbers, or nothing; an example's random key is that of its place alone."""
+def test_devices_and_microbatches_have_the_gradient_of_the_mean_over_the_batch(devices, accumulation):
+    """Microbatches may have unequal or zero weights. The key of an example depends only on its index in the batch."""
     linear = tiny.linear_task()
 
     def loss(params, batch, *, key_B=None, layout=None):
         draw_B = jax.vmap(jax.random.normal)(key_B)
         ratios, _ = linear.loss(params, batch)
         total, count = ratios["loss"]
-        drawn = jnp.sum(params["G_CD"].sum() * draw_B * batch["weight_B"])
-        return ratios | {"loss": (total + drawn, count), "draw": (draw_B.sum(), jnp.float32(len(draw_B)))}, {}
+        noise = jnp.sum(params["G_CD"].sum() * draw_B * batch["weight_B"])
+        return ratios | {"loss": (total + noise, count), "draw": (draw_B.sum(), jnp.float32(len(draw_B)))}, {}
 
     task, key = linear._replace(loss=loss), jax.random.key(1)
     params = linear.init(jax.random.key(0))
     gradient = tiny.gradient(task, mesh(devices), accumulation)
     key_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(16))
     assert len(set(jax.vmap(jax.random.normal)(key_B).tolist())) == 16
-    batch, reference = dict(linear.train[0]), plain(task)
+    batch, reference = dict(linear.train[0]), make_reference(task)
     for weight_B in (batch["weight_B"], [1, 2, 0, 0, 3, 0, 0, 0, 1, 1, 0, 0, 0, 0, 5, 1], [0] * 16):
         batch["weight_B"] = np.float32(weight_B)
-        found, metrics, _ = gradient(params, meshes.place_batch(mesh(devices), batch), key)
+        result, metrics, _ = gradient(params, meshes.place_batch(mesh(devices), batch), key)
         expected, means = reference(params, batch, key_B)
-        if not any(weight_B):  # no NaN
+        if not any(weight_B):  # zero weights give zeros, not NaN
             expected, means = jax.tree.map(jnp.zeros_like, params), means | {"loss": 0.0, "accuracy": 0.0}
-        close(found, expected)
-        close(metrics, means)
+        assert_close(result, expected)
+        assert_close(metrics, means)
 
 
-def by_hand(task, params):
-    """The means over the evaluation part of the linear task, example by example, in float64."""
-    total, right, count = 0.0, 0.0, 0.0
-    wide = {name: np.asarray(array, np.float64) for name, array in params.items()}
+def evaluate_slowly(task, params):
+    """Return (means over the evaluation split, sum of weights), computed example by example in float64."""
+    total, correct, count = 0.0, 0.0, 0.0
+    params64 = {name: np.asarray(array, np.float64) for name, array in params.items()}
     for i in range(len(task.evaluation)):
         for x_D, label, weight in zip(*(task.evaluation[i][k] for k in ("x_BD", "label_B", "weight_B")), strict=True):
-            l_C = wide["G_CD"] @ x_D + wide["b_C"]
+            l_C = params64["G_CD"] @ x_D + params64["b_C"]
             total += weight * (np.log(np.sum(np.exp(l_C))) - l_C[label])
-            right += weight * (np.argmax(l_C) == label)
+            correct += weight * (np.argmax(l_C) == label)
             count += weight
-    return {"loss": total / count, "accuracy": right / count}, count
+    return {"loss": total / count, "accuracy": correct / count}, count
 
 
 @pytest.mark.parametrize(("devices", "size"), [(1, 8), (EIGHT, 16)])
-def test_evaluation_is_exact(devices, size):
+def test_evaluation_equals_the_mean_over_all_examples(devices, size):
     n, n_evaluation = 61, 29
     task = tiny.linear_task(n=n, n_evaluation=n_evaluation, evaluate_batch=size)
     params = task.init(jax.random.key(2))
-    expected, count = by_hand(task, params)
+    expected, count = evaluate_slowly(task, params)
     assert len(task.evaluation) * size > n_evaluation  # the last batch is padded
     assert count == sum(i % 3 for i in range(n, n + n_evaluation))
-    found = training.evaluator(task, mesh(devices))(params)
-    assert found == pytest.approx(expected, rel=1e-6)
+    result = train_step.evaluator(task, mesh(devices))(params)
+    assert result == pytest.approx(expected, rel=1e-6)
 
 
-def test_sums_over_batches_are_wider_than_float32():
+def test_sums_over_batches_have_more_bits_than_float32():
     task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)
     pairs = iter([(2.0**24, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)])
-    found = training.evaluate(task, mesh(1), lambda params, batch: {"loss": np.float32(next(pairs))}, {})
-    assert found == {"loss": (2**24 + 3) / 4}
+    result = train_step.evaluate(task, mesh(1), lambda params, batch: {"loss": np.float32(next(pairs))}, {})
+    assert result == {"loss": (2**24 + 3) / 4}
 
 
-def test_the_state_is_whole_on_every_device_and_donated_and_metrics_tell_the_norm_before_clipping():
+def test_the_state_is_replicated_and_donated_and_the_gradient_norm_is_measured_before_clipping():
     task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
-    old = training.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
-    expected, means = plain(task)(old.params, task.train[0])
-    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=1)
+    old = train_step.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
+    expected, means = make_reference(task)(old.params, task.train[0])
+    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=1)
     new, metrics = step(old, meshes.place_batch(mesh(EIGHT), task.train[0]))
     for leaf in jax.tree.leaves((new, metrics)):
         assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == EIGHT
@@ -158,7 +171,7 @@ def test_the_state_is_whole_on_every_device_and_donated_and_metrics_tell_the_nor
     assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate", "alive"}
     assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5) and norm > 1
     assert float(metrics["learning_rate"]) == pytest.approx(0.01 / 3)
-    close({name: metrics[name] for name in means}, means)
+    assert_close({name: metrics[name] for name in means}, means)
 
 
 def test_the_random_key_of_a_step_depends_on_seed_and_step():
@@ -168,10 +181,10 @@ def test_the_random_key_of_a_step_depends_on_seed_and_step():
 
     task = tiny.linear_task()._replace(loss=loss)
     rate, optimiser = tiny.adamw()
-    step = training.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(1), accumulation=1)
+    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(1), accumulation=1)
     draws = []
     for seed in (0, 1):
-        state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(1))
+        state = train_step.initial_state(task, optimiser, seed=seed, mesh=mesh(1))
         for i in range(3):
             state, metrics = step(state, task.train[i])
             draws.append(float(metrics["draw"]))

@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time in it, and what may change when it goes on."""
+"""The run directory: one run at a time, and the settings that may change when a run is resumed."""
 
 import errno
 import fcntl
@@ -13,10 +13,10 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, mesh, run as runs, workdir
+from experiments.engine import disk, errors, mesh as meshes, run as runs, workdir as workdirs
 from experiments.pretrained import open_model
 
-HOLDS = """
+LOCKING_PROGRAM = """
 import fcntl, sys, time
 with open(sys.argv[1] + "/lock", "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -28,63 +28,66 @@ with open(sys.argv[1] + "/lock", "w") as lock:
 
 
 def config(**changes):
-    made = tiny.base.get_config("language")
-    made.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
-    return made.to_dict()
+    config = tiny.base.get_config("language")
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return config.to_dict()
 
 
-def entered(folder, resume=None, **changes):
-    """Return what `open_run` returns inside the lock, as in a run."""
-    with workdir.lock(folder):
-        return workdir.open_run(folder, config(**changes), resume=resume)
+def open_run(folder, resume=None, **changes):
+    """Lock the folder and call `workdirs.open_run`, as a run does. Return True if the run is finished."""
+    with workdirs.lock(folder):
+        return workdirs.open_run(folder, config(**changes), resume=resume)
 
 
 # One run at a time
 
 
 def test_a_second_run_is_refused_with_the_name_of_the_first_until_that_is_killed(tmp_path):
-    with workdir.lock(tmp_path):
-        with raises(workdir.InUse, tmp_path, f"process {os.getpid()} on {socket.gethostname()}"):
-            entered(tmp_path)
-    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with workdirs.lock(tmp_path):
+        with raises(workdirs.InUse, tmp_path, f"process {os.getpid()} on {socket.gethostname()}"):
+            open_run(tmp_path)
+    command = [sys.executable, "-c", LOCKING_PROGRAM, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "held\n"
-        with raises(workdir.InUse, tmp_path, "process 61 on there"):
-            entered(tmp_path)
+        with raises(workdirs.InUse, tmp_path, "process 61 on there"):
+            open_run(tmp_path)
         first.send_signal(signal.SIGKILL)
-    assert (tmp_path / "lock").exists()  # but nobody has it
-    assert not entered(tmp_path)
-    assert {found.name for found in tmp_path.iterdir()} == {"config.json"}
+    assert (tmp_path / "lock").exists()  # but no process holds the lock
+    assert not open_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_lock_file_that_its_owner_has_deleted_does_not_count(tmp_path, monkeypatch, again):
-    """Between opening the file and locking it, the other run ends and deletes it; a third one may make a new one."""
-    whole, third = fcntl.flock, []
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_lock_file_that_its_owner_has_deleted_does_not_count(tmp_path, monkeypatch, is_new):
+    """After this run opens the file and before it locks it, the other run ends and deletes the file.
 
-    def flock(opened, how):
-        if not third:
+    is_new: a third run then makes and locks a new file.
+    """
+    original, descriptors = fcntl.flock, []
+
+    def flock(descriptor, operation):
+        if not descriptors:
             os.unlink(tmp_path / "lock")
-            third.append(os.open(tmp_path / ("lock" if again else "other"), os.O_RDWR | os.O_CREAT))
-            whole(third[0], how)
-        whole(opened, how)
+            descriptors.append(os.open(tmp_path / ("lock" if is_new else "other"), os.O_RDWR | os.O_CREAT))
+            original(descriptors[0], operation)
+        original(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    if again:
-        with raises(workdir.InUse, tmp_path), workdir.lock(tmp_path):
+    if is_new:
+        with raises(workdirs.InUse, tmp_path), workdirs.lock(tmp_path):
             pass
     else:
-        with workdir.lock(tmp_path):
+        with workdirs.lock(tmp_path):
             assert (tmp_path / "lock").exists()
-    os.close(third[0])
+    os.close(descriptors[0])
 
 
 def test_a_drive_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
-    def flock(opened, how):
+    def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert not entered(tmp_path)
+    assert not open_run(tmp_path)
     assert f"{tmp_path}: this drive has no locks" in capsys.readouterr().out
 
 
@@ -93,100 +96,104 @@ def test_a_path_below_a_file_and_a_folder_of_other_files_are_refused(tmp_path):
     file.write_text("years of work")
     for folder in (file, file / "below", tmp_path):
         with raises(errors.UserError, folder):
-            entered(folder)
+            open_run(folder)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-# What may change
+# Settings that may change
 
 
-def test_what_may_change_on_resume_exists():
+def test_settings_that_may_change_on_resume_exist():
     keys = tiny.fields()
-    for name in workdir.MAY_CHANGE:
+    for name in workdirs.MAY_CHANGE:
         assert name in keys or (name.endswith(".") and any(key.startswith(name) for key in keys)), name
 
 
 def test_a_resume_may_change_some_settings_and_all_others_are_refused_by_name(tmp_path):
-    assert not entered(tmp_path)
+    assert not open_run(tmp_path)
     changes = {"mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
-    assert not entered(tmp_path, **changes)
+    assert not open_run(tmp_path, **changes)
     before = (tmp_path / "config.json").read_text()
     assert json.loads(before)["config"] == config(**changes)
     changes |= {"mesh__data": 4, "train__batch_size": 32, "seed": 1}
     with raises(errors.UserError, "seed (0 -> 1), train.batch_size (64 -> 32)", "mesh.*", "train.steps") as caught:
-        entered(tmp_path, **changes)
+        open_run(tmp_path, **changes)
     assert (tmp_path / "config.json").read_text() == before and "mesh.data" not in str(caught.value)
 
 
-def test_a_finished_run_goes_on_if_more_steps_or_an_earlier_one_are_requested(tmp_path):
-    entered(tmp_path)
+def test_a_finished_run_is_resumed_if_more_steps_or_an_earlier_checkpoint_are_requested(tmp_path):
+    open_run(tmp_path)
     (tmp_path / "summary.json").write_text('{"steps": 1000}')
-    assert entered(tmp_path, log=[])
-    assert not entered(tmp_path, train__steps=1001)
+    assert open_run(tmp_path, log=[])
+    assert not open_run(tmp_path, train__steps=1001)
     with raises(errors.UserError, "1,000", "train.steps = 999"):
-        entered(tmp_path, train__steps=999)
+        open_run(tmp_path, train__steps=999)
     (tmp_path / "checkpoints" / "600").mkdir(parents=True)
     with raises(errors.UserError, "--resume=500", "600"):
-        entered(tmp_path, 500)
-    assert (tmp_path / "summary.json").exists() and not entered(tmp_path, 600)
+        open_run(tmp_path, 500)
+    assert (tmp_path / "summary.json").exists() and not open_run(tmp_path, 600)
     assert not (tmp_path / "summary.json").exists()
 
 
 def test_fewer_steps_than_a_checkpoint_are_refused(tmp_path):
-    entered(tmp_path)
+    open_run(tmp_path)
     for name in ("300", "2000.writing"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert not entered(tmp_path, train__steps=300)
+    assert not open_run(tmp_path, train__steps=300)
     with raises(errors.UserError, "300", "train.steps = 299"):
-        entered(tmp_path, train__steps=299)
+        open_run(tmp_path, train__steps=299)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', '{"steps": null}'])
 def test_a_damaged_summary_is_written_again_and_a_damaged_config_is_refused(tmp_path, content):
-    entered(tmp_path)
+    open_run(tmp_path)
     (tmp_path / "summary.json").write_text(content)
-    assert not entered(tmp_path)
+    assert not open_run(tmp_path)
     (tmp_path / "config.json").write_text(content)
     with raises(errors.UserError, tmp_path / "config.json"):
-        entered(tmp_path)
+        open_run(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
 
 
-# What has changed since
+# Changes since the last start
 
-NOW = mesh.versions()
+VERSIONS = meshes.versions()
 
 
-def facts(steps=1000, schedule="cosine", warmup=2, versions=NOW, devices="2 x cpu"):
-    """Return what `list_changes` reads of config.json."""
+def make_record(steps=1000, schedule="cosine", warmup=2, versions=VERSIONS, devices="2 x cpu"):
+    """Return the parts of config.json that `list_changes` reads."""
     optim = {"schedule": schedule, "warmup_steps": warmup}
     return {"config": {"train": {"steps": steps}, "optim": optim}, "versions": versions, "devices": devices}
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "parts"),
+    ("previous", "current", "parts"),
     [
         ({}, {}, None),
         ({"schedule": "constant"}, {"schedule": "constant", "steps": 2000}, None),
         ({"schedule": "constant", "steps": 60, "warmup": 100}, {"schedule": "constant", "warmup": 100}, ["60", "1000"]),
         ({}, {"steps": 2000}, ["train.steps", "1000", "2000"]),
-        ({"versions": NOW | {"flax": "0.0.1"}}, {}, None),
-        ({"versions": NOW | {"jax": "0.0.1", "jaxlib": "0.0.2"}}, {}, ["jax 0.0.1", NOW["jax"], "jaxlib 0.0.2"]),
+        ({"versions": VERSIONS | {"flax": "0.0.1"}}, {}, None),
+        (
+            {"versions": VERSIONS | {"jax": "0.0.1", "jaxlib": "0.0.2"}},
+            {},
+            ["jax 0.0.1", VERSIONS["jax"], "jaxlib 0.0.2"],
+        ),
         ({"devices": "8 x TPU v5 lite"}, {}, ["8 x TPU v5 lite", "2 x cpu"]),
     ],
 )
-def test_what_has_changed_since_is_printed(before, now, parts):
-    lines = workdir.list_changes(facts(**before), facts(**now))
+def test_changes_since_the_last_start_are_printed(previous, current, parts):
+    lines = workdirs.list_changes(make_record(**previous), make_record(**current))
     assert len(lines) == bool(parts) and all(part in lines[0] for part in parts or ())
 
 
 def test_if_a_folder_holds_runs_the_newest_is_suggested(tmp_path):
-    for when, name in enumerate(("b", "c", "a b")):
+    for seconds, name in enumerate(("b", "c", "a b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-        os.utime(tmp_path / name / "config.json", (when, when))
+        os.utime(tmp_path / name / "config.json", (seconds, seconds))
     with raises(errors.UserError, f"--workdir='{tmp_path}/a b'"):
-        workdir.open_run(tmp_path, {"train": {"steps": 1}})
+        workdirs.open_run(tmp_path, {"train": {"steps": 1}})
     with raises(errors.UserError, f"--checkpoint='{tmp_path}/a b'"):
         open_model.open(tmp_path)
 
@@ -195,3 +202,13 @@ def test_a_warning_says_that_bfloat16_is_slow_on_a_cpu(capsys):
     for dtype in ("float32", "bfloat16"):
         runs.make_mesh(tiny.settings("vision", model__compute_dtype=dtype), "cpu")
         assert ("bfloat16 is slower than float32 on a CPU" in capsys.readouterr().out) == (dtype == "bfloat16")
+
+
+def test_a_draft_that_a_killed_process_left_among_the_sources_is_deleted(tmp_path):
+    code, sources = tmp_path / "my_score.py", tmp_path / "run" / workdirs.SOURCES
+    code.write_text("x = 1\n")
+    sources.mkdir(parents=True)
+    draft = sources / f"my_score.py.abc{disk.DRAFT}"
+    draft.write_text("x =")
+    workdirs.keep_sources(tmp_path / "run", {code: "my_score.py"})
+    assert [file.name for file in sources.iterdir()] == ["my_score.py"]

@@ -1,4 +1,4 @@
-"""Every file of configs/ has a plan and a loss with its own sizes; only shapes and types are computed."""
+"""Every file of configs/ can be trained: the shapes and dtypes of its plan and loss are right. Nothing is computed."""
 
 import pathlib
 
@@ -9,17 +9,17 @@ import small_files
 import tiny
 
 from configs import base
-from experiments.engine import config, config_file, mesh, run_plan
-from experiments.studies import study
+from experiments.engine import config as configs, config_file as config_files, mesh as meshes, run_plan
+from experiments.studies import study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
 
 
-def settings_of(file: pathlib.Path, folder: pathlib.Path) -> config.Settings:
+def make_settings(file: pathlib.Path, folder: pathlib.Path) -> configs.Settings:
     """Return the settings of the file's run, or of the first run of its study, with small data and one layer."""
-    values = config_file.load(str(file), base=base.get_config)
-    if values.experiment != "convolution":  # which has no layers
+    values = config_files.load(str(file), base=base.get_config)
+    if values.experiment != "convolution":  # it has no layers
         values.model.M = 1
     if "/" in values.get("text", {}).get("tokenizer", ""):
         values.text.tokenizer = "bytes"
@@ -28,22 +28,22 @@ def settings_of(file: pathlib.Path, folder: pathlib.Path) -> config.Settings:
     sections = [name for name in ("text", "pairs", "image") if name in values and values[name].source != "digits"]
     sections = ["texts" if values.experiment == "text_classification" else name for name in sections]
     values.update_from_flattened_dict(small_files.sources(folder, sections, side=28))
-    settings = config.Settings(values, config_file.defaults(values, base.get_config))
+    settings = configs.Settings(values, config_files.defaults(values, base.get_config))
     if values.experiment != "ablation":
         return settings
-    every = study.read(settings)  # test_ablation.py has the other runs
-    first = every._replace(conditions=every.conditions[:1], arms=every.arms[:1], seeds=every.seeds[:1])
-    return study.runs(settings, first)[0].settings
+    design = studies.read(settings)  # test_ablation.py checks the other runs
+    first = design._replace(conditions=design.conditions[:1], arms=design.arms[:1], seeds=design.seeds[:1])
+    return studies.runs(settings, first)[0].settings
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_config_file_can_be_trained_and_says_how_to_run_it(file, tmp_path):
     assert f"python launch.py --config configs/{file.name}" in file.read_text(encoding="utf-8").split('"""')[1]
-    settings, devices = settings_of(file, tmp_path), mesh.make(data=1)
+    settings, devices = make_settings(file, tmp_path), meshes.make(data=1)
     work = tiny.work_of(settings, devices)
-    assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # which has no data
+    assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # it has no data
     run_plan.make_plan(settings, work.task, devices)
-    for key in ("init_from", "init_fresh"):  # the launcher reads them
+    for key in ("init_from", "init_fresh"):  # the launcher reads these two
         getattr(settings, key)
     settings.refuse_unused()
     params = jax.eval_shape(work.task.init, jax.random.key(0))

@@ -1,4 +1,4 @@
-"""The experiment that shows attention to contain convolution (E28), from its construction to its figures."""
+"""The experiment that constructs convolution as attention (E28), from the construction to the figures."""
 
 import cases
 import jax
@@ -23,23 +23,23 @@ def draw(heads: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("heads", [1, 2, 5, N])
 @cases.float64()
-def test_the_constructed_layer_is_the_convolution(heads):
+def test_the_constructed_layer_equals_the_convolution(heads):
     """Attention, sliding windows, numpy.convolve and loops give the same numbers."""
     x_BND, kernel_HD = draw(heads)
     params = convolution.construct(kernel_HD, N=N)
     y_BND, A_BHNS = jax.device_get(APPLY(params, x_BND))
-    cases.close(y_BND, depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-13)
-    cases.close(depthwise.convolve(x_BND, kernel_HD), y_BND, 1e-6)
+    cases.assert_close(y_BND, depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-13)
+    cases.assert_close(depthwise.convolve(x_BND, kernel_HD), y_BND, 1e-6)
     assert depthwise.convolve(x_BND, kernel_HD).dtype == np.float32
     Y = slow.depthwise_convolution(x_BND[1].T, kernel_HD.T, depthwise.offsets(heads), edge=True)
-    cases.close(y_BND[1], Y.T, 1e-13)
-    if heads < N:  # else no token has all its offsets within the sequence
+    cases.assert_close(y_BND[1], Y.T, 1e-13)
+    if heads < N:  # otherwise no token has all its offsets within the sequence
         A_HNS = np.asarray(A_BHNS[0])
-        cases.close(convolution.extract_kernel(params, A_HNS), kernel_HD)
-        mix_HH = np.asarray(cases.normal(3, heads, heads))  # heads mixed, and values that take them apart again
+        cases.assert_close(convolution.extract_kernel(params, A_HNS), kernel_HD)
+        mix_HH = np.asarray(cases.normal(3, heads, heads))  # mixed heads, with values that invert the mixture
         V_HDD = np.einsum("hk,kde->hde", np.linalg.inv(mix_HH).T, params["value"]["V_HDD"])
-        mixed = np.einsum("hk,kns->hns", mix_HH, A_HNS)
-        cases.close(convolution.extract_kernel({"value": {"V_HDD": V_HDD}}, mixed), kernel_HD)
+        mixed_HNS = np.einsum("hk,kns->hns", mix_HH, A_HNS)
+        cases.assert_close(convolution.extract_kernel({"value": {"V_HDD": V_HDD}}, mixed_HNS), kernel_HD)
 
 
 def test_tokens_are_pixel_columns():
@@ -57,21 +57,21 @@ def test_the_weights_depend_on_positions_alone():
     np.testing.assert_array_equal(A_BHNS, expected)
 
 
-def test_the_task_and_its_figures(tmp_path):
+def test_the_metrics_and_figures_of_the_task(tmp_path):
     settings = tiny.settings("convolution", model=False, **{"model.H": 5, "mesh.data": 1})
-    work, (files, numbers), out = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
+    work, (files, numbers), out = tiny.make_figures(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["loss.png", "convolution.png", "images.png"]
     assert numbers["constructed/largest_difference"] < 1e-6 < 1 < numbers["constructed/largest_value"]
     assert f"numpy.convolve by at most {numbers['constructed/largest_difference']:.1e}" in out
-    task, params = work.task, tiny.drawn(work.task)
+    task, params = work.task, tiny.draw_params(work.task)
     x_BND, A_HNS = task.evaluation[0]["x_BND"], np.asarray(APPLY(params, task.evaluation[0]["x_BND"])[1][0])
     kernel_HD = np.random.default_rng(0).standard_normal((5, 8)) / np.sqrt(5)
     error = np.abs(convolution.extract_kernel(params, A_HNS) - kernel_HD).max()
     assert numbers["learned/largest_kernel_error"] == pytest.approx(error, rel=1e-4)
-    cases.close(task.evaluation[0]["target_BND"], depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-5)
+    cases.assert_close(task.evaluation[0]["target_BND"], depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-5)
     measure = tiny.measure(task)
-    every = [measure(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
-    loss, explained = (np.sum([one[name] for one in every], axis=0) for name in ("loss", "explained"))
+    batch_measures = [measure(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
+    loss, explained = (np.sum([one[name] for one in batch_measures], axis=0) for name in ("loss", "explained"))
     assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / task.baseline["loss"], rel=1e-4)
 
 

@@ -13,17 +13,29 @@ import small_files
 import tiny
 
 from configs import base
-from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, run_plan, train_step
+from experiments.engine import by_name, config as configs, errors, mesh as meshes, run as runs, run_plan, train_step
 from experiments.pretrained import adapters, warm_start
-from experiments.studies import study
+from experiments.studies import study as studies
 
-# Another valid value for each setting; an experiment ignores settings that it does not have.
-OTHER = {
+# Another valid value for each setting. An experiment ignores settings that it does not have.
+OTHER_VALUES = {
     "": dict(seed=7, init_from="no_such_folder", init_fresh="head", log=["tensorboard", "symmetry"]),
     "mesh": dict(data=2, fsdp=2, tensor=2, sequence=2, seed=2),
     "model": {
         **dict(M=3, share=2, D=16, E=4, H=1, G=1, K=2, F=10, window=3, segments=2),
-        **dict(score="tied", score_std=0.5, output_std=0.5, scale="1", cap=5.0, output_cap=5.0, value="full_rank"),
+        **dict(
+            score="tied",
+            score_std=0.5,
+            output_std=0.5,
+            embed_std=0.5,
+            mup=4,
+            mup_depth="completep:1",
+            flax="nowhere:Model",
+            scale="1",
+            cap=5.0,
+            output_cap=5.0,
+            value="full_rank",
+        ),
         **dict(norm="rms", mlp="relu", position="sinusoidal", relative_position="alibi", block="post_norm"),
         **dict(outer_norm="first", bias="none", dropout=0.5, attention="explicit", compute_dtype="bfloat16"),
         **dict(remat="full"),
@@ -33,15 +45,26 @@ OTHER = {
         **dict(warmup_steps=1, betas=[0.5, 0.5], weight_decay=0.5, frozen=["head"], lora="2", ema=0.5, clip=0.5),
     },
     "train": {
-        **dict(steps=7, loss="nowhere:nothing", batch_size=32, growth=[[2, 32]], accumulation=2, nan="skip"),
-        **dict(log_every=2, evaluate_every=2, save_every=2, keep_best="eval/loss"),
+        **dict(
+            steps=7,
+            loss="nowhere:nothing",
+            metrics=["top5"],
+            watch=["gradient_norms"],
+            batch_size=32,
+            growth=[[2, 32]],
+            accumulation=2,
+            nan="skip",
+        ),
+        **dict(deterministic=True, log_every=2, evaluate_every=2, save_every=2, keep_best="eval/loss", patience=1),
     },
-    "text": dict(N=16, field="text", head="relu", objective="masked", tokenizer="characters"),
+    "text": dict(N=16, documents=True, field="text", head="relu", objective="masked", tokenizer="characters"),
     "image": dict(augment=["shift"], head="class_token", mask_ratio=0.5, patch=4, size=12),
     "pairs": dict(N=16, vocabulary=300, reverse=True),
     "synthetic": dict(task="ring_causal"),
 }
-OTHER = {f"{section}.{name}".lstrip("."): value for section, some in OTHER.items() for name, value in some.items()}
+OTHER_VALUES = {
+    f"{section}.{name}".lstrip("."): value for section, some in OTHER_VALUES.items() for name, value in some.items()
+}
 SECTIONS = {"language": ["text"], "translation": ["pairs"], "text_classification": ["texts"], "synthetic": []}
 QUICK = ("convolution",)  # `pytest -m slow` traces the others
 EXPERIMENTS = [
@@ -63,10 +86,10 @@ STUDY = {
 }
 
 
-def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
-    """Return the parts of a run with these changes, each as a function that computes it without compilation.
+def make_parts(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
+    """Return {part: function that computes the part of a run with these changes, without compilation}.
 
-    The cheapest is first.
+    The cheapest part is first.
     """
     settings = tiny.settings(experiment, model=experiment != "convolution", **changes)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -77,7 +100,10 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
         plan, state = run_plan.prepare(settings, work.task, devices)
     batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], train_step.abstract_alive(devices)
     return {
-        "plan": lambda: [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation],
+        "plan": lambda: (
+            [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation]
+            + [plan.task.deterministic]
+        ),
         "devices": lambda: devices.shape,
         "parameters": lambda: state.params,
         "files": lambda: work.files,
@@ -88,27 +114,31 @@ def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
     }
 
 
-def text(part: object) -> str:
-    """Return the text of a part without addresses, which differ from one tracing to the next."""
+def format_part(part: object) -> str:
+    """Return the text of a part without memory addresses, which differ between traces."""
     return re.sub("0x[0-9a-f]+", "", str(part))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_changed_setting_changes_the_run_or_is_refused(experiment, tmp_path):
     sections = SECTIONS.get(experiment, ["image"])
-    small, others = ({"mesh.data": 1} | small_files.sources(tmp_path, sections, word) for word in ("one", "another"))
-    before, again = ({kind: text(make()) for kind, make in kinds(experiment, small).items()} for _ in range(2))
-    assert before == again  # or the rest would say nothing
-    silent = []
-    for key in sorted(config.flat(base.get_config(experiment).to_dict()).keys() - {"experiment"}):
-        other = OTHER[key] if key in OTHER else others[key]
+    sources, changed_sources = (
+        {"mesh.data": 1} | small_files.sources(tmp_path, sections, word) for word in ("one", "another")
+    )
+    before, second = (
+        {kind: format_part(make()) for kind, make in make_parts(experiment, sources).items()} for _ in range(2)
+    )
+    assert before == second  # otherwise the comparisons below would be meaningless
+    unused_keys = []
+    for key in sorted(configs.flat(base.get_config(experiment).to_dict()).keys() - {"experiment"}):
+        value = OTHER_VALUES[key] if key in OTHER_VALUES else changed_sources[key]
         try:
-            after = kinds(experiment, small | {key: other})
+            after = make_parts(experiment, sources | {key: value})
         except (errors.UserError, errors.RunError):
             continue
-        if all(before[kind] == text(after[kind]()) for kind in before):
-            silent.append(key)
-    assert silent == []
+        if all(before[kind] == format_part(after[kind]()) for kind in before):
+            unused_keys.append(key)
+    assert unused_keys == []
 
 
 def test_a_changed_setting_of_a_study_changes_the_study_or_is_refused():
@@ -116,10 +146,10 @@ def test_a_changed_setting_of_a_study_changes_the_study_or_is_refused():
     default = {"study.arms": [["one", {}], ["two", {"model.score": "tied"}]], "study.experiment": "language"}
     keys = {key for key in base.get_config("ablation", of="language").study.keys()} - {"keep_weights"}
     assert {f"study.{key}" for key in keys} == STUDY.keys()
-    before, silent = study.read(tiny.settings("ablation", **default)), []
-    for key, other in STUDY.items():
+    before, unused_keys = studies.read(tiny.settings("ablation", **default)), []
+    for key, value in STUDY.items():
         try:
-            silent += [key] * (study.read(tiny.settings("ablation", **default | {key: other})) == before)
+            unused_keys += [key] * (studies.read(tiny.settings("ablation", **default | {key: value})) == before)
         except errors.UserError as error:
             assert key.rpartition(".")[2] in str(error)
-    assert silent == []
+    assert unused_keys == []

@@ -1,4 +1,4 @@
-"""A user's experiment in a file outside the project: its own fields, from the config to a study."""
+"""A user's experiment in a file outside the project, with its own fields: config, training, a study."""
 
 import functools
 import json
@@ -12,8 +12,8 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.engine import by_name, config as configs, config_file, errors
-from experiments.studies import study
+from experiments.engine import by_name, config as configs, config_file as config_files, errors
+from experiments.studies import study as studies
 from tfm import loss
 
 CODE = """
@@ -49,12 +49,12 @@ def get_config():
     config.train.update(steps=3, batch_size=16)
     return config
 """
-FIELDS = "def config(): return {'line': {'slope': 2.0}}\n"
+CONFIG_FUNCTION = "def config(): return {'line': {'slope': 2.0}}\n"
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """Return a folder with an experiment and a config of it, neither of them imported."""
+def user_folder(tmp_path, monkeypatch):
+    """Return a folder with an experiment and its config, which are not imported yet."""
     monkeypatch.delitem(sys.modules, "own_line", raising=False)
     monkeypatch.setattr("sys.path", list(sys.path))
     (tmp_path / "own_line.py").write_text(CODE)
@@ -62,24 +62,30 @@ def mine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_is_trained_with_its_own_fields(mine):
-    outcome = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "run"), "--config.line.slope=4")
+def test_a_users_experiment_is_trained_with_its_own_fields(user_folder):
+    outcome = tiny.run(
+        "--config", str(user_folder / "one.py"), "--workdir", str(user_folder / "run"), "--config.line.slope=4"
+    )
     assert (outcome.code, outcome.err) == (0, "")
-    saved = json.loads((mine / "run" / "config.json").read_text())["config"]
-    assert (saved["experiment"], saved["line"]) == ("own_line", {"slope": 4.0, "kind": "plain"})
-    assert not {"text", "image", "study"} & saved.keys()
-    assert json.loads((mine / "run" / "summary.json").read_text())["eval/slope"] == 4
-    assert (mine / "run" / "source" / "own_line.py").read_text() == CODE
-    again = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "run"), "--config.line.slope=4")
-    assert again.code == 0 and "finished run" in again.out
-    unused = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "two"), "--config.line.kind=dotted")
-    assert unused.code == 2 and "line.kind" in unused.err
+    config = json.loads((user_folder / "run" / "config.json").read_text())["config"]
+    assert (config["experiment"], config["line"]) == ("own_line", {"slope": 4.0, "kind": "plain"})
+    assert not {"text", "image", "study"} & config.keys()
+    assert json.loads((user_folder / "run" / "summary.json").read_text())["eval/slope"] == 4
+    assert (user_folder / "run" / "source" / "own_line.py").read_text() == CODE
+    repeated = tiny.run(
+        "--config", str(user_folder / "one.py"), "--workdir", str(user_folder / "run"), "--config.line.slope=4"
+    )
+    assert repeated.code == 0 and "finished run" in repeated.out
+    unused_setting = tiny.run(
+        "--config", str(user_folder / "one.py"), "--workdir", str(user_folder / "two"), "--config.line.kind=dotted"
+    )
+    assert unused_setting.code == 2 and "line.kind" in unused_setting.err
 
 
-def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
-    """The code that a .json names runs only if the command line names it, too."""
-    monkeypatch.chdir(mine)
-    (mine / "a.json").write_text(
+def test_a_saved_config_does_not_import_a_users_experiment_unless_the_command_names_it(user_folder, monkeypatch):
+    """Code that a .json config names runs only if the command line also names it."""
+    monkeypatch.chdir(user_folder)
+    (user_folder / "a.json").write_text(
         json.dumps({"experiment": "own_line", "line": {"slope": 1.0}, "train": {"batch_size": 16}})
     )
     refusal = tiny.run("--config", "a.json", "--dry_run")
@@ -94,79 +100,85 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
         ("def config(): return {}", "own_line.py prepare"),
         ("def config(): return {'line': {'slope': None}}\nprepare = 1", "line.slope None"),
         ("def config(): return {'train': {'slope': 1}}\nprepare = 1", '"train"'),
-        (f"{FIELDS}def prepare(settings, devices): pass", "own_line prepare run.Work"),
-        (f"{FIELDS}def prepare(settings, devices): return 1 / 0", "own_line.py, line 2: ZeroDivisionError"),
+        (f"{CONFIG_FUNCTION}def prepare(settings, devices): pass", "own_line prepare runs.Work"),
+        (f"{CONFIG_FUNCTION}def prepare(settings, devices): return 1 / 0", "own_line.py, line 2: ZeroDivisionError"),
     ],
 )
-def test_a_file_that_is_not_an_experiment_is_refused_in_a_sentence(mine, code, words):
-    (mine / "own_line.py").write_text(code)
-    outcome = tiny.run("--config", str(mine / "one.py"), "--dry_run")
+def test_a_file_that_is_not_an_experiment_is_refused_in_a_sentence(user_folder, code, words):
+    (user_folder / "own_line.py").write_text(code)
+    outcome = tiny.run("--config", str(user_folder / "one.py"), "--dry_run")
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words.split())
 
 
-def test_a_config_of_another_experiment_is_not_one_of_this(mine):
-    text = (mine / "one.py").read_text().replace('base.get_config("own_line")', 'base.get_config("vision")')
+def test_a_config_that_was_made_for_another_experiment_is_refused(user_folder):
+    text = (user_folder / "one.py").read_text().replace('base.get_config("own_line")', 'base.get_config("vision")')
     text = text.replace("config.line.slope = 3.0", 'config.experiment = "own_line"')
-    (mine / "one.py").write_text(text)
-    outcome = tiny.run("--config", str(mine / "one.py"), "--dry_run")
+    (user_folder / "one.py").write_text(text)
+    outcome = tiny.run("--config", str(user_folder / "one.py"), "--dry_run")
     assert outcome.code == 2 and '"dots.bias"' in outcome.err and 'base.get_config("own_line")' in outcome.err
 
 
 # The experiment of the guide
 
 
-def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_path, monkeypatch):
+def test_the_experiment_of_the_guide_learns_and_can_be_studied(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(sys.path))
     page = (by_name.ROOT / "docs" / "guides" / "your_experiment.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[0]
     assert len(code.splitlines()) <= 60
     file = tmp_path / "my_regression.py"
     file.write_text(code, encoding="utf-8")
-    config = config_file.load(str(file), base=base.get_config)
-    settings = configs.Settings(config, config_file.defaults(config, base.get_config))
-    runs = study.runs(settings, study.read(settings))
+    config = config_files.load(str(file), base=base.get_config)
+    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    runs = studies.runs(settings, studies.read(settings))
     assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
     assert not any("study" in run.settings.to_dict() or run.settings.experiment != "my_regression" for run in runs)
-    own = tiny.config_file(tmp_path, "my_regression", train__steps=150, mesh__data=1, regression__features=1)
-    words = "--config.model.M=1 --config.model.D=16 --config.optim.learning_rate=1e-2 --config.regression.pairs=4"
-    words += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=none"  # quick to compile
-    outcome = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
+    config_path = tiny.config_file(tmp_path, "my_regression", train__steps=150, mesh__data=1, regression__features=1)
+    flags = "--config.model.M=1 --config.model.D=16 --config.optim.learning_rate=1e-2 --config.regression.pairs=4"
+    flags += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=none"  # compiles quickly
+    outcome = tiny.run("--config", config_path, "--workdir", str(tmp_path / "run"), *flags.split())
     assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/explained"] > 0.3
-    assert (tmp_path / "run" / "figures" / "loss.png").is_file()  # it draws none itself
+    assert (tmp_path / "run" / "figures" / "loss.png").is_file()  # the experiment draws no figures itself
 
 
 # A user's loss in an experiment of the project
 
 
-def entropy(logits, target, weight):
+def doubled_cross_entropy(logits, target, weight):
     return loss.cross_entropy(2 * logits, target, weight)
 
 
-def mean(logits, target, weight):
+def mean_logit(logits, target, weight):
     return logits.mean()
 
 
 @pytest.mark.parametrize(("experiment", "changes"), [("vision", {"image__patch": 4}), ("synthetic", {})])
 def test_a_users_loss_takes_logits_targets_and_weights(experiment, changes):
-    """It equals the loss of twice the logits by hand, also if the head of tokens is fused with the loss."""
-    every = []
-    for name, scale in (("cross_entropy", 2), ("test_own_experiment:entropy", 1)):
+    """It equals the built-in loss with doubled logits, also if the token head is fused with the loss."""
+    means = []
+    for name, scale in (("cross_entropy", 2), ("test_own_experiment:doubled_cross_entropy", 1)):
         settings = tiny.settings(experiment, train__loss=name, mesh__data=1, **changes)
         task = tiny.task_of(settings)
-        params = tiny.drawn(task)
+        params = tiny.draw_params(task)
         params["head"] = jax.tree.map(functools.partial(jnp.multiply, scale), params["head"])
-        found = tiny.measure(task)(params, task.train[0], None)
-        every.append({name: float(total / count) for name, (total, count) in found.items()})
-    assert every[0] == pytest.approx(every[1], rel=1e-5) and every[0].keys() == {"loss", "accuracy"}
+        result = tiny.measure(task)(params, task.train[0], None)
+        means.append({name: float(total / count) for name, (total, count) in result.items()})
+    assert means[0] == pytest.approx(means[1], rel=1e-5) and means[0].keys() == {"loss", "accuracy"}
 
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
         ({"train__loss": "cross"}, ("loss", "cross", "cross_entropy")),
-        ({"train__loss": "test_own_experiment:mean"}, ("train.loss", "test_own_experiment:mean", "(sum, count)")),
-        ({"train__loss": "test_own_experiment:entropy", "mesh__tensor": 2}, ("train.loss", "mesh.tensor")),
+        (
+            {"train__loss": "test_own_experiment:mean_logit"},
+            ("train.loss", "test_own_experiment:mean_logit", "(sum, count)"),
+        ),
+        (
+            {"train__loss": "test_own_experiment:doubled_cross_entropy", "mesh__tensor": 2},
+            ("train.loss", "mesh.tensor"),
+        ),
     ],
 )
 def test_an_invalid_loss_is_refused(changes, parts):

@@ -8,17 +8,17 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import synthetic as experiment
+from experiments import synthetic as synthetic_task
 from experiments.build import baselines, splits
 from experiments.data import synthetic
-from experiments.engine import batches, errors, mesh
+from experiments.engine import batches, errors, mesh as meshes
 
 N, W = 11, 29
 TASKS = list(synthetic.RULES)
 
 
 def ring(w_N):
-    """The target is the token before; before the first is the last."""
+    """Return the tokens before; the token before the first is the last."""
     return [w_N[n - 1] for n in range(len(w_N))]
 
 
@@ -29,12 +29,12 @@ def previous(w_N):
 def reachability(w_N):
     size = len(w_N)
     sources = [n for n in range(size) if w_N[n] >= size]
-    reached = {w_N[source] % size for source in sources}
-    return [None if n in sources else int(n in reached) for n in range(size)]
+    reached_nodes = {w_N[source] % size for source in sources}
+    return [None if n in sources else int(n in reached_nodes) for n in range(size)]
 
 
 def beats(w_N):
-    """The target is the payload of the thing that loses: rock, scissors, paper are 0, 1, 2, with W // 3 payloads."""
+    """Return the payload of the kind that loses. Rock, scissors and paper are 0, 1, 2, each with W // 3 payloads."""
     payloads = W // 3
     payload_of = {w // payloads: w % payloads for w in w_N}
     beaten_by = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
@@ -48,21 +48,21 @@ def membership(w_N):
 
 
 def nearest(w_N):
-    """The target is the payload of the nearest other token with the same key; None if there are none or several."""
+    """Return the payload of the nearest other token with the same key, or None if there are none or several."""
     payloads = math.floor(math.sqrt(W))
-    answers = []
+    targets = []
     for n in range(len(w_N)):
         same = [s for s in range(len(w_N)) if s != n and w_N[s] // payloads == w_N[n] // payloads]
-        best = [s for s in same if abs(s - n) == min(abs(other - n) for other in same)]
-        answers.append(w_N[best[0]] % payloads if len(best) == 1 else None)
-    return answers
+        best = [s for s in same if abs(s - n) == min(abs(s_other - n) for s_other in same)]
+        targets.append(w_N[best[0]] % payloads if len(best) == 1 else None)
+    return targets
 
 
 REFERENCE = {rule.__name__: rule for rule in (ring, previous, reachability, beats, membership, nearest)}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_targets_are_those_of_plain_loops(task):
+def test_targets_equal_those_of_plain_loops(task):
     fetch = synthetic.examples(task, N=N, W=W)
     for rng in (None, np.random.default_rng(0)):
         batch = fetch(np.arange(101), rng)
@@ -72,76 +72,77 @@ def test_targets_are_those_of_plain_loops(task):
         for name in ("w_BN", "target_BN"):
             assert batch[name].min() >= 0 and batch[name].max() < W
         for w_N, target_N, weight_N in zip(*(batch[name].tolist() for name in batch), strict=True):
-            answers = REFERENCE[task](w_N)
-            assert weight_N == [float(answer is not None) for answer in answers]
-            expected = [answer for answer in answers if answer is not None]
-            assert [t for t, asked in zip(target_N, weight_N, strict=True) if asked] == expected
+            targets = REFERENCE[task](w_N)
+            assert weight_N == [float(answer is not None) for answer in targets]
+            expected = [answer for answer in targets if answer is not None]
+            assert [t for t, weight in zip(target_N, weight_N, strict=True) if weight] == expected
 
 
 def draw(task, *, n=2000, **sizes):
     return synthetic.examples(task, **({"N": N, "W": W} | sizes))(np.arange(n), np.random.default_rng(1))
 
 
-@pytest.mark.parametrize(("task", "used"), [("ring", W), ("previous", W), ("membership", W), ("nearest", 25)])
-def test_tokens_are_equally_likely_at_every_position(task, used):
+@pytest.mark.parametrize(("task", "n_tokens"), [("ring", W), ("previous", W), ("membership", W), ("nearest", 25)])
+def test_tokens_are_equally_likely_at_every_position(task, n_tokens):
     w_BN = draw(task)["w_BN"]
     count_NW = np.array([np.bincount(w_N, minlength=W) for w_N in w_BN.T])
-    assert (count_NW[:, used:] == 0).all()
-    assert abs(count_NW[:, :used] - 2000 / used).max() < 5 * math.sqrt(2000 / used)
+    assert (count_NW[:, n_tokens:] == 0).all()
+    assert abs(count_NW[:, :n_tokens] - 2000 / n_tokens).max() < 5 * math.sqrt(2000 / n_tokens)
 
 
 def test_about_half_of_the_nodes_are_reached_and_edges_lead_to_any_other_node():
     batch = draw("reachability")
-    asked = batch["weight_BN"] > 0
-    assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.03  # the share assumes that paths do not meet
-    assert 0.2 < asked.mean() < 0.9
+    is_target_BN = batch["weight_BN"] > 0
+    assert abs(batch["target_BN"][is_target_BN].mean() - 0.5) < 0.03  # one half assumes that paths do not meet
+    assert 0.2 < is_target_BN.mean() < 0.9
     for n, pointer_B in enumerate(batch["w_BN"].T % N):
         count_N = np.bincount(pointer_B, minlength=N)
         assert count_N[n] == 0 and abs(np.delete(count_N, n) - 200).max() < 5 * math.sqrt(200)
 
 
 @pytest.mark.parametrize("size", [3, N])
-def test_all_three_kinds_occur_and_have_one_payload_each(size):
+def test_all_three_kinds_of_beats_occur_and_have_one_payload_each(size):
     w_BN = draw("beats", N=size, n=500)["w_BN"]
     for w_N in w_BN:
         assert {w // (W // 3) for w in w_N} == {0, 1, 2} and len(set(w_N)) == 3
-    count_NC = np.array([np.bincount(w_N // (W // 3), minlength=3) for w_N in w_BN.T])  # any kind stands anywhere
+    # Every kind occurs at every position.
+    count_NC = np.array([np.bincount(w_N // (W // 3), minlength=3) for w_N in w_BN.T])
     assert abs(count_NC - 500 / 3).max() < 5 * math.sqrt(500 / 3)
     payload_BN = w_BN % (W // 3)
     assert set(payload_BN.ravel()) == set(range(W // 3))
 
 
-def test_half_of_the_questions_are_about_members_and_members_differ():
+def test_half_of_the_queried_tokens_are_members_and_members_differ():
     batch = draw("membership")
-    asked = batch["weight_BN"] > 0
-    assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.02
+    is_target_BN = batch["weight_BN"] > 0
+    assert abs(batch["target_BN"][is_target_BN].mean() - 0.5) < 0.02
     assert all(len(set(w_N)) == N // 2 for w_N in batch["w_BN"][:, : N // 2].tolist())
-    shown = synthetic.spell("membership", batch["w_BN"][0], N=N, W=W)
-    assert [word.endswith("?") for word in shown] == list(np.arange(N) >= N // 2)
+    texts = synthetic.spell("membership", batch["w_BN"][0], N=N, W=W)
+    assert [word.endswith("?") for word in texts] == list(np.arange(N) >= N // 2)
 
 
 @pytest.mark.parametrize(
-    ("task", "w_N", "shown"),
+    ("task", "w_N", "texts"),
     [
         ("reachability", [1, 5, 0], ["0→1", "1→2 source", "2→0"]),
         ("beats", [0, 10, 26], ["r0", "s1", "p8"]),
         ("nearest", [0, 7, 24], ["0:0", "1:2", "4:4"]),
     ],
 )
-def test_tokens_are_spelled_for_readers(task, w_N, shown):
-    assert synthetic.spell(task, np.array(w_N), N=3, W=W) == shown
+def test_tokens_have_readable_texts(task, w_N, texts):
+    assert synthetic.spell(task, np.array(w_N), N=3, W=W) == texts
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_training_depends_on_seed_and_step_and_what_is_held_out_on_the_number(task):
+def test_training_examples_depend_on_seed_and_step_and_evaluation_examples_on_their_index(task):
     fetch = synthetic.examples(task, N=N, W=W)
-    first, again, other = (batches.train(fetch, n=synthetic.EPOCH, batch=16, seed=seed) for seed in (0, 0, 1))
-    jax.tree.map(np.testing.assert_array_equal, first[5], again[5])
+    first, second, other_seed = (batches.train(fetch, n=synthetic.EPOCH, batch=16, seed=seed) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first[5], second[5])
     held_out, rows_BN = batches.evaluation(fetch, n=13, batch=16)[0], fetch(np.arange(13), None)["w_BN"]
     np.testing.assert_array_equal(held_out["w_BN"][:13], rows_BN)
     assert not held_out["weight_BN"][13:].any() and (held_out["w_BN"][13:] == rows_BN[12]).all()
     np.testing.assert_array_equal(fetch(np.array([7, 2, 7]), None)["w_BN"], rows_BN[[7, 2, 7]])
-    parts = [first[0]["w_BN"], first[1]["w_BN"], other[0]["w_BN"], rows_BN]
+    parts = [first[0]["w_BN"], first[1]["w_BN"], other_seed[0]["w_BN"], rows_BN]
     examples = [tuple(w_N) for w_BN in parts for w_N in w_BN.tolist()]
     assert len(set(examples)) == len(examples) == 3 * 16 + 13
 
@@ -157,38 +158,38 @@ def test_an_unknown_task_and_too_few_or_too_many_tokens_are_refused(task, tokens
 def test_a_norm_over_the_sequence_is_refused_if_later_tokens_are_hidden():
     settings = tiny.settings("synthetic", synthetic__task="ring_causal", model__norm="layer_sequence")
     with raises(errors.UserError, "model.norm = layer_sequence"):
-        experiment.prepare(settings, mesh.make(data=1))
+        synthetic_task.prepare(settings, meshes.make(data=1))
 
 
 def task_of(**changes):
-    return experiment.prepare(tiny.settings("synthetic", **changes), mesh.make(data=1)).task
+    return synthetic_task.prepare(tiny.settings("synthetic", **changes), meshes.make(data=1)).task
 
 
-def test_a_task_is_named_with_its_number_of_tokens():
-    assert [*map(experiment.parse, ("ring", "ring_causal:8"))] == [("ring", False, 12), ("ring", True, 8)]
+def test_the_name_of_a_task_can_have_its_number_of_tokens():
+    assert [*map(synthetic_task.parse, ("ring", "ring_causal:8"))] == [("ring", False, 12), ("ring", True, 8)]
     assert task_of(synthetic__task="nearest:7").train[0]["w_BN"].shape == (16, 7)
-    for wrong in ("ring:", "ring:x", "ring:-3", "ring:8:9", "ring:8_causal"):
-        with raises(errors.UserError, f"synthetic.task = {wrong}"):
-            experiment.parse(wrong)
+    for name in ("ring:", "ring:x", "ring:-3", "ring:8:9", "ring:8_causal"):
+        with raises(errors.UserError, f"synthetic.task = {name}"):
+            synthetic_task.parse(name)
 
 
 def test_the_baseline_is_the_most_frequent_target(monkeypatch):
     monkeypatch.setattr(splits, "TOKENS", 200 * 12)
     task = task_of(synthetic__task="reachability", train__batch_size=200)
     batch = synthetic.examples("reachability", N=12, W=24)(np.arange(512), None)
-    reached = batch["target_BN"][batch["weight_BN"] > 0].mean()
-    assert task.baseline == {"accuracy": pytest.approx(max(reached, 1 - reached))} and reached != 0.5
+    reached_share = batch["target_BN"][batch["weight_BN"] > 0].mean()
+    assert task.baseline == {"accuracy": pytest.approx(max(reached_share, 1 - reached_share))} and reached_share != 0.5
     assert task.tokens_per_example == 12 and len(task.evaluation) == 3
-    nothing = [{"target_BN": np.ones((1, 2), int), "weight_BN": np.zeros((1, 2))}]
+    empty = [{"target_BN": np.ones((1, 2), int), "weight_BN": np.zeros((1, 2))}]
     with raises(errors.UserError):
-        baselines.guess_token(nothing, W=3)
+        baselines.guess_token(empty, W=3)
 
 
-def test_only_without_causal_do_predictions_depend_on_later_tokens():
+def test_predictions_depend_on_later_tokens_unless_the_task_is_causal():
     losses = {}
     for causal in (True, False):
         task = task_of(synthetic__task="ring_causal" if causal else "ring", model__M=1)
-        params, measure = tiny.drawn(task), tiny.measure(task)
+        params, measure = tiny.draw_params(task), tiny.measure(task)
         batch = dict(task.train[0])
         batch["weight_BN"] = np.float32(np.arange(12) < 5) * batch["weight_BN"]
         other_BN = np.where(np.arange(12) == 7, (batch["w_BN"] + 1) % 24, batch["w_BN"])
@@ -201,5 +202,5 @@ def test_only_without_causal_do_predictions_depend_on_later_tokens():
 
 def test_the_figures_are_drawn_with_the_tokens_of_the_task(tmp_path):
     settings = tiny.settings("synthetic", synthetic__task="previous_causal", model__M=1, mesh__data=1)
-    _, (files, _), _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
+    _, (files, _), _ = tiny.make_figures(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["loss.png", "attention.png"]

@@ -1,4 +1,4 @@
-"""The figures: whole PNGs, every word inside and clear of the others, and what they show is what was given."""
+"""The figures: complete PNG files, texts that do not overlap, and the numbers that they show."""
 
 import itertools
 import types
@@ -9,8 +9,8 @@ import study_folder
 from matplotlib import colors, font_manager, image, text
 
 from experiments.data import depthwise
-from experiments.figures import convolution as kernels, images, plots
-from experiments.studies import figures, runs, statistics, styles
+from experiments.figures import convolution as convolution_figures, images as image_figures, plots
+from experiments.studies import figures as study_figures, runs as study_runs, statistics, styles
 
 DIGITS = [str(c) for c in range(10)]
 CLOTHES = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boots-and-more-boots".split()
@@ -19,81 +19,89 @@ FALLING = [{"step": step, "train/loss": 3 * 0.99**step + 0.01 * (step % 3)} for 
 RISING = [{"step": 200, "eval/loss": 0.9}, {"step": 400, "eval/loss": 0.5, "train/loss": None}]
 
 
-def attention(M, H, N, S):
+def random_attention(M, H, N, S):
     A_MHNS = np.exp(2 * np.random.default_rng(M * H * N * S).normal(size=(M, H, N, S)))
     return A_MHNS / A_MHNS.sum(-1, keepdims=True)
 
 
-def curves(path, rows, title="vit"):
+def draw_curves(path, rows, title="vit"):
     plots.loss_curves(path, rows, unit="nats per token", title=title)
 
 
-def predictions(path, *, B, wrong=(), classes=DIGITS, Z=1):
+def draw_predictions(path, *, B, wrong_indices=(), classes=DIGITS, Z=1):
     label_B = np.arange(B) % 10
-    predicted_B = (label_B + np.isin(np.arange(B), wrong)) % 10
+    predicted_B = (label_B + np.isin(np.arange(B), wrong_indices)) % 10
     arrays = {"image_BYXZ": RNG.random((B, 8, 8, Z)), "probability_B": np.full(B, 0.973), "classes": classes}
-    images.predictions(path, label_B=label_B, predicted_B=predicted_B, title=f"{len(wrong)} of {B} wrong", **arrays)
+    image_figures.predictions(
+        path, label_B=label_B, predicted_B=predicted_B, title=f"{len(wrong_indices)} of {B} wrong", **arrays
+    )
 
 
-def confusion(path, C, classes):
+def draw_confusion(path, C, classes):
     plots.confusion(path, count_CC=np.arange(C * C).reshape(C, C) ** 2 + 7**5 * np.eye(C, dtype=int), classes=classes)
 
 
-def maps(path, *, M, H, class_token, Z=1):
-    A_MHNS, picture = attention(M, H, 6 + class_token, 6 + class_token), RNG.integers(0, 256, (10, 15, Z))
-    images.attention_maps(path, image_YXZ=picture, A_MHNS=A_MHNS, grid=(2, 3), class_token=class_token)
+def draw_maps(path, *, M, H, class_token, Z=1):
+    A_MHNS, picture = random_attention(M, H, 6 + class_token, 6 + class_token), RNG.integers(0, 256, (10, 15, Z))
+    image_figures.attention_maps(path, image_YXZ=picture, A_MHNS=A_MHNS, grid=(2, 3), class_token=class_token)
 
 
-def matrices(path, *, M, H, queries, keys, **more):
-    A_MHNS = attention(M, H, len(queries), len(keys))
-    plots.attention_matrices(path, A_MHNS=A_MHNS, queries=queries, keys=keys, **more)
+def draw_matrices(path, *, M, H, queries, keys, **options):
+    A_MHNS = random_attention(M, H, len(queries), len(keys))
+    plots.attention_matrices(path, A_MHNS=A_MHNS, queries=queries, keys=keys, **options)
     return A_MHNS
 
 
-def hidden(path, *, B, Y, Z=1):
-    """Draw hidden patches and return the arrays that are drawn."""
+def draw_hidden_patches(path, *, B, Y, Z=1):
+    """Draw hidden patches. Return the arrays that are in the figure."""
     image_BYXZ = RNG.integers(0, 256, (B, Y, 6, Z)).astype(np.uint8)
     image_BYXZ[0, 0, :2, 0] = [0, 255]
     prediction_BYXZ, hidden_BN = RNG.normal(128, 200, image_BYXZ.shape), RNG.random((B, Y // 2 * 3)) < 0.7
-    words = "12 of 16 patches hidden, $5 of them: the prediction explains 45 % of the hidden pixels' variance"
+    title = "12 of 16 patches hidden, $5 of them: the prediction explains 45 % of the hidden pixels' variance"
     arrays = {"image_BYXZ": image_BYXZ, "prediction_BYXZ": prediction_BYXZ, "hidden_BN": hidden_BN}
-    images.hidden_patches(path, **arrays, size=2, title=words)
+    image_figures.hidden_patches(path, **arrays, size=2, title=title)
     return arrays
 
 
-def of_study(path, kind):
-    """Draw a figure of 13 arms, which has the most text."""
-    study = study_folder.study(["a" * 40, *(f"arm_{i}_of_many" for i in range(11)), "asymmetric"], seeds=(0, 1))
+def draw_study_figure(path, kind):
+    """Draw a study figure of 13 arms, the figure with the most text."""
+    study = study_folder.make_study(["a" * 40, *(f"arm_{i}_of_many" for i in range(11)), "asymmetric"], seeds=(0, 1))
     folder = path.parent.parent / "study"
-    study_folder.whole(folder, study, steps=100)
-    finished = runs.load(folder, study)
-    drawing, _ = figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study))
-    plots.write(drawing, path)
+    study_folder.write_study(folder, study, steps=100)
+    finished = study_runs.load(folder, study)
+    figure, _ = study_figures.draw_kind(
+        kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study)
+    )
+    plots.write(figure, path)
 
 
 WORDS = ["The", " permutation-equivariant", "\n", "漢", "\t", "$"]
-DRAWN = {
-    "curves, nothing": lambda p: curves(p, []),
-    "curves, long title": lambda p: curves(p, FALLING + RISING, title=r"a $\nosuch$ title of many words " * 6),
-    "predictions": lambda p: predictions(p, B=13, wrong=[3, 11], classes=CLOTHES),
-    "predictions, one, colour": lambda p: predictions(p, B=1, wrong=[0], classes=["$x^2$"] * 10, Z=3),
-    "confusion, many": lambda p: confusion(p, 61, [f"category {c}" for c in range(61)]),
-    "maps, one layer": lambda p: maps(p, M=1, H=13, class_token=False, Z=3),
-    "matrices, mean": lambda p: matrices(p, M=2, H=2, queries=WORDS[1:], keys=WORDS, mean=True),
-    "course of a study": lambda p: of_study(p, "course"),
-    "differences of a study": lambda p: of_study(p, "differences"),
-    "hidden patches": lambda p: hidden(p, B=4, Y=8),
+FIGURES = {
+    "curves, nothing": lambda p: draw_curves(p, []),
+    "curves, long title": lambda p: draw_curves(p, FALLING + RISING, title=r"a $\nosuch$ title of many words " * 6),
+    "predictions": lambda p: draw_predictions(p, B=13, wrong_indices=[3, 11], classes=CLOTHES),
+    "predictions, one, colour": lambda p: draw_predictions(p, B=1, wrong_indices=[0], classes=["$x^2$"] * 10, Z=3),
+    "confusion, many": lambda p: draw_confusion(p, 61, [f"category {c}" for c in range(61)]),
+    "maps, one layer": lambda p: draw_maps(p, M=1, H=13, class_token=False, Z=3),
+    "matrices, mean": lambda p: draw_matrices(p, M=2, H=2, queries=WORDS[1:], keys=WORDS, mean=True),
+    "course of a study": lambda p: draw_study_figure(p, "course"),
+    "differences of a study": lambda p: draw_study_figure(p, "differences"),
+    "hidden patches": lambda p: draw_hidden_patches(p, B=4, Y=8),
 }
 
 
-@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
-def test_png_is_whole_and_every_word_lies_inside_and_free(draw, monkeypatch, tmp_path, caplog):
-    words, show = {}, text.Text.draw  # every word of the figure with the box it was drawn in, and that of the figure
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+def test_a_png_is_complete_and_texts_are_inside_and_do_not_overlap(draw, monkeypatch, tmp_path, caplog):
+    # {text: (its box, box of the figure)}.
+    boxes, original_draw = (
+        {},
+        text.Text.draw,
+    )
 
     def record(self, renderer):
-        show(self, renderer)
+        original_draw(self, renderer)
         if self.get_visible() and self.get_text().strip():
-            words[self] = self.get_window_extent(renderer).frozen(), self.get_figure().bbox.frozen()
+            boxes[self] = self.get_window_extent(renderer).frozen(), self.get_figure().bbox.frozen()
 
     monkeypatch.setattr(text.Text, "draw", record)
     path = tmp_path / "made" / "here.png"
@@ -102,134 +110,136 @@ def test_png_is_whole_and_every_word_lies_inside_and_free(draw, monkeypatch, tmp
     assert content.startswith(b"\x89PNG\r\n\x1a\n") and content[-8:-4] == b"IEND"
     assert image.imread(path)[..., :3].std() > 0.01 and "Clipping" not in caplog.text
     assert [p.name for p in path.parent.iterdir()] == ["here.png"]
-    assert words
-    for word, (box, whole) in words.items():
-        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.x1 and box.y1 <= whole.y1
-        assert inside, f"{word.get_text()!r} at {box} is cut off by {whole}"
-    for (word, (a, _)), (other, (b, _)) in itertools.combinations(words.items(), 2):
-        over = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert min(over) < 1, f"{word.get_text()!r} lies over {other.get_text()!r}"
+    assert boxes
+    for item, (box, figure_box) in boxes.items():
+        is_inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure_box.x1 and box.y1 <= figure_box.y1
+        assert is_inside, f"{item.get_text()!r} at {box} is cut off by {figure_box}"
+    for (item, (a, _)), (other_item, (b, _)) in itertools.combinations(boxes.items(), 2):
+        overlap = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert min(overlap) < 1, f"{item.get_text()!r} overlaps {other_item.get_text()!r}"
 
 
 @pytest.fixture
-def drawing(monkeypatch):
-    """Return a function that calls a drawing function and returns its figure, which is not written."""
-    handed = []
-    monkeypatch.setattr(plots, "write", lambda drawing, path: handed.append(drawing))
+def draw_figure(monkeypatch):
+    """Return a function that calls a drawing function and returns its figure without writing it."""
+    figures = []
+    monkeypatch.setattr(plots, "write", lambda figure, path: figures.append(figure))
 
-    def draw(function, *arguments, **named):
-        function("a.png", *arguments, **named)
-        return handed[-1]
+    def draw(function, *arguments, **options):
+        function("a.png", *arguments, **options)
+        return figures[-1]
 
     return draw
 
 
-def read_texts(drawing):
-    return [t.get_text() for t in drawing.findobj(text.Text)]
+def read_texts(figure):
+    return [t.get_text() for t in figure.findobj(text.Text)]
 
 
-def ticks(labels):
+def read_ticks(labels):
     return [label.get_text() for label in labels]
 
 
-def test_curves_show_the_points_in_order_and_leave_out_what_is_not_finite(drawing):
+def test_curves_show_the_points_in_order_without_numbers_that_are_not_finite(draw_figure):
     train = {5: 2.0, 3: 4.0, 7: float("nan"), 9: float("inf")}
     rows = [{"step": step, "train/loss": loss} for step, loss in train.items()]
     rows += [{"step": 8, "eval/loss": 3.0}, {"step": 9, "eval/loss": -float("inf")}]
-    axes = drawing(curves, rows).axes[0]
+    axes = draw_figure(draw_curves, rows).axes[0]
     training, evaluation = axes.lines
     assert training.get_xydata().tolist() == [[3, 4], [5, 2]] and evaluation.get_xydata().tolist() == [[8, 3]]
     assert axes.get_title() == "vit (3 values not finite)" and axes.get_ylabel() == "loss, nats per token"
 
 
 @pytest.mark.parametrize(("low", "scale"), [(1.1, "linear"), (0.9, "log"), (0.0, "linear"), (-1.0, "linear")])
-def test_curves_are_logarithmic_beyond_one_decade_of_positive_values(low, scale, drawing):
-    assert drawing(curves, [{"step": 1, "train/loss": 10.0, "eval/loss": low}]).axes[0].get_yscale() == scale
+def test_curves_are_logarithmic_beyond_one_decade_of_positive_values(low, scale, draw_figure):
+    assert draw_figure(draw_curves, [{"step": 1, "train/loss": 10.0, "eval/loss": low}]).axes[0].get_yscale() == scale
 
 
-def test_smoothed_curve_is_the_centred_mean(drawing):
+def test_smoothed_curve_is_the_centred_mean(draw_figure):
     value_I = np.random.default_rng(0).uniform(1, 2, 83)
     rows = [{"step": i, "train/loss": value} for i, value in enumerate(value_I)]
-    raw, smooth = (line.get_ydata() for line in drawing(curves, rows).axes[0].lines)
+    raw, smooth = (line.get_ydata() for line in draw_figure(draw_curves, rows).axes[0].lines)
     np.testing.assert_array_equal(raw, value_I)
     means = [value_I[0], value_I[:3].mean(), value_I[37:44].mean(), value_I[80:].mean(), value_I[82]]
     np.testing.assert_allclose(smooth[[0, 1, 40, 81, 82]], means)
 
 
-def test_wrong_predictions_are_red_and_say_the_truth(drawing):
-    shown = drawing(predictions, B=53, wrong=[4])
-    assert len(shown.axes) == 40
-    for b, panel in enumerate(shown.axes):
+def test_wrong_predictions_are_red_with_the_true_class(draw_figure):
+    figure = draw_figure(draw_predictions, B=53, wrong_indices=[4])
+    assert len(figure.axes) == 40
+    for b, panel in enumerate(figure.axes):
         assert panel.get_title() == ("5  97 %\ntrue: 4" if b == 4 else f"\n{b % 10}  97 %")
         assert panel.title.get_color() == (plots.RED if b == 4 else "black")
-    assert "1 of 53 wrong" in read_texts(shown)
+    assert "1 of 53 wrong" in read_texts(figure)
 
 
 def test_pixels_are_coloured_between_the_darkest_and_the_brightest():
     image_BYXZ = np.zeros((2, 5, 7, 1), np.uint8)
     for high in (0, 255):
         image_BYXZ[1, 2, 3] = high
-        np.testing.assert_array_equal(images.colour(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
+        np.testing.assert_array_equal(image_figures.colour(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
     np.testing.assert_array_equal(
-        images.colour(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
+        image_figures.colour(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
     )
-    np.testing.assert_allclose(images.colour(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3)
+    np.testing.assert_allclose(
+        image_figures.colour(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3
+    )
 
 
-def test_confusion_has_true_rows_normalised_and_predicted_columns(drawing):
+def test_confusion_has_true_rows_normalised_and_predicted_columns(draw_figure):
     counts = np.array([[3, 1, 0], [0, 0, 0], [0, 4, 12]])
-    axes = drawing(plots.confusion, count_CC=counts, classes=["cat", "dog", "cow"]).axes[0]
+    axes = draw_figure(plots.confusion, count_CC=counts, classes=["cat", "dog", "cow"]).axes[0]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25, 0], [0, 0, 0], [0, 0.25, 0.75]])
-    found = {(t.get_text(), *t.get_position()) for t in axes.texts}
-    assert found == {("3", 0, 0), ("1", 1, 0), ("4", 1, 2), ("12", 2, 2)}
+    result = {(t.get_text(), *t.get_position()) for t in axes.texts}
+    assert result == {("3", 0, 0), ("1", 1, 0), ("4", 1, 2), ("12", 2, 2)}
     assert axes.get_title() == "accuracy 75.00 %\n15 of 20 right"
-    assert ticks(axes.get_yticklabels()) == "cat dog cow".split()
-    nothing = drawing(plots.confusion, count_CC=np.zeros((3, 3), int), classes=["a", "b", "c"])
-    assert nothing.axes[0].get_title() == "no examples"
+    assert read_ticks(axes.get_yticklabels()) == ["cat  75%", "dog", "cow  75%"]
+    empty = draw_figure(plots.confusion, count_CC=np.zeros((3, 3), int), classes=["a", "b", "c"])
+    assert empty.axes[0].get_title() == "no examples"
 
 
 @pytest.mark.parametrize("class_token", [True, False])
-def test_maps_show_the_class_token_or_the_mean_over_queries(class_token, drawing):
-    A_MHNS = attention(2, 3, 6 + class_token, 6 + class_token)
-    how = {"image_YXZ": np.eye(10)[..., None], "grid": (2, 3), "class_token": class_token}
-    shown = drawing(images.attention_maps, A_MHNS=A_MHNS, **how)
-    panels = [axes for axes in shown.axes if len(axes.images) == 2]
+def test_maps_show_the_class_token_or_the_mean_over_queries(class_token, draw_figure):
+    A_MHNS = random_attention(2, 3, 6 + class_token, 6 + class_token)
+    options = {"image_YXZ": np.eye(10)[..., None], "grid": (2, 3), "class_token": class_token}
+    figure = draw_figure(image_figures.attention_maps, A_MHNS=A_MHNS, **options)
+    panels = [axes for axes in figure.axes if len(axes.images) == 2]
     assert len(panels) == 6
     for panel, A_NS in zip(panels, A_MHNS.reshape(6, *A_MHNS.shape[2:]), strict=True):
-        looked_S = A_NS[0, 1:] if class_token else sum(A_NS) / len(A_NS)
-        np.testing.assert_allclose(panel.images[1].get_array(), [looked_S[:3], looked_S[3:]])
+        weight_S = A_NS[0, 1:] if class_token else sum(A_NS) / len(A_NS)
+        np.testing.assert_allclose(panel.images[1].get_array(), [weight_S[:3], weight_S[3:]])
         assert panel.images[1].get_extent() == panel.images[0].get_extent()
         assert colors.same_color(panel.images[1].cmap(0.0), (*colors.to_rgb(plots.ORANGE), 0))
-    assert any(("class token" in words) == class_token for words in read_texts(shown) if "attend" in words)
+    assert any(("class token" in label) == class_token for label in read_texts(figure) if "attend" in label)
 
 
-def test_figures_say_which_layers_and_heads_are_shown(drawing):
-    words = read_texts(drawing(maps, M=23, H=1, class_token=True))
-    assert "where the class token attends\n(12 of 23 layers)" in words and {"layer 1", "layer 23"} <= set(words)
-    assert sum(w.startswith("layer") for w in words) == 12
-    words = read_texts(drawing(matrices, M=1, H=11, queries="a", keys="a"))
-    assert any("(8 of 11 heads)" in some for some in words) and {"head 1", "head 11"} <= set(words)
-    assert sum(w.startswith("head") for w in words) == 8
+def test_figures_state_the_number_of_layers_and_heads_that_are_shown(draw_figure):
+    labels = read_texts(draw_figure(draw_maps, M=23, H=1, class_token=True))
+    assert "where the class token attends\n(12 of 23 layers)" in labels and {"layer 1", "layer 23"} <= set(labels)
+    assert sum(w.startswith("layer") for w in labels) == 12
+    labels = read_texts(draw_figure(draw_matrices, M=1, H=11, queries="a", keys="a"))
+    assert any("(8 of 11 heads)" in label for label in labels) and {"head 1", "head 11"} <= set(labels)
+    assert sum(w.startswith("head") for w in labels) == 8
 
 
-def test_matrices_label_queries_and_keys_and_keep_the_last_tokens(drawing):
-    tokens, A_MHNS = [f"t{s}" for s in range(41)], attention(1, 1, 37, 41)
-    shown = drawing(plots.attention_matrices, A_MHNS=A_MHNS, queries=tokens[4:], keys=tokens)
-    panel = shown.axes[0]
+def test_matrices_label_queries_and_keys_and_keep_the_last_tokens(draw_figure):
+    tokens, A_MHNS = [f"t{s}" for s in range(41)], random_attention(1, 1, 37, 41)
+    figure = draw_figure(plots.attention_matrices, A_MHNS=A_MHNS, queries=tokens[4:], keys=tokens)
+    panel = figure.axes[0]
     np.testing.assert_array_equal(panel.images[0].get_array(), A_MHNS[0, 0, 5:, 9:])
-    assert ticks(panel.get_xticklabels()) == ticks(panel.get_yticklabels()) == tokens[9:]
-    assert shown.get_suptitle().endswith(", the last 32 of 37 queries, the last 32 of 41 keys")
+    assert read_ticks(panel.get_xticklabels()) == read_ticks(panel.get_yticklabels()) == tokens[9:]
+    assert figure.get_suptitle().endswith(", the last 32 of 37 queries, the last 32 of 41 keys")
     keys, queries = ["I", " $won", "!", "é", "[EOS]"], list("abcdefg")
-    A_MHNS = attention(2, 3, 7, 5)
-    axes = drawing(plots.attention_matrices, A_MHNS=A_MHNS, queries=queries, keys=keys, mean=True).axes
-    assert ticks(axes[0].get_yticklabels()) == queries and ticks(axes[1].get_yticklabels()) == []
-    assert ticks(axes[4].get_xticklabels()) == ["I", "␣$won", "!", "é", "[EOS]"]
+    A_MHNS = random_attention(2, 3, 7, 5)
+    axes = draw_figure(plots.attention_matrices, A_MHNS=A_MHNS, queries=queries, keys=keys, mean=True).axes
+    assert read_ticks(axes[0].get_yticklabels()) == queries and read_ticks(axes[1].get_yticklabels()) == []
+    assert read_ticks(axes[4].get_xticklabels()) == ["I", "␣$won", "!", "é", "[EOS]"]
     assert [axes[i].get_title() for i in (0, 2, 6)] == ["mean of heads", "head 2", ""]
     np.testing.assert_allclose(axes[4].images[0].get_array(), A_MHNS[1].mean(0))
     np.testing.assert_array_equal(axes[6].images[0].get_array(), A_MHNS[1, 1])
 
 
-def test_letters_are_drawn_by_any_font_that_has_them_and_else_as_codes(monkeypatch):
+def test_letters_are_drawn_with_any_font_that_has_them_or_as_codes(monkeypatch):
     class Font:
         def __init__(self, file):
             self.get_char_index = lambda code: code < 128 or (file == "two.ttf" and code == ord("好"))
@@ -256,7 +266,7 @@ def test_the_confusion_of_many_classes_is_not_drawn(tmp_path, capsys):
     assert file.is_file()
 
 
-def test_visible():
+def test_control_characters_and_unknown_letters_become_visible():
     assert plots.visible(" a\n\t\r") == "␣a↵⇥␍" and plots.name("a b") == "a b"
     assert plots.visible("\x00é漢") == "<0>é<6f22>"
     assert plots.visible("x" * 14) == "x" * 14 and plots.visible("species number 12") == "species…ber␣12"
@@ -264,39 +274,48 @@ def test_visible():
 
 @pytest.mark.parametrize(("count", "Z", "Y"), [(3, 3, 4), (11, 1, 8)])
 def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, monkeypatch):
-    handed = []
-    monkeypatch.setattr(plots, "write", lambda drawing, path: handed.append(drawing))
-    arrays = hidden("a.png", B=count, Y=Y, Z=Z)
-    panels = np.reshape(handed[0].axes, (3, min(count, 8)))
+    figures = []
+    monkeypatch.setattr(plots, "write", lambda figure, path: figures.append(figure))
+    arrays = draw_hidden_patches("a.png", B=count, Y=Y, Z=Z)
+    panels = np.reshape(figures[0].axes, (3, min(count, 8)))
     assert [row[0].get_ylabel() for row in panels] == ["input", "prediction", "truth"]
     for b, column in enumerate(panels.T):
-        seen, predicted, truth = (np.asarray(panel.images[0].get_array()) for panel in column)
-        np.testing.assert_allclose(truth, np.broadcast_to(arrays["image_BYXZ"][b] / 255, (Y, 6, 3)), atol=1e-6)
+        input_YXZ, prediction_YXZ, truth_YXZ = (np.asarray(panel.images[0].get_array()) for panel in column)
+        np.testing.assert_allclose(truth_YXZ, np.broadcast_to(arrays["image_BYXZ"][b] / 255, (Y, 6, 3)), atol=1e-6)
         for y, x in itertools.product(range(Y), range(6)):
             is_hidden = arrays["hidden_BN"][b, y // 2 * 3 + x // 2]
-            expected = np.clip(arrays["prediction_BYXZ"][b, y, x] / 255, 0, 1) if is_hidden else truth[y, x]
-            np.testing.assert_allclose(predicted[y, x], np.broadcast_to(expected, 3), atol=1e-6)
-            np.testing.assert_allclose(seen[y, x], images.HIDDEN if is_hidden else truth[y, x], atol=1e-6)
+            expected = np.clip(arrays["prediction_BYXZ"][b, y, x] / 255, 0, 1) if is_hidden else truth_YXZ[y, x]
+            np.testing.assert_allclose(prediction_YXZ[y, x], np.broadcast_to(expected, 3), atol=1e-6)
+            np.testing.assert_allclose(
+                input_YXZ[y, x], image_figures.HIDDEN if is_hidden else truth_YXZ[y, x], atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("heads", [5, 11])
-def test_kernels_and_weights_are_shown(drawing, heads):
+def test_kernels_and_weights_are_shown(draw_figure, heads):
     kernel_HD, learned_HD = np.random.default_rng(0).normal(size=(2, heads, 6))
-    learned_HNS, built_HNS = np.random.default_rng(1).random((2, heads, 13, 13))
+    learned_HNS, constructed_HNS = np.random.default_rng(1).random((2, heads, 13, 13))
     offsets = depthwise.offsets(heads)
     arrays = {"kernel_HD": kernel_HD, "learned_HD": learned_HD, "offsets": offsets, "difference": 1.25e-7}
-    shown = drawing(kernels.kernels_and_weights, **arrays, learned_HNS=learned_HNS, constructed_HNS=built_HNS)
-    above, middle, below = shown.subfigs
-    true, learned, difference = (panel.images[0].get_array() for panel in above.axes[:3])
-    np.testing.assert_array_equal(true, kernel_HD.T)
-    np.testing.assert_array_equal(learned, learned_HD.T)
-    np.testing.assert_array_equal(difference, learned - true)
-    named = range(0, heads, 1 + (heads > 9))
-    assert ticks(above.axes[0].get_xticklabels()) == [f"{offsets[h]:+d}" if offsets[h] else "0" for h in named]
-    for part, A_HNS in ((middle, learned_HNS), (below, built_HNS)):
-        panels = [panel for panel in part.axes if panel.images]
+    figure = draw_figure(
+        convolution_figures.kernels_and_weights, **arrays, learned_HNS=learned_HNS, constructed_HNS=constructed_HNS
+    )
+    kernel_row, learned_row, constructed_row = figure.subfigs
+    true_DH, learned_DH, difference = (panel.images[0].get_array() for panel in kernel_row.axes[:3])
+    np.testing.assert_array_equal(true_DH, kernel_HD.T)
+    np.testing.assert_array_equal(learned_DH, learned_HD.T)
+    np.testing.assert_array_equal(difference, learned_DH - true_DH)
+    head_indices = range(0, heads, 1 + (heads > 9))
+    assert read_ticks(kernel_row.axes[0].get_xticklabels()) == [
+        f"{offsets[h]:+d}" if offsets[h] else "0" for h in head_indices
+    ]
+    for row, A_HNS in ((learned_row, learned_HNS), (constructed_row, constructed_HNS)):
+        panels = [panel for panel in row.axes if panel.images]
         assert len(panels) == min(heads, 8)
         np.testing.assert_array_equal([panel.images[0].get_array() for panel in panels], A_HNS[:8])
-        assert ("(8 of 11 heads)" in part.get_suptitle()) == (heads == 11)
-    assert "within 1.2e-07 of numpy.convolve" in below.get_suptitle() and middle.axes[0].get_title() == "head 1"
-    assert below.axes[heads // 2 if heads < 8 else 5].get_title() == "s = n"
+        assert ("(8 of 11 heads)" in row.get_suptitle()) == (heads == 11)
+    assert (
+        "within 1.2e-07 of numpy.convolve" in constructed_row.get_suptitle()
+        and learned_row.axes[0].get_title() == "head 1"
+    )
+    assert constructed_row.axes[heads // 2 if heads < 8 else 5].get_title() == "s = n"

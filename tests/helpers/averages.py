@@ -7,32 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from tfm.attention import mask, relative_position
+from tfm.attention import mask as masks, relative_position
 
 H, V = 3, 7
-LENGTH_B = np.array([40, 3])  # with a window, queries of the second sequence see nothing
+LENGTH_B = np.array([40, 3])  # with a window, late queries of the second sequence have no keys
 
 
 def offsets(b_HR: jax.Array) -> Partial:
-    """Return a learned bias for every offset s - n."""
+    """Return a relative-position bias with the parameters b_HR."""
     return Partial(functools.partial(relative_position.relative.bias, H=H), {"b_HR": b_HR})
 
 
-def padded(N: int) -> mask.Mask:
-    """Return a causal window over sequences of unequal lengths, an array that every device has."""
+def padded_window(N: int) -> masks.Mask:
+    """Return a causal window over sequences of unequal lengths; every device has the whole padding array."""
     valid_BS = jnp.arange(N) < LENGTH_B[:, None]
-    return mask.both(mask.both(mask.causal, mask.window(9)), mask.padding(valid_BS))
+    return masks.both(masks.both(masks.causal, masks.window(9)), masks.padding(valid_BS))
 
 
-MASKS = {"padding": padded, "prefix": lambda N: mask.either(mask.causal, mask.prefix(LENGTH_B))}
+MASKS = {"padding": padded_window, "prefix": lambda N: masks.either(masks.causal, masks.prefix(LENGTH_B))}
 
 
-def gradients(arrays, n, *, attend, name: str, bias: bool, N: int, over=(), **cap: float) -> tuple[dict, jax.Array]:
-    """Return the gradients of a number that depends on every output, summed over the devices, and the outputs."""
+def gradients(
+    arrays, n, *, attend, name: str, bias: bool, N: int, axis_names=(), **cap: float
+) -> tuple[dict, jax.Array]:
+    """Return (gradients of a number that depends on every output, outputs). The number is summed over axis_names."""
 
     def total(arrays: dict) -> tuple[jax.Array, jax.Array]:
         call = dict(mask=MASKS[name](N), bias=offsets(arrays["b_HR"]) if bias else None, n=n, scale=0.7, **cap)
         y_BHNV, _ = attend(*[arrays[x] for x in "qkv"], **call)
-        return jax.lax.psum(jnp.sin(y_BHNV + jnp.arange(V)).sum(), over), y_BHNV
+        return jax.lax.psum(jnp.sin(y_BHNV + jnp.arange(V)).sum(), axis_names), y_BHNV
 
     return jax.grad(total, has_aux=True)(arrays)

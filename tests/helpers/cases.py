@@ -1,4 +1,4 @@
-"""Sizes that are distinct primes, random inputs and parameters, 64-bit precision, and models for the tests of tfm."""
+"""Inputs for the tests of tfm: sizes that are distinct primes, random arrays and parameters, float64, small models."""
 
 import contextlib
 import functools
@@ -9,8 +9,16 @@ import jax
 import numpy as np
 import reference
 
-from tfm import block, embed, head, mlp, norm, position, transformer
-from tfm.attention import explicit, heads, mask, relative_position, score, spec as attentions, value
+from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer
+from tfm.attention import (
+    explicit,
+    heads as attention_heads,
+    mask as masks,
+    relative_position,
+    score,
+    spec as attentions,
+    value,
+)
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
 ANY_N = np.array([9, 2, 5, 2, 0, 31, 7])  # N unordered positions, one of them twice
@@ -35,54 +43,54 @@ def normal(seed: int, *shape: int, std: float = 1.0) -> jax.Array:
     return jax.device_put(std * np.random.default_rng(seed).standard_normal(shape))  # asarray compiles a program
 
 
-def drawn(init: Callable[[jax.Array], dict], seed: int = 0, std: float = 0.3) -> dict:
-    """Return a tree like `init(key)` with normal numbers on every leaf: no bias is zero and no gain is one."""
+def draw_params(init: Callable[[jax.Array], dict], seed: int = 0, std: float = 0.3) -> dict:
+    """Return a tree with the shapes of `init(key)` and normal numbers on every leaf: no bias is 0 and no gain is 1."""
     leaves, tree = jax.tree.flatten(jax.eval_shape(init, jax.random.key(0)))
     return jax.tree.unflatten(tree, [normal(1000 * seed + i, *leaf.shape, std=std) for i, leaf in enumerate(leaves)])
 
 
-def wide(tree):
-    """Return the tree in 64 bits, inside `float64` only, where JAX would draw other random numbers."""
+def to_float64(tree):
+    """Convert a tree to float64. Call it inside `float64`, but draw with JAX before: there JAX draws other numbers."""
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, np.float64)), tree)
 
 
-def close(fast, slow, tolerance: float = 1e-10) -> None:
-    """Assert equality up to `tolerance`, absolute or relative to the largest number; the default is for 64 bits."""
+def assert_close(fast, slow, tolerance: float = 1e-10) -> None:
+    """Assert equality up to `tolerance`, absolute and relative to the largest number. The default suits float64."""
     fast, slow = np.asarray(fast), np.asarray(slow)
     assert fast.shape == slow.shape, f"{fast.shape} is not {slow.shape}"
     np.testing.assert_allclose(fast, slow, rtol=tolerance, atol=tolerance * max(1.0, np.abs(slow).max()))
 
 
-def agree(result, expected, tolerance: float = 1e-10) -> None:
-    """Assert that each leaf of a tree is close to that of the other."""
-    jax.tree.map(lambda fast, slow: close(fast, slow, tolerance), result, expected)
+def assert_trees_close(result, expected, tolerance: float = 1e-10) -> None:
+    """Assert that the trees are equal, leaf by leaf, up to the tolerance of `assert_close`."""
+    jax.tree.map(lambda fast, slow: assert_close(fast, slow, tolerance), result, expected)
 
 
-def spec(**changes) -> block.Spec:
-    """Return the spec of GPT-2's block with these changes, also of its attention."""
+def spec(**changes) -> blocks.Spec:
+    """Return the spec of GPT-2's block with these changes to its fields or to the fields of its attention."""
     defaults = dict(score=score.asymmetric, value=value.low_rank, relative_position=relative_position.none, H=H)
     defaults |= dict(attend=explicit.attention, scale=score.SCALES["1/sqrt(K)"], cap=0.0)
     attention = attentions.Spec(**{name: changes.pop(name, default) for name, default in defaults.items()})
-    return block.Spec(attention, **(dict(norm=norm.token, mlp=mlp.gelu, order=block.ORDERS["pre_norm"]) | changes))
+    return blocks.Spec(attention, **(dict(norm=norm.token, mlp=mlp.gelu, order=blocks.ORDERS["pre_norm"]) | changes))
 
 
 def self_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
     """Return (y_BND, A_BHNS, keys and values)."""
     call = attentions.Call(cache=None if cache is None else {"self": cache}, **call)
-    y_BND, seen = heads.self_attention(params, x_BND, spec, call)
-    return y_BND, seen["A"], seen["cache"]
+    y_BND, aux = attention_heads.self_attention(params, x_BND, spec, call)
+    return y_BND, aux["look"]["A"], aux["cache"]
 
 
 def cross_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
     """Return (y_BND, A_BHNS, keys and values of the memory)."""
     params = {f"{name}_cross": leaves for name, leaves in params.items()}
     call = attentions.Call(cache=None if cache is None else {"cross": cache}, **call)
-    y_BND, seen = heads.cross_attention(params, x_BND, spec, call)
-    return y_BND, seen["A"], seen["cache"]
+    y_BND, aux = attention_heads.cross_attention(params, x_BND, spec, call)
+    return y_BND, aux["look"]["A_cross"], aux["cache"]
 
 
 def apply_model(params, inputs, *, spec: transformer.Spec, **call) -> tuple:
-    """Return the result of transformer.apply for a call with these fields."""
+    """Call transformer.apply with an attention call that has these fields."""
     return transformer.apply(params, inputs, spec, attentions.Call(**call))
 
 
@@ -95,40 +103,40 @@ class Model(NamedTuple):
 
 
 def model(
-    *, position=position.learned, head=head.next_word, outputs: dict | None = None, bias=True, sizes=None, **changes
+    *, position=position.learned, head=heads.next_word, outputs: dict | None = None, bias=True, sizes=None, **changes
 ) -> Model:
-    """Return a model of tokens with the sizes above, compiled with a loop over its layers, which takes the least time.
+    """Return a token model with the sizes above. It scans over its layers, which compiles fastest.
 
-    changes: fields of the block's spec, final_norm, class_token, tied_output.
+    changes: fields of the block's spec, or final_norm, class_token, tied_output.
     """
     shape = dict(M=M, D=D, N=N, H=H, K=K, F=F) | (sizes or {})
-    fields = (*block.Spec._fields, *attentions.Spec._fields)
-    of_block = spec(H=shape["H"], **{name: changes.pop(name) for name in fields if name in changes})
-    words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
+    fields = (*blocks.Spec._fields, *attentions.Spec._fields)
+    block_spec = spec(H=shape["H"], **{name: changes.pop(name) for name in fields if name in changes})
+    embed = embeds.words._replace(init=functools.partial(embeds.words.init, W=W))
     output = head._replace(init=functools.partial(head.init, **(outputs or {"W": W})))
-    whole = transformer.Spec(words, position, of_block, output, unroll=1, share=changes.pop("share", 1))
+    model_spec = transformer.Spec(embed, position, block_spec, output, unroll=1, share=changes.pop("share", 1))
 
     def init(key: jax.Array) -> dict:
-        return transformer.init(key, spec=whole, bias=bias, **(dict(final_norm=True) | changes | shape))
+        return transformer.init(key, spec=model_spec, bias=bias, **(dict(final_norm=True) | changes | shape))
 
     @functools.partial(jax.jit, static_argnames="mask")
     def apply(params: dict, w_BN: jax.Array, *, mask=None):
-        return apply_model(params, w_BN, mask=mask, spec=whole)[0]
+        return apply_model(params, w_BN, mask=mask, spec=model_spec)[0]
 
-    return Model(init, apply, whole)
+    return Model(init, apply, model_spec)
 
 
-def words(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:
+def draw_token_ids(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:
     """Draw token ids w_BN."""
     return jax.device_put(np.random.default_rng(seed).integers(0, W, (b, n)))
 
 
-# Masks by name, as the code and as the paper have them
+# Masks by name, as the code and as the paper write them
 
-VALID_BS = np.arange(S)[None, :] < np.array([S, 8])[:, None]  # the second sequence ends with three paddings
+VALID_BS = np.arange(S)[None, :] < np.array([S, 8])[:, None]  # the second sequence ends with three padding tokens
 VALID_BS[0, 2] = False
-MASKS = {"none": None, "causal": mask.causal, "padding": mask.padding(VALID_BS)}
-MASKS |= {"both": mask.both(mask.causal, MASKS["padding"])}
+MASKS = {"none": None, "causal": masks.causal, "padding": masks.padding(VALID_BS)}
+MASKS |= {"both": masks.both(masks.causal, MASKS["padding"])}
 
 
 def paper_allowed(name: str, b: int):

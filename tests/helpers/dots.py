@@ -1,4 +1,4 @@
-"""A user's experiment for the tests of runs and studies: classification of points by one matrix, compiled quickly."""
+"""A user's experiment that compiles quickly, for tests of runs and studies: one matrix classifies points."""
 
 import dataclasses
 import json
@@ -10,16 +10,16 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from experiments.engine import batches, log, run, run_plan
+from experiments.engine import batches, log, run as runs, run_plan
 
-# A run that logs each of its steps; the 29 held-out points are 6 batches
+# Every step is logged. The 29 held-out points are 6 batches.
 CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "mesh.data": 1}
 CHANGES |= {"train.evaluate_every": 4, "optim.warmup_steps": 1}
 
 
 def config():
     dots = ConfigDict()
-    dots.bias = True  # whether a class has one
+    dots.bias = True  # whether logits have a bias b_C
     return {"dots": dots}
 
 
@@ -35,28 +35,28 @@ def prepare(settings, devices):
         return batch["x_BD"] @ params["G_CD"].T + params["b_C"]
 
     def loss(params, batch, *, key_B=None, layout=None):
-        if key_B is not None:  # dropout, so that a resumed run needs its keys
+        if key_B is not None:  # dropout: a resumed run needs the same keys
             keep_BD = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, (tiny.D,)))(key_B)
             batch = batch | {"x_BD": batch["x_BD"] * keep_BD}
         return linear.loss({"b_C": jnp.zeros(tiny.C)} | params, batch)
 
-    def probe(params):  # as if there were two layers of scores
+    def probe(params):  # imitates a model with two layers
         return {f"symmetry/{m}": m * params["G_CD"].mean() for m in (1, 2)}
 
-    def maps(params, batch):  # and two heads, of five tokens
+    def maps(params, batch):  # imitates two layers with two heads and five tokens
         A_BNN = jax.nn.softmax(batch["x_BD"][:, :, None] * batch["x_BD"][:, None, :])
         return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
 
     task = linear._replace(init=init, loss=loss, probe=probe, maps=maps)
-    written = {"files": {"dots.txt": b"1"}, "lines": ["dots: 61 points"]}
-    return run.Work(task, lambda *arguments: figures(*arguments), apply, **written)
+    fields = {"files": {"dots.txt": b"1"}, "lines": ["dots: 61 points"]}
+    return runs.Work(task, lambda *arguments: figures(*arguments), apply, **fields)
 
 
 def figures(params, folder, rows):
     return []
 
 
-# For tests that stop a run
+# Functions for tests that stop a run
 
 
 def at_batch(monkeypatch, step, do):
@@ -77,32 +77,33 @@ def signal_with_batch(monkeypatch, step, *numbers):
     at_batch(monkeypatch, step, lambda: [os.kill(os.getpid(), number) for number in numbers])
 
 
-def planned(monkeypatch, **changes):
+def change_plan(monkeypatch, **changes):
     """Change these fields of the plan of every run."""
     make_plan = run_plan.make_plan
     monkeypatch.setattr(run_plan, "make_plan", lambda *arguments: dataclasses.replace(make_plan(*arguments), **changes))
 
 
-def launched(folder, *more):
-    """Run the experiment in folder / "run"."""
+def launch_run(folder, *flags):
+    """Run the experiment in folder / "run" with these flags, and return its Outcome."""
     file = tiny.config_file(folder, "dots", **CHANGES)
-    return tiny.run("--config", file, "--workdir", str(folder / "run"), *more)
+    return tiny.run("--config", file, "--workdir", str(folder / "run"), *flags)
 
 
-def saved(folder):
+def list_steps(folder):
+    """Return the sorted steps of the saved checkpoints."""
     return sorted(int(file.name) for file in (folder / "run" / "checkpoints").iterdir())
 
 
-def result(folder):
+def read_result(folder):
     """Return the sha256 of the last parameters and the rows of the log, which resuming must not change."""
     summary = json.loads((folder / "run" / "summary.json").read_text())
     return summary["params_sha256"], log.read(folder / "run")
 
 
-def resumed(folder):
-    """Return the result after the same command, which finishes the run."""
-    assert launched(folder).code == 0
-    return result(folder)
+def finish_run(folder):
+    """Repeat the command, assert that it finishes the run, and return the result."""
+    assert launch_run(folder).code == 0
+    return read_result(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,4 +115,4 @@ def quick():
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """Return (sha256 of the last parameters, rows of the log) of an uninterrupted run."""
-    return resumed(tmp_path_factory.mktemp("unbroken"))
+    return finish_run(tmp_path_factory.mktemp("unbroken"))

@@ -1,4 +1,4 @@
-"""Check errors by type, setting and value, so that their sentences can be rewritten."""
+"""Check errors by type, setting and value only, so that their wording can change."""
 
 import contextlib
 from collections.abc import Iterator

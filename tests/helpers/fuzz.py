@@ -1,6 +1,6 @@
-"""Fuzz tests: the number of cases, the texts to try, and the bounds of time and memory for each case.
+"""Fuzz tests: the number of cases, the texts to try, and the limits of time and memory for each case.
 
-TFM_FUZZ=20 makes twenty times as many cases, and new ones each time; without it they are few, and the same.
+TFM_FUZZ=20 tries twenty times as many cases and draws new ones in each run. By default, the cases are few and fixed.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import launch
 
 TIMES = int(os.environ.get("TFM_FUZZ", "1"))
-tried: dict[str, int] = {}  # cases, by the test's name and what became of them
+counts: dict[str, int] = {}  # number of cases for each "test: outcome"
 
-# No "/" and no "~": what is drawn must not name a folder of this machine, which would be read.
+# No "/" and no "~": a text must not be the path of a real folder, because the project would read it.
 LETTERS = st.text(st.characters(codec="utf-8", exclude_characters="/~"), max_size=12)
 STRANGE = st.sampled_from(
     ["", " ", "\0", "a\0b", "a\nb", "\r\n\t", "x" * 5000, "9" * 5000, "é\u0301", "日本語", "\U0001f600", "\udcff"]
@@ -31,7 +31,7 @@ TEXTS = st.one_of(STRANGE, LETTERS)
 
 
 def settings(cases: int) -> hypothesis.settings:
-    """Return Hypothesis' settings for this number of cases by default."""
+    """Return Hypothesis settings that try cases * TFM_FUZZ examples."""
     return hypothesis.settings(
         deadline=None,
         database=None,
@@ -41,22 +41,22 @@ def settings(cases: int) -> hypothesis.settings:
     )
 
 
-def count(test: str, what: str) -> None:
+def count(test: str, outcome: str) -> None:
     """Count one more case of `test` with this outcome."""
-    tried[f"{test}: {what}"] = tried.get(f"{test}: {what}", 0) + 1
+    counts[f"{test}: {outcome}"] = counts.get(f"{test}: {outcome}", 0) + 1
 
 
-def tell() -> None:
+def print_counts() -> None:
     """Print the counts (pytest -s shows them)."""
-    print("\n" + "\n".join(f"{n:7,} {what}" for what, n in sorted(tried.items())))
+    print("\n" + "\n".join(f"{n:7,} {outcome}" for outcome, n in sorted(counts.items())))
 
 
 class Hangs(BaseException):
-    """A case is not done in time. (A TimeoutError is an OSError, which a reader turns into a UserError.)"""
+    """Raised if a case takes too long. (TimeoutError is an OSError, and readers of files convert it to a UserError.)"""
 
 
 @contextlib.contextmanager
-def bounded(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
+def limit_resources(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
     """Context manager: raise Hangs after `seconds`, and MemoryError if the process grows by more than `gigabytes`."""
 
     def stop(*_: object) -> None:
@@ -64,28 +64,28 @@ def bounded(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
 
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, stop)
+    previous = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + int(gigabytes * 2**30), hard))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def launched(*arguments: str) -> tuple[int, str]:
-    """Return (exit code, stderr) of the launcher in this process, whose stdout takes only UTF-8, like a terminal."""
+def run_launcher(*arguments: str) -> tuple[int, str]:
+    """Run the launcher in this process and return (exit code, stderr). Like a terminal, stdout is strict UTF-8."""
     tiny.forget_flags()
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), bounded():
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), limit_resources():
         code = launch.main(["launch.py", *arguments])
     err.flush()
     return code, err.buffer.getvalue().decode("utf-8")
 
 
 def check_sentence(sentence: str) -> None:
-    """Assert that it is one nonempty line and not a traceback."""
+    """Assert that an error message is one nonempty line and not a traceback."""
     assert sentence.strip() and "Traceback" not in sentence, sentence
     assert len(sentence.splitlines()) == 1, sentence

@@ -1,10 +1,10 @@
-"""An experiment of which each of two devices holds a half: classification of points by one matrix, over mesh.fsdp."""
+"""An experiment with sharded parameters (mesh.fsdp = 2): one matrix classifies points."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import batches, mesh, run, train_step
+from experiments.engine import batches, mesh as meshes, run as runs, train_step
 from tfm import layout as layouts, loss
 
 D, C, ALL = 6, 3, 90  # features, classes, examples
@@ -36,6 +36,6 @@ def prepare(settings, devices):
         evaluation=batches.evaluation(fetch, n=ALL, batch=t.batch_size),
         tokens_per_example=1,
         baseline={},
-        layout=mesh.layout(devices),
+        layout=meshes.layout(devices),
     )
-    return run.Work(task, lambda params, folder, rows: [])
+    return runs.Work(task, lambda params, folder, rows: [])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.dry_run import dry_run
-from experiments.engine import mesh as meshes, optim, run as runs, train_step as steps
+from experiments.dry_run import dry_run as dry_runs
+from experiments.engine import mesh as meshes, optim, run as runs, train_step
 
 SMALL = {"model__H": 4, "model__M": 1}
-FEW = {"model__bias": "none", "model__norm": "rms", "model__mlp": "relu"}  # parameters, which are soon compiled
-KINDS = {  # (experiment, changes): every sum over devices is in one of the first three
+FAST_TO_COMPILE = {"model__bias": "none", "model__norm": "rms", "model__mlp": "relu"}  # a model without biases
+KINDS = {  # (experiment, changes); the first three together have every sum over devices
     "masked_image": (
         "masked_image",
         {"model__norm": "instance", "model__mlp": "swiglu", "model__score": "tied", "model__value": "identity"}
@@ -26,7 +26,10 @@ KINDS = {  # (experiment, changes): every sum over devices is in one of the firs
         | {"model__relative_position": "relative", "model__mlp": "two_hidden_gelu", "model__value": "full_rank"}
         | {"model__remat": "none"},
     ),
-    "pairs": ("translation", {"pairs__N": 8, "pairs__vocabulary": 300, "model__relative_position": "rotary"} | FEW),
+    "pairs": (
+        "translation",
+        {"pairs__N": 8, "pairs__vocabulary": 300, "model__relative_position": "rotary"} | FAST_TO_COMPILE,
+    ),
     "vision": ("vision", {"image__patch": 2, "image__augment": ["shift", "cutmix"]}),
 }
 ADAMW = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
@@ -38,7 +41,7 @@ def mesh_of(sizes):
 
 
 def tasks(folder):
-    """Return (experiment, mesh, **changes) -> the task of a small config on a mesh."""
+    """Return a function (experiment, mesh, **changes) -> task of a small config on this mesh."""
     (folder / "text.txt").write_bytes(tiny.TEXT)
     (folder / "pairs.txt").write_text("".join(f"one {i} two\tuno {i} dos\n" for i in range(200)))
     common = {"language": {"text__N": 8, "text__source": str(folder / "text.txt")}}
@@ -53,34 +56,34 @@ def tasks(folder):
     return task_of
 
 
-def compiled(task, mesh, accumulation=1):
-    """Compile the gradient of a batch. Return the program and the abstract state."""
-    state = steps.abstract_state(task, optim.adamw(lambda step: 0.1, **ADAMW), mesh=mesh)
+def compile_gradient(task, mesh, accumulation=1):
+    """Compile the gradient of a batch. Return (program, abstract state)."""
+    state = train_step.abstract_state(task, optim.adamw(lambda step: 0.1, **ADAMW), mesh=mesh)
     batch, key = meshes.abstract_batch(mesh, task.train[0]), jax.random.key(1)
     return tiny.gradient(task, mesh, accumulation).lower(state.params, batch, key).compile(), state
 
 
 def gradient(task_of, kind, sizes, accumulation):
-    """Return the first batch's metrics, its gradient at nonzero parameters, and the collectives of the program."""
+    """Return (metrics of the first batch, its gradient at random parameters, collectives of the program)."""
     mesh, (experiment, changes) = mesh_of(sizes), KINDS[kind]
     task = task_of(experiment, mesh, **changes)
-    program, state = compiled(task, mesh, accumulation)
-    params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), tiny.drawn(task), state.params)
+    program, state = compile_gradient(task, mesh, accumulation)
+    params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), tiny.draw_params(task), state.params)
     grads, metrics, _ = program(params, meshes.place_batch(mesh, task.train[0]), jax.random.key(1))
     jax.tree.map(lambda x, like: x.sharding.is_equivalent_to(like.sharding, x.ndim) or pytest.fail(), grads, params)
-    return *jax.device_get((metrics, grads)), dry_run.count_collectives(program.as_text())
+    return *jax.device_get((metrics, grads)), dry_runs.count_collectives(program.as_text())
 
 
-def agree(found, expected):
+def assert_agree(result, expected):
     """Assert that metrics and gradients differ by at most 1e-5, relative to the largest number of their leaf.
 
-    Leaves whose gradient is only rounding (the bias of the keys) may differ by 2e-6 of the largest gradient.
+    A gradient that is only rounding error (the bias of the keys) may differ by 2e-6 of the largest gradient.
     """
     largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected[1]))
     assert expected[0]["loss"] > 0 < largest
 
-    def near(one, other, least=0.0):
-        np.testing.assert_allclose(one, other, rtol=0, atol=max(1e-5 * float(np.abs(other).max()), least))
+    def assert_near(actual, target, least=0.0):
+        np.testing.assert_allclose(actual, target, rtol=0, atol=max(1e-5 * float(np.abs(target).max()), least))
 
-    jax.tree.map(near, found[0], expected[0])
-    jax.tree.map(functools.partial(near, least=2e-6 * largest), found[1], expected[1])
+    jax.tree.map(assert_near, result[0], expected[0])
+    jax.tree.map(functools.partial(assert_near, least=2e-6 * largest), result[1], expected[1])

@@ -1,4 +1,4 @@
-"""The experiment of dots.py with more points, of which there is a third part to choose settings by."""
+"""The experiment of dots.py with more points and a third split, on which settings are tuned."""
 
 import dots
 import numpy as np

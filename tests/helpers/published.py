@@ -1,7 +1,6 @@
-"""Small models made here: published ones, with every name and shape a file of each family has, and what a run leaves.
+"""Small random models in the file formats of published families, and small folders of runs.
 
-Those of the files are from the state dicts of the transformers library, one layer's names in a string; numbers are
-random.
+The names and shapes are from the state dicts of the transformers library. `*` stands for the number of a layer.
 """
 
 import contextlib
@@ -12,6 +11,7 @@ import pathlib
 import shutil
 
 import numpy as np
+import pytest
 import tiny
 
 from experiments.engine import by_name, checkpoint, run as runs
@@ -68,8 +68,8 @@ HEADS = {"gpt2": "", "bert": BERT_HEADS, "vit": f"classifier.weight 3 {D}|classi
 
 
 def tensors(family: str, *, prefix: str | None = None, layers: int = M) -> dict[str, np.ndarray]:
-    """Random tensors under the names of the files of `family`."""
-    rng, found = np.random.default_rng(7), {}
+    """Return random tensors with the names and shapes that files of `family` have."""
+    rng, arrays = np.random.default_rng(7), {}
     prefix = PREFIXES[family] if prefix is None else prefix
     for beginning, text in ((prefix, BODIES[family]), ("", HEADS[family])):
         for entry in filter(None, text.replace("|", "\n").splitlines()):
@@ -77,42 +77,68 @@ def tensors(family: str, *, prefix: str | None = None, layers: int = M) -> dict[
             for m in range(layers if "*" in name else 1):
                 shape_ = [int(n) for n in shape]
                 array = rng.standard_normal(math.prod(shape_)).reshape(shape_)
-                found[beginning + name.replace("*", str(m))] = array.astype(np.float32)
-    return found
+                arrays[beginning + name.replace("*", str(m))] = array.astype(np.float32)
+    return arrays
 
 
-def save(folder, family: str, arrays: dict[str, np.ndarray] | None = None, **changed):
-    """A folder with such a model, its config.json with these fields changed; returns the folder."""
+def save(folder, family: str, arrays: dict[str, np.ndarray] | None = None, **fields):
+    """Write a model of `family`, with these changes to config.json. Return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = tensors(family) if arrays is None else arrays
     safetensors.write(folder / "model.safetensors", arrays)
-    (folder / "config.json").write_text(json.dumps({"model_type": family} | CONFIGS[family] | changed))
+    (folder / "config.json").write_text(json.dumps({"model_type": family} | CONFIGS[family] | fields))
     return folder
 
 
-def keep(folder: pathlib.Path, step: int, params) -> None:
-    """A checkpoint of these parameters in the folder of a run."""
+def save_bert_with_tokenizer(folder: pathlib.Path):
+    """Write a BERT for masked tokens, with a tokenizer of the words word0, word1, ... Return the tokenizer."""
+    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {word: i for i, word in enumerate([*specials, *(f"word{i}" for i in range(W - 5))])}
+    bert = library.Tokenizer(library.models.WordLevel(vocab, unk_token="[UNK]"))
+    bert.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    bert.add_special_tokens(specials)
+    bert.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    save(folder, "bert")
+    bert.save(str(folder / "tokenizer.json"))  # not a WordPiece, which BERT's class would load
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return bert
+
+
+def save_bert_classifier(folder: pathlib.Path, *, of_tokens: bool = False, **fields) -> pathlib.Path:
+    """Write a BERT that classifies texts or tokens, with a tokenizer as `save_bert_with_tokenizer` does."""
+    save_bert_with_tokenizer(folder)
+    rng = np.random.default_rng(0)
+    head = {"classifier.weight": rng.standard_normal((3, D)), "classifier.bias": rng.standard_normal(3)}
+    body = {name: x for name, x in tensors("bert").items() if not name.startswith("cls.")}
+    body = {name: x for name, x in body.items() if not of_tokens or "pooler" not in name}
+    labels = {"id2label": {"0": "noun", "1": "verb", "2": "other"}}
+    return save(folder, "bert", body | {name: x.astype(np.float32) for name, x in head.items()}, **labels | fields)
+
+
+def save_checkpoint(folder: pathlib.Path, step: int, params) -> None:
+    """Save a checkpoint of these parameters in the folder of a run."""
     saves = checkpoint.Checkpoints(folder / "checkpoints", keep=2)
     saves.save(step, {"params": params})
     saves.close()
 
 
-def run(folder: pathlib.Path, experiment: str, params=None, **changes) -> pathlib.Path:
-    """The folder, with what a run of this config leaves there: its parameters are given, or normal numbers."""
+def write_run(folder: pathlib.Path, experiment: str, params=None, **changes) -> pathlib.Path:
+    """Write the files of a finished run: `params`, or else normal numbers as parameters. Return the folder."""
     settings = tiny.settings(experiment, **changes)
     with contextlib.redirect_stdout(io.StringIO()):
         work = by_name.load_experiment(experiment).prepare(settings, runs.make_mesh(settings))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints").mkdir()
-    keep(folder, 2, tiny.drawn(work.task) if params is None else params)
+    save_checkpoint(folder, 2, tiny.draw_params(work.task) if params is None else params)
     (folder / "config.json").write_text(json.dumps({"config": settings.to_dict()}))
     for name, content in work.files.items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def changed(folder: pathlib.Path, copy: pathlib.Path, **values) -> pathlib.Path:
-    """A copy of a run whose config.json says something else."""
+def copy_with_changes(folder: pathlib.Path, copy: pathlib.Path, **values) -> pathlib.Path:
+    """Copy a run, set these values in its config.json (keys may have __ for dots), and return the copy."""
     shutil.copytree(folder, copy)
     saved = json.loads((copy / "config.json").read_text())
     for key, value in values.items():

@@ -1,4 +1,4 @@
-"""A next-token model for tests of decoding, whose cache holds something of every position, as in attention.
+"""A next-token model for tests of decoding. As in attention, its cache has an entry for every position.
 
 The logits after w_0 ... w_n are G tanh(sum_s p_s * e_{w_s}), s <= n. As in a transformer, `start` writes the padding
 into the cache, where the appended tokens must overwrite it.
@@ -19,7 +19,7 @@ G_WD = _random.standard_normal((W, D)).astype(np.float32)
 
 
 class Incremental(NamedTuple):
-    """`traces` are the names of the functions in the order in which they were traced (or, without jit, called)."""
+    """Functions of decoding. `traces` has their names in the order of their traces (without jit, of their calls)."""
 
     start: Callable
     step: Callable
@@ -32,7 +32,7 @@ def logits(text: Sequence[int]) -> np.ndarray:
 
 
 def incremental() -> Incremental:
-    """Return `start` and `step`. The cache also counts the tokens read after the prompt."""
+    """Return the model as `start` and `step`. The cache also counts the tokens that were read after the prompt."""
     traces = []
 
     def after(past_BND: jax.Array, n_B: jax.Array) -> jax.Array:

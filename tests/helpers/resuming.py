@@ -1,4 +1,4 @@
-"""A small run, how it is stopped, and its results, for the tests of resumed runs."""
+"""Functions that start, stop and compare small runs, for tests of resumed runs."""
 
 import json
 
@@ -14,35 +14,35 @@ SETTINGS |= {"train__batch_size": 8, "mesh__data": 1}
 
 
 class Stopped(Exception):
-    """The machine goes away."""
+    """Raised to end a run at once, as if the machine stopped."""
 
 
 def linear_task(growth=()):
-    """Return a task of 20 noisy examples: an epoch is two and a half batches of 8."""
+    """Return a task of 20 examples with noise. An epoch is two and a half batches of 8."""
     return tiny.linear_task(n=20, n_evaluation=11, batch=8, growth=growth)
 
 
 def run(folder, **changes):
     """Run the task above with the settings above."""
     task = linear_task(changes.get("train__growth", ()))
-    return tiny.trained(folder, task, **(SETTINGS | changes))
+    return tiny.train(folder, task, **(SETTINGS | changes))
 
 
 def break_off(folder, step, **changes):
     """Start a run that fails when it requests the batch of this step."""
 
-    def stop():
+    def raise_stopped():
         raise Stopped
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        dots.at_batch(patch, step, stop)
+        dots.at_batch(patch, step, raise_stopped)
         run(folder, **changes)
 
 
-def alike(folder, straight):
+def have_equal_results(folder, reference):
     """Return True if both runs have the same parameters and the same log."""
-    one, other = ((summary(run)["params_sha256"], log.read(run)) for run in (folder, straight))
-    return one == other
+    first, second = ((summary(run)["params_sha256"], log.read(run)) for run in (folder, reference))
+    return first == second
 
 
 def summary(folder):

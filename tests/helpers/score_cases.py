@@ -1,4 +1,4 @@
-"""The scores by name, their parameters, and which of them are symmetric."""
+"""The scores by name, random parameters for them, and the names of the symmetric ones."""
 
 import cases
 
@@ -7,11 +7,11 @@ from tfm.attention import score
 
 SCORES = by_name.candidates(score)
 H, K = 3, 5
-D = H * K  # what `identity_query` asks for
+D = H * K  # `identity_query` requires D = H * K
 SYMMETRIC = {"none", "tied", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
-TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric also behind rotary positions
+SYMMETRIC_WITH_ROTARY = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # also symmetric with rotary positions
 
 
-def drawn(name: str, bias: bool = True, **sizes: int) -> dict:
+def draw_params(name: str, bias: bool = True, **sizes: int) -> dict:
     """Draw the parameters of a score as normal numbers."""
-    return cases.drawn(lambda key: SCORES[name].init(key, **dict(H=H, K=K, D=D) | sizes, bias=bias))
+    return cases.draw_params(lambda key: SCORES[name].init(key, **dict(H=H, K=K, D=D) | sizes, bias=bias))

@@ -1,4 +1,4 @@
-"""Small files with data: text, pairs, images, pieces of llama2.c."""
+"""Small data files: text, sentence pairs, images, tokenizers of llama2.c."""
 
 import io
 import pathlib
@@ -13,7 +13,7 @@ from PIL import Image
 from experiments.data import image_file, images
 
 KING = b"A king who reads is worth two kings who fight. " * 20
-CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}  # of IDX
+CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}  # IDX type codes by dtype
 TRAIN, EVALUATION, Y, X, C = 11, 7, 5, 3, 4
 BYTES = [f"<0x{byte:02X}>".encode() for byte in range(256)]
 WORDS = {b" ": -1, b"a": -2, b"b": -3, b"c": -4, "é".encode(): -5, b"ab": 3, b"bc": 4, b"abc": 1, b" a": 2, b"aa": 2}
@@ -23,8 +23,8 @@ TABLE = [*SPECIALS, *((piece, 0.0) for piece in BYTES), *WORDS.items()]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Hide the machine's own data."""
+def hide_local_data(tmp_path, monkeypatch):
+    """Hide data sets that lie on this machine."""
     monkeypatch.delenv("TFM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -38,7 +38,7 @@ def write(folder: pathlib.Path, **contents: bytes) -> pathlib.Path:
 
 
 def sources(folder: pathlib.Path, sections: list[str], word: str = "word", side: int = 8) -> dict[str, str]:
-    """Write small data with this word for sections of a config, and return the settings that name the files.
+    """Write small data sets that contain this word, and return the settings with their paths.
 
     sections: text (without classes), texts (with classes), pairs, image.
     """
@@ -56,7 +56,7 @@ def sources(folder: pathlib.Path, sections: list[str], word: str = "word", side:
 
 
 def documents(part) -> list[bytes]:
-    """Return the documents of a part of a text."""
+    """Return the documents of a split of a text."""
     return b"".join(part).split(b"\0")
 
 
@@ -66,7 +66,7 @@ def npz(**arrays) -> bytes:
     return file.getvalue()
 
 
-def zipped(members, **options) -> bytes:
+def make_zip(members, **options) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", **options) as out:
         for name, content in members:
@@ -82,12 +82,12 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def pieces(table, longest: int | None = None) -> bytes:
-    """Return the file of a tokenizer of llama2.c."""
+    """Return the bytes of a llama2.c tokenizer file."""
     longest = max(len(piece) for piece, _ in table) if longest is None else longest
     return struct.pack("<i", longest) + b"".join(struct.pack("<fi", score, len(one)) + one for one, score in table)
 
 
-def arrays(**changed) -> dict[str, np.ndarray]:
+def arrays(**changes) -> dict[str, np.ndarray]:
     """Return a small set of images: x_train, y_train, x_test, y_test."""
     draw = np.random.default_rng(0)
     return {
@@ -95,17 +95,17 @@ def arrays(**changed) -> dict[str, np.ndarray]:
         "y_train": (np.arange(TRAIN) % C).astype(np.uint8),
         "x_test": draw.integers(0, 256, (EVALUATION, Y, X), np.uint8),
         "y_test": (np.arange(EVALUATION) % C).astype(np.uint8),
-    } | changed
+    } | changes
 
 
-def idx_folder(folder, *, pack=bytes, end: str = "", **changed) -> str:
-    contents = map(pack, map(idx, arrays(**changed).values()))
+def idx_folder(folder, *, pack=bytes, end: str = "", **changes) -> str:
+    contents = map(pack, map(idx, arrays(**changes).values()))
     return str(write(folder, **{f"{name}{end}": one for name, one in zip(images.FILES, contents, strict=True)}))
 
 
-def archive(path, **changed) -> str:
+def archive(path, **changes) -> str:
     """Write an .npz of a training and a test part, and return its path."""
-    path.write_bytes(npz(**arrays(**changed)))
+    path.write_bytes(npz(**arrays(**changes)))
     return str(path)
 
 
@@ -114,14 +114,14 @@ def pixels(b: int, shape: tuple[int, ...] = (Y, X, 3)) -> np.ndarray:
     return np.random.default_rng(b).integers(0, 256, shape, np.uint8)
 
 
-def packed(array: np.ndarray, form: str = "PNG", turned: int = 1) -> bytes:
-    """Return the file of an image with a camera's orientation (6: turned by a quarter to the right)."""
+def encode_image(array: np.ndarray, form: str = "PNG", orientation: int = 1) -> bytes:
+    """Return the bytes of an image file with this EXIF orientation (6: rotate by 90° clockwise to view)."""
     file, exif = io.BytesIO(), Image.Exif()
-    exif[image_file.ORIENTATION] = turned
-    Image.fromarray(array).save(file, form, **({"exif": exif} if turned > 1 else {}))
+    exif[image_file.ORIENTATION] = orientation
+    Image.fromarray(array).save(file, form, **({"exif": exif} if orientation > 1 else {}))
     return file.getvalue()
 
 
 def image_folder(path: pathlib.Path, *names: str) -> str:
-    """Write images with these names; image b has the b-th."""
-    return str(write(path, **{name: packed(pixels(b)) for b, name in enumerate(names)}))
+    """Write images with these names: the b-th name gets pixels(b). Return the path."""
+    return str(write(path, **{name: encode_image(pixels(b)) for b, name in enumerate(names)}))

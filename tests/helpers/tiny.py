@@ -1,4 +1,4 @@
-"""The launcher in this process, small settings, and tasks that compile in a second."""
+"""Functions that run commands in this process, small settings, and tasks that compile in a second."""
 
 import contextlib
 import functools
@@ -21,8 +21,8 @@ from experiments.engine import (
     batches,
     by_name,
     compilation,
-    config,
-    config_file as files,
+    config as configs,
+    config_file as config_files,
     mesh as meshes,
     optim,
     run as runs,
@@ -54,7 +54,7 @@ def forget_flags() -> None:
 
 
 def run(*arguments: str) -> Outcome:
-    """Run `python launch.py ARGUMENTS` in this process, without measuring the machine's rate, which takes a second."""
+    """Run `python launch.py ARGUMENTS` in this process. Skip the measurement of peak FLOP/s, which takes a second."""
     forget_flags()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ def run(*arguments: str) -> Outcome:
 
 
 def command(tool, **values) -> Outcome:
-    """Run `python -m experiments.tools.TOOL --NAME=VALUE ...` in this process; a list gives its flag several times."""
+    """Run `python -m experiments.tools.TOOL --NAME=VALUE ...` in this process. A list repeats its flag."""
     pairs = [(name, one) for name, value in values.items() for one in (value if isinstance(value, list) else [value])]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = commands.main(tool.run, tool.HELP, [tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
@@ -72,7 +72,7 @@ def command(tool, **values) -> Outcome:
 
 
 def refusal(tool, **values) -> str:
-    """Return the one-line error of a tool's command, which prints nothing else."""
+    """Assert that a tool's command prints a one-line error and nothing else. Return the error."""
     code, out, err = command(tool, **values)
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
     return err
@@ -89,49 +89,49 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     return str(file)
 
 
-def loaded(file: str, **options) -> Any:
-    """Return the config of a file."""
-    return files.load(file, base=base.get_config, **options)
+def load_config(file: str, **options) -> Any:
+    """Load the config in a file."""
+    return config_files.load(file, base=base.get_config, **options)
 
 
-def settings(experiment: str, *, model: bool = True, **changes) -> config.Settings:
+def settings(experiment: str, *, model: bool = True, **changes) -> configs.Settings:
     """Return settings with few steps, a small model (if there is one) and these changes (keys may have __ for dots)."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     values = base.get_config(experiment, of=changes.get("study.experiment", ""))
     values.update_from_flattened_dict(TRAIN | (MODEL if model else {}) | changes)
-    return config.Settings(values, files.defaults(values, base.get_config))
+    return configs.Settings(values, config_files.defaults(values, base.get_config))
 
 
 def fields() -> dict[str, Any]:
-    """Return the defaults of all fields of the project's experiments, by their keys."""
-    configs = [base.get_config(name, of="language" if name == "ablation" else "") for name in EXPERIMENTS]
-    return {key: value for values in configs for key, value in config.flat(values.to_dict()).items()}
+    """Return {key: default} for all fields of the project's experiments."""
+    defaults = [base.get_config(name, of="language" if name == "ablation" else "") for name in EXPERIMENTS]
+    return {key: value for values in defaults for key, value in configs.flat(values.to_dict()).items()}
 
 
-def listed(field: str) -> list[str]:
-    """Return the names in the comment of a field of the model: "relu, gelu (mlp.py)"."""
-    return re.sub(r" \(.*|of the logits: ", "", base.FIELDS["model"][field][1]).split(", ")
+def list_names(field: str) -> list[str]:
+    """Return the names that the comment of a model field lists, such as "activation: relu, gelu (mlp.py)"."""
+    return re.sub(r"^[^:(]*: | \(.*", "", base.FIELDS["model"][field][1]).split(", ")
 
 
-def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
-    """Return the work that an experiment prepares for these settings."""
+def work_of(settings: configs.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
+    """Return the runs.Work that an experiment prepares for these settings."""
     with contextlib.redirect_stdout(io.StringIO()):
         return by_name.load_experiment(settings.experiment).prepare(settings, devices or runs.make_mesh(settings))
 
 
-def task_of(settings: config.Settings) -> train_step.Task:
-    """Return the task that an experiment hands to the loop."""
+def task_of(settings: configs.Settings) -> train_step.Task:
+    """Return the train_step.Task that an experiment prepares for these settings."""
     return work_of(settings).task
 
 
-def shown(settings: config.Settings, folder: pathlib.Path, rows: list[dict]) -> tuple[runs.Work, Any, str]:
-    """Return an experiment's work, (files, numbers) of its figures of an untrained model, and what they print.
+def make_figures(settings: configs.Settings, folder: pathlib.Path, rows: list[dict]) -> tuple[runs.Work, Any, str]:
+    """Draw an experiment's figures for a model with random parameters.
 
-    rows: those of metrics.jsonl.
+    rows: the rows of metrics.jsonl. Returns (work, (files, numbers), stdout).
     """
     work, files, numbers = work_of(settings), [], {}
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        for result in work.figures(drawn(work.task), folder, rows):
+        for result in work.figures(draw_params(work.task), folder, rows):
             if isinstance(result, dict):
                 numbers |= result
             else:
@@ -140,40 +140,40 @@ def shown(settings: config.Settings, folder: pathlib.Path, rows: list[dict]) -> 
     return work, (files, numbers), out.getvalue()
 
 
-def drawn(task: train_step.Task) -> dict:
-    """Return the task's parameters as normal numbers, biases and gains too, without compiling its `init`."""
+def draw_params(task: train_step.Task) -> dict:
+    """Draw all parameters of a task, also biases and gains, as normal numbers. This does not compile its `init`."""
     rng = np.random.default_rng(0)
     tree = jax.eval_shape(task.init, jax.random.key(0))
     return jax.tree.map(lambda leaf: jax.device_put((0.3 * rng.standard_normal(leaf.shape)).astype(leaf.dtype)), tree)
 
 
 def measure(task: train_step.Task) -> Callable:
-    """Return (params, batch, key_B=None) -> the measures of the task's loss, jitted."""
+    """Return a jitted function (params, batch, key_B=None) -> the task's loss and metrics."""
     return jax.jit(lambda params, batch, key_B=None: task.loss(params, batch, key_B=key_B)[0])
 
 
 def gradient(task: train_step.Task, mesh: jax.sharding.Mesh, accumulation: int = 1) -> Callable:
-    """Return (params, batch, key) -> `train_step.gradient` on the devices of a mesh, jitted."""
-    of_device = functools.partial(train_step.gradient, task=task, mesh=mesh, accumulation=accumulation)
+    """Return a jitted function (params, batch, key) that runs `train_step.gradient` on the devices of a mesh."""
+    gradient_on_device = functools.partial(train_step.gradient, task=task, mesh=mesh, accumulation=accumulation)
 
     def on_mesh(params, batch, key):
         specs = train_step.gradient_specs(params, batch, task, mesh)
-        return meshes.sharded(of_device, mesh, **specs)(params, batch, key)
+        return meshes.sharded(gradient_on_device, mesh, **specs)(params, batch, key)
 
     return jax.jit(on_mesh)
 
 
-D, C = 5, 3  # of the linear task
+D, C = 5, 3  # features and classes of the linear task
 
 
 def adamw():
-    """Return a schedule, and AdamW with it."""
+    """Return (schedule of the learning rate, AdamW with this schedule)."""
     rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3)
     return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
 
 
 def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, growth=()) -> train_step.Task:
-    """Classification by one matrix: examples have unequal weights, every third has 0, and training adds noise."""
+    """Return a task in which one matrix classifies points. Examples have weights 0, 1, 2; training adds noise."""
     rng = np.random.default_rng(0)
     x_BD = rng.standard_normal((n + n_evaluation, D)).astype(np.float32)
     label_B = rng.integers(0, C, n + n_evaluation).astype(np.int32)
@@ -203,16 +203,16 @@ def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, gr
 
 @contextlib.contextmanager
 def without_figures():
-    """Context manager: runs of images draw nothing, and the machine's rate is not measured."""
+    """Context manager: skip the figures of image runs and the measurement of peak FLOP/s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "measure_peak", lambda *, devices: 1e9)
         patch.setattr(vision, "figures", lambda *arguments: [])
         yield
 
 
-def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], resume=None, **changes) -> runs.Result:
-    """Return the result of a run of this task in the folder, with these changes of the settings."""
+def train(folder, task: train_step.Task, *, figures=lambda *arguments: [], resume=None, **changes) -> runs.Result:
+    """Train this task in the folder with these changes to the settings. Return the result."""
     values = settings("vision", model=False, **changes)
-    assert values.experiment == "vision"  # the launcher reads it, too
+    assert values.experiment == "vision"  # the run also reads this setting
     with without_figures():
         return runs.run(values, folder, runs.Work(task, figures), runs.make_mesh(values), resume=resume)

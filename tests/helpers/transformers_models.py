@@ -12,8 +12,8 @@ VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, nu
 VIT |= dict(num_attention_heads=3, intermediate_size=37)
 
 
-def random(name: str, fields: dict):
-    """Return their model of this class in evaluation mode; no bias is zero and no gain is one."""
+def make_random(name: str, fields: dict):
+    """Return a random model of this transformers class in evaluation mode. No bias is 0 and no gain is 1."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
     model, generator = kind(kind.config_class(**fields)), torch.Generator().manual_seed(3)
@@ -23,8 +23,8 @@ def random(name: str, fields: dict):
     return model.eval()
 
 
-def opened(kind, folder):
-    """Return their model from our files, which must have exactly its tensors."""
+def load_export(kind, folder):
+    """Load exported files with a transformers class. Assert that they have exactly the tensors of the model."""
     model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model.eval()

@@ -24,7 +24,7 @@ def logits(name: str, params: dict, X_key, X_query, h: int) -> np.ndarray:
 
 
 def weights(name: str, params: dict, X_key, X_query, *, scale: str, allowed, heads: int) -> list[np.ndarray]:
-    """Return the paper's A_h for each head (E4-E7, E22). Queries and keys of the score `none` are tokens: K = D."""
+    """Return the paper's A_h for each head (E4-E7, E22). The score `none` compares tokens directly, so K = D."""
     D = len(X_key)
     K = D if name == "none" else next(iter(params.values())).shape[1]
     all_logits = (logits(name, params, X_key, X_query, h) for h in range(heads))
@@ -39,14 +39,14 @@ def attend(name: str, params: dict, X_key, X_query, *, scale: str, allowed=None)
 
 
 def feed(name: str, params: dict, X) -> np.ndarray:
-    """Return the MLP (E12); its matrices are transposed, since the reference has x W_1."""
+    """Return the MLP's output (E12). Its matrices are transposed, because the reference multiplies x W_1."""
     p = {key: np.asarray(leaf, np.float64) for key, leaf in params.items()}
     b_1, b_2 = p.get("b1_F", np.zeros(len(p["W1_FD"]))), p.get("b2_D", np.zeros(len(p["W2_DF"])))
     return reference.mlp(X, p["W1_FD"].T, b_1, p["W2_DF"].T, b_2, getattr(reference, name))
 
 
 def norm(params: dict, X, *, eps: float) -> np.ndarray:
-    """Return the norm for this tree and eps (E14, E15, E16)."""
+    """Return X normalised with this tree and eps (E14, E15, E16)."""
     if params and eps == 0:
         return reference.token_norm(X, np.asarray(params["gain_D"]), np.asarray(params["shift_D"]))
     if eps == 0:
@@ -56,7 +56,7 @@ def norm(params: dict, X, *, eps: float) -> np.ndarray:
 
 
 def block(params: dict, X, *, order: str, score: str, mlp: str, scale: str, eps: float, allowed=None) -> np.ndarray:
-    """Return one block (E18, E19)."""
+    """Return the output of one block (E18, E19)."""
     return getattr(reference_alternatives if order == "plain" else reference, f"{order}_block")(
         X,
         mhsa=lambda X: attend(score, params, X, X, scale=scale, allowed=allowed)[0],

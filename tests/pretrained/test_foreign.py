@@ -1,4 +1,4 @@
-"""A parameter tree of another project becomes a run for every tool."""
+"""A parameter tree of another project is imported as a run that every tool can open."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from tfm import shapes
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.bias": "none"}
 LLAMA |= {"model.relative_position": "rotary_halves", "model.H": 6, "model.G": 2, "model.K": 4, "model.D": 18}
 QUERIES = "blocks/score/Uq_HKD"
-CASES = {  # an experiment, its settings, a mapping, and an array of theirs from ours: with layers numbered, or stacked
+CASES = {  # {experiment: (settings, mapping from foreign arrays, with numbered or stacked layers, to our paths)}
     "language": (
         LLAMA | {"text.N": 13, "model.M": 2, "model.F": 19},
         {"h.{m}.q": ("D HK", QUERIES), "up": ("M D F", "blocks/mlp/W1_FD"), "words": ("D W", "embed/E_WD")},
@@ -33,20 +33,20 @@ CASES = {  # an experiment, its settings, a mapping, and an array of theirs from
 
 
 def import_tree(folder, experiment: str, mapping, arrays, **changes):
-    made = base.get_config(experiment)
-    made.update_from_flattened_dict((CASES[experiment][0] if experiment in CASES else {}) | changes)
+    config = base.get_config(experiment)
+    config.update_from_flattened_dict((CASES[experiment][0] if experiment in CASES else {}) | changes)
     with contextlib.redirect_stdout(io.StringIO()):
-        return foreign.import_tree(mapping, arrays, made, folder)
+        return foreign.import_tree(mapping, arrays, config, folder)
 
 
 def draw(experiment: str, **changes) -> dict:
-    """Return random parameters by path."""
+    """Draw parameters of an experiment. Return {path: array}."""
     task = tiny.task_of(tiny.settings(experiment, model=False, **changes))
-    return shapes.flat(jax.device_get(tiny.drawn(task)))
+    return shapes.flat(jax.device_get(tiny.draw_params(task)))
 
 
-def theirs(experiment: str, flat: dict) -> dict:
-    """Return our arrays in the layout of the mapping above, by hand."""
+def to_foreign(experiment: str, flat: dict) -> dict:
+    """Convert our arrays by hand to the foreign layout that the mapping above describes."""
     flat = dict(flat)
     if experiment == "language":
         q, up, words = (flat.pop(path) for path in (QUERIES, "blocks/mlp/W1_FD", "embed/E_WD"))
@@ -57,16 +57,16 @@ def theirs(experiment: str, flat: dict) -> dict:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def run(request, tmp_path_factory):
-    """Return the experiment, its folder, and our arrays."""
+def foreign_run(request, tmp_path_factory):
+    """Import a foreign tree. Return (experiment, folder, our arrays)."""
     experiment, folder = request.param, tmp_path_factory.mktemp("runs") / "theirs"
     flat = draw(experiment, **CASES[experiment][0])
-    import_tree(folder, experiment, CASES[experiment][1], theirs(experiment, flat))
+    import_tree(folder, experiment, CASES[experiment][1], to_foreign(experiment, flat))
     return experiment, folder, flat
 
 
-def test_a_foreign_tree_is_a_run_for_every_tool(run, tmp_path):
-    experiment, folder, flat = run
+def test_an_imported_tree_is_a_run_for_every_tool(foreign_run, tmp_path):
+    experiment, folder, flat = foreign_run
     params = open_model.open(folder).params
     assert shapes.flat(params).keys() == flat.keys()
     for path, leaf in shapes.flat(params).items():
@@ -80,9 +80,9 @@ def test_a_foreign_tree_is_a_run_for_every_tool(run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, hub.read(tmp_path / "out").params, params)
 
 
-def test_arrays_that_do_not_fit_are_named_and_nothing_is_written(run, tmp_path):
-    experiment, folder, flat = run
-    mapping, arrays, new = CASES[experiment][1], theirs(experiment, flat), tmp_path / "new"
+def test_arrays_that_do_not_fit_are_listed_and_nothing_is_written(foreign_run, tmp_path):
+    experiment, folder, flat = foreign_run
+    mapping, arrays, new = CASES[experiment][1], to_foreign(experiment, flat), tmp_path / "new"
     name = next(iter(mapping)).format(m=1)
     for entries, changes, parts in (
         ({}, {"more": np.zeros(3)}, ["more (3,) is left over"]),
@@ -94,15 +94,15 @@ def test_arrays_that_do_not_fit_are_named_and_nothing_is_written(run, tmp_path):
         ({"odd": ("D", "blocks/norm/gain_D")}, {"odd": arrays["norm/gain_D"]}, ["blocks/norm/gain_D"]),
         ({name: ("H Q", "norm/gain_D")}, {}, ["Q"]),
     ):
-        changed = {key: array for key, array in (arrays | changes).items() if array is not None}
+        changed_arrays = {key: array for key, array in (arrays | changes).items() if array is not None}
         with raises(errors.UserError, new, *parts):
-            import_tree(new, experiment, mapping | entries, changed)
+            import_tree(new, experiment, mapping | entries, changed_arrays)
     assert not new.exists()
     with raises(errors.UserError, folder):
         import_tree(folder, experiment, mapping, arrays)
 
 
-def test_a_model_of_sequences_may_have_an_output_bias(tmp_path):
+def test_an_encoder_decoder_may_have_an_output_bias(tmp_path):
     pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
     (tmp_path / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(400)))
     changes = {"pairs.source": str(tmp_path / "pairs.tsv"), "pairs.vocabulary": 270, "pairs.N": 7}
@@ -110,7 +110,8 @@ def test_a_model_of_sequences_may_have_an_output_bias(tmp_path):
     arrays = draw("translation", **changes)
     content = tiny.work_of(tiny.settings("translation", model=False, **changes)).files["tokenizer.json"]
     (letter,) = tokenizers.Tokenizer.from_str(content.decode()).encode("x").ids
-    bias_W = np.where(np.arange(len(arrays["embed/E_WD"])) == letter, 1e4, 0.0).astype(np.float32)  # nothing but x
+    # The model writes only x.
+    bias_W = np.where(np.arange(len(arrays["embed/E_WD"])) == letter, 1e4, 0.0).astype(np.float32)
     mapping = {"final_logits_bias": ("1 W", "head/b_W")}
     arrays["final_logits_bias"] = bias_W[None]
     import_tree(tmp_path / "run", "translation", mapping, arrays, **changes)

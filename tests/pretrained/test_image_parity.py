@@ -1,4 +1,4 @@
-"""Image files as the image processors of the transformers library read them, and a published ViT's classes of them."""
+"""Image files are processed as by transformers' image processors, and a published ViT has equal probabilities."""
 
 import json
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from errors import raises
 from PIL import Image
-from transformers_models import VIT, random, torch, transformers
+from transformers_models import VIT, make_random, torch, transformers
 
 from experiments.data import image_file
 from experiments.engine import errors
@@ -15,7 +15,7 @@ from experiments.pretrained import hub, open_model
 from experiments.tools import export
 
 # Files of image processors: how an image file of 31 x 47 pixels becomes the input of a ViT.
-SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}
+VIT_FIELDS = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}
 CROP = {"do_center_crop": True, "crop_size": {"height": 15, "width": 10}}
 PROCESSING = {
     "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
@@ -37,16 +37,16 @@ PLAIN = "filter 2"  # the defaults
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
-    """Return the folder of a ViT, and two functions of an image: the probabilities of their classes and of ours."""
-    theirs = random("ViTForImageClassification", VIT | {"num_channels": 3})
-    theirs.save_pretrained(folder := tmp_path_factory.mktemp("vit"))
-    ours = open_model.open(folder)
+    """Return (folder of a ViT, probabilities by transformers, probabilities by our model), as functions of an image."""
+    reference = make_random("ViTForImageClassification", VIT | {"num_channels": 3})
+    reference.save_pretrained(folder := tmp_path_factory.mktemp("vit"))
+    model = open_model.open(folder)
 
-    def compute_theirs(image_1ZYX):
+    def compute_reference(image_1ZYX):
         with torch.no_grad():
-            return theirs(image_1ZYX).logits.softmax(-1)[0].numpy()
+            return reference(image_1ZYX).logits.softmax(-1)[0].numpy()
 
-    return folder, compute_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours.logits(image_1YXZ)[0]))
+    return folder, compute_reference, lambda image_1YXZ: np.asarray(jax.nn.softmax(model.logits(image_1YXZ)[0]))
 
 
 def photograph(folder, mode="RGB"):
@@ -60,10 +60,10 @@ def photograph(folder, mode="RGB"):
 
 
 @pytest.mark.parametrize("case", PROCESSING)
-def test_an_image_file_has_their_probabilities(tmp_path, classes, case):
-    folder, compute_theirs, compute_ours = classes
+def test_an_image_file_has_the_probabilities_of_transformers(tmp_path, classes, case):
+    folder, compute_reference, compute = classes
     file = photograph(tmp_path, "RGBA" if case == "opacity" else "RGB")
-    fields = {name: x for name, x in (SIDES | PROCESSING[case]).items() if name != "image_processor_type" or x}
+    fields = {name: x for name, x in (VIT_FIELDS | PROCESSING[case]).items() if name != "image_processor_type" or x}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     with Image.open(file) as image:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -71,24 +71,24 @@ def test_an_image_file_has_their_probabilities(tmp_path, classes, case):
     extras = hub.read(folder).extras
     image_1YXZ, _ = image_file.read(file, image_file.load_format(folder, extras, Z=3, C=3))
     np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
-    expected = compute_theirs(image_1ZYX)
-    np.testing.assert_allclose(compute_ours(image_1YXZ), expected, atol=1e-5)
+    expected = compute_reference(image_1ZYX)
+    np.testing.assert_allclose(compute(image_1YXZ), expected, atol=1e-5)
     plain_1YXZ, _ = image_file.read(file, image_file.load_format(folder.parent, extras, Z=3, C=3))  # the defaults
-    is_plain = np.abs(compute_ours(plain_1YXZ) - expected).max() < 1e-4
-    assert is_plain == (case in (PLAIN, "opacity"))  # each other case changes the image
+    is_plain = np.abs(compute(plain_1YXZ) - expected).max() < 1e-4
+    assert is_plain == (case in (PLAIN, "opacity"))  # all other cases change the image
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"size": {"shortest_edge": 9}}, {"size": 14}, CROP | {"crop_size": 15}, {"do_resize": False}, {"resample": 99}],
 )
-def test_fields_that_they_refuse_are_refused(tmp_path, classes, fields):
-    folder, compute_theirs, _ = classes
-    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | fields))
+def test_fields_that_transformers_refuses_are_refused(tmp_path, classes, fields):
+    folder, compute_reference, _ = classes
+    (folder / "preprocessor_config.json").write_text(json.dumps(VIT_FIELDS | fields))
     file = photograph(tmp_path)
     with pytest.raises(ValueError):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        compute_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
+        compute_reference(processor(images=str(file), return_tensors="pt")["pixel_values"])
     with raises(errors.UserError):
         image_file.read(file, image_file.load_format(folder, hub.read(folder).extras, Z=3, C=3))
 
@@ -100,13 +100,13 @@ def test_an_exported_preprocessor_makes_the_same_pixels(tmp_path, mode, values):
     data = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
     data |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
     (tmp_path / "data.json").write_text(json.dumps(data))
-    like = image_file.load_format(tmp_path, {}, Z=Z, C=1)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(like)))
+    run_format = image_file.load_format(tmp_path, {}, Z=Z, C=1)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(run_format)))
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     file = photograph(tmp_path, mode)
     with Image.open(file) as image:
         expected = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
-    exported = image_file.load_format(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)
-    for image_format in (like, exported):
+    exported_format = image_file.load_format(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)
+    for image_format in (run_format, exported_format):
         np.testing.assert_allclose(image_file.read(file, image_format)[0], expected, atol=1e-5, rtol=1e-5)
     assert np.ptp(expected) > 0.3

@@ -1,4 +1,4 @@
-"""A run's model, called with raw images and with texts."""
+"""The model of a run can be called with raw images and with texts."""
 
 import numpy as np
 import published
@@ -13,9 +13,9 @@ from experiments.pretrained import open_model
 
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory):
-    """A model of sklearn's digits, 8 x 8 numbers of 0 to 16."""
+    """Return a model of scikit-learn's digits: images of 8 x 8 pixels with values from 0 to 16."""
     changes = {"image.patch": 4, "image.head": "class_token"}
-    return open_model.open(published.run(tmp_path_factory.mktemp("runs") / "image", "vision", **changes))
+    return open_model.open(published.write_run(tmp_path_factory.mktemp("runs") / "image", "vision", **changes))
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_raw_images_are_normalised_as_in_training(vision, digits):
     raw_BYXZ, (mean_Z, std_Z) = digits.evaluation_image_BYXZ[:9], images.statistics(digits.train_image_BYXZ)
     assert raw_BYXZ.dtype == np.uint8 and raw_BYXZ.max() == 16
     expected_BC = np.asarray(vision.logits((raw_BYXZ - mean_Z) / std_Z))
-    assert np.abs(expected_BC - np.asarray(vision.logits(raw_BYXZ))).max() > 0.01  # it matters
+    assert np.abs(expected_BC - np.asarray(vision.logits(raw_BYXZ))).max() > 0.01  # normalisation changes the logits
     for batch in (raw_BYXZ, raw_BYXZ[..., 0], raw_BYXZ.astype(np.float64), raw_BYXZ.astype(np.int64)):
         np.testing.assert_allclose(vision(batch), expected_BC, atol=2e-6)
     for image in (raw_BYXZ[0], raw_BYXZ[0, ..., 0], [raw_BYXZ[0, ..., 0].tolist()]):
@@ -40,9 +40,9 @@ def test_raw_images_are_normalised_as_in_training(vision, digits):
 def test_images_of_another_size_or_with_colours_equal_their_file(vision, tmp_path, shape):
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     Image.fromarray(image).save(tmp_path / "image.png")
-    expected_1YXZ, _ = image_file.read(tmp_path / "image.png", vision.like)
+    expected_1YXZ, _ = image_file.read(tmp_path / "image.png", vision.image_format)
     batch = image.reshape(1, *shape[:2], -1)
-    np.testing.assert_array_equal(image_file.prepare(batch, vision.like), expected_1YXZ)
+    np.testing.assert_array_equal(image_file.prepare(batch, vision.image_format), expected_1YXZ)
     np.testing.assert_array_equal(vision(batch), vision.logits(expected_1YXZ))
 
 
@@ -73,7 +73,7 @@ def test_a_text_of_a_batch_has_the_logits_that_it_has_alone(tmp_path, kind, chan
     if kind == "text_classification":
         (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"word {i},{i % 3}\n" for i in range(99)))
         changes = changes | {"text.source": str(tmp_path / "texts.csv")}
-    model = open_model.open(published.run(tmp_path / "run", kind, **changes))
+    model = open_model.open(published.write_run(tmp_path / "run", kind, **changes))
     rng, lengths = np.random.default_rng(0), (5, 17, 9)
     valid_BN = np.arange(17) < np.array(lengths)[:, None]
     w_BN = np.where(valid_BN, rng.integers(1, 200, (3, 17)), 0)

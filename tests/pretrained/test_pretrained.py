@@ -1,4 +1,4 @@
-"""Published models: every tensor is read into our tree and written back, and a misfit is an error that names it."""
+"""Published models: every tensor is read into our tree and written back; tensors that do not fit are errors."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from published import D, F, H, K, M, N, W
 
 from experiments.engine import errors
 from experiments.pretrained import hub, open_model, safetensors, warm_start
-from tfm import embed
+from tfm import embed as embeds
 
 
 def write_again(folder, read: hub.Published) -> dict[str, np.ndarray]:
@@ -21,9 +21,9 @@ def write_again(folder, read: hub.Published) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "vit", "llama"])
-@pytest.mark.parametrize("prefixed", [True, False])
-def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
-    arrays = published.tensors(family, prefix=None if prefixed else "")
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_reading_and_writing_back_is_bitwise(tmp_path, family, has_prefix):
+    arrays = published.tensors(family, prefix=None if has_prefix else "")
     read = hub.read(published.save(tmp_path / "theirs", family, arrays))
     actual, expected = write_again(tmp_path / "ours", read), published.tensors(family)
     assert actual.keys() == expected.keys()
@@ -34,20 +34,20 @@ def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
     jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
 
 
-def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
-    theirs = published.tensors("gpt2", prefix="")
+def test_every_number_of_gpt2_is_at_its_index_in_our_tree(tmp_path):
+    arrays = published.tensors("gpt2", prefix="")
     read = hub.read(published.save(tmp_path, "gpt2"))
     blocks = read.params["blocks"]
     rng = np.random.default_rng(0)
     for m, h, k, d, f in zip(*(rng.integers(0, n, 40) for n in (M, H, K, D, F)), strict=True):
-        fused = theirs[f"h.{m}.attn.c_attn.weight"]
-        for part, ours in enumerate((blocks["score"]["Uq_HKD"], blocks["score"]["Uk_HKD"], blocks["value"]["Uv_HKD"])):
-            assert ours[m, h, k, d] == fused[d, part * H * K + h * K + k]
-        for part, ours in enumerate((blocks["score"]["bq_HK"], blocks["score"]["bk_HK"], blocks["value"]["bv_HK"])):
-            assert ours[m, h, k] == theirs[f"h.{m}.attn.c_attn.bias"][part * H * K + h * K + k]
-        assert blocks["value"]["Uo_HDK"][m, h, d, k] == theirs[f"h.{m}.attn.c_proj.weight"][h * K + k, d]
-        assert blocks["mlp"]["W1_FD"][m, f, d] == theirs[f"h.{m}.mlp.c_fc.weight"][d, f]
-        assert blocks["mlp"]["W2_DF"][m, d, f] == theirs[f"h.{m}.mlp.c_proj.weight"][f, d]
+        fused = arrays[f"h.{m}.attn.c_attn.weight"]
+        for part, leaf in enumerate((blocks["score"]["Uq_HKD"], blocks["score"]["Uk_HKD"], blocks["value"]["Uv_HKD"])):
+            assert leaf[m, h, k, d] == fused[d, part * H * K + h * K + k]
+        for part, leaf in enumerate((blocks["score"]["bq_HK"], blocks["score"]["bk_HK"], blocks["value"]["bv_HK"])):
+            assert leaf[m, h, k] == arrays[f"h.{m}.attn.c_attn.bias"][part * H * K + h * K + k]
+        assert blocks["value"]["Uo_HDK"][m, h, d, k] == arrays[f"h.{m}.attn.c_proj.weight"][h * K + k, d]
+        assert blocks["mlp"]["W1_FD"][m, f, d] == arrays[f"h.{m}.mlp.c_fc.weight"][d, f]
+        assert blocks["mlp"]["W2_DF"][m, d, f] == arrays[f"h.{m}.mlp.c_proj.weight"][f, d]
     assert read.model["scale"] == "1/sqrt(K)" and read.model["mlp"] == "gelu_tanh"
     unscaled = published.save(tmp_path, "gpt2", scale_attn_weights=False, activation_function="gelu")
     assert {"scale": "1", "mlp": "gelu"}.items() <= hub.read(unscaled).model.items()
@@ -58,17 +58,17 @@ def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
 
 
 def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
-    theirs = published.tensors("vit", prefix="")["embeddings.patch_embeddings.projection.weight"]
+    kernel_DZYX = published.tensors("vit", prefix="")["embeddings.patch_embeddings.projection.weight"]
     read = hub.read(published.save(tmp_path, "vit"))
     image_BYXZ = np.random.default_rng(1).standard_normal((1, 15, 10, 2)).astype(np.float32)
-    ours_BND = np.asarray(embed.cut(image_BYXZ, size=5)) @ read.params["embed"]["W_DP"].T
+    patch_BND = np.asarray(embeds.cut(image_BYXZ, size=5)) @ read.params["embed"]["W_DP"].T
     for n in range(6):  # a convolution with a stride as large as its kernel
         piece_YXZ = image_BYXZ[0, 5 * (n // 2) : 5 * (n // 2) + 5, 5 * (n % 2) : 5 * (n % 2) + 5]
-        np.testing.assert_allclose(ours_BND[0, n], np.einsum("dzyx,yxz->d", theirs, piece_YXZ), atol=1e-5)
+        np.testing.assert_allclose(patch_BND[0, n], np.einsum("dzyx,yxz->d", kernel_DZYX, piece_YXZ), atol=1e-5)
     assert read.extras["class_names"] == ["cat", "dog", "owl"] and read.extras["image"] == (15, 10)
 
 
-def test_buffers_are_left_out_and_copies_are_checked(tmp_path):
+def test_buffers_are_skipped_and_copies_are_checked(tmp_path):
     arrays = published.tensors("gpt2")
     for m in range(M):
         arrays[f"transformer.h.{m}.attn.bias"] = np.tri(N, dtype=bool)[None, None]
@@ -118,7 +118,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "changed", "parts"),
+    ("family", "fields", "parts"),
     [
         ("gpt2", {"model_type": "opt"}, ["model_type", "opt", "gpt2"]),
         ("gpt2", {"activation_function": "mish"}, ["activation_function", "mish"]),
@@ -142,9 +142,9 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("llama", {"tie_word_embeddings": True}, ["lm_head.weight is not a copy of embed_tokens.weight"]),
     ],
 )
-def test_an_unsupported_setting_is_refused_by_its_name(tmp_path, family, changed, parts):
+def test_an_unsupported_setting_is_refused_by_its_name(tmp_path, family, fields, parts):
     with raises(errors.UserError, *parts):
-        hub.read(published.save(tmp_path, family, **changed))
+        hub.read(published.save(tmp_path, family, **fields))
 
 
 def test_classes_without_names(tmp_path):
@@ -175,7 +175,7 @@ def test_a_model_that_the_family_does_not_have_is_not_written(tmp_path):
     mlp = gpt2.params["blocks"]["mlp"]
     mlp = {name: leaf for name, leaf in mlp.items() if name != "b1_F"} | {"gain_D": mlp["b2_D"]}
     blocks = gpt2.params["blocks"] | {"mlp": mlp}
-    for read, family, changed, parts in (
+    for read, family, changes, parts in (
         (gpt2, "gpt2", {"model": gpt2.model | {"block": "post_norm"}}, ["model.block", "post_norm", "pre_norm"]),
         (gpt2, "gpt2", {"model": gpt2.model | {"scale": "1/sqrt(D)"}}, ["model.scale", "1/sqrt(D)"]),
         (gpt2, "gpt2", {"model": gpt2.model | {"mlp": "swiglu"}}, ["model.mlp", "swiglu"]),
@@ -190,7 +190,7 @@ def test_a_model_that_the_family_does_not_have_is_not_written(tmp_path):
         (vit, "vit", {"extras": vit.extras | {"image": (10, 10)}}, ["N is 7 and not 5"]),
     ):
         with raises(errors.UserError, *parts):
-            hub.write(tmp_path / "b", read._replace(**{"family": family} | changed))
+            hub.write(tmp_path / "b", read._replace(**{"family": family} | changes))
     assert not (tmp_path / "b").exists()
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files: read back as written, and files of pickles are refused."""
+"""Safetensors files are read as they were written; pickle files are refused."""
 
 import json
 
@@ -30,20 +30,20 @@ def check_equal(actual, expected) -> None:
     assert actual.keys() == expected.keys()
     for name, array in expected.items():
         assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape), name
-        assert actual[name].tobytes() == array.tobytes(), name  # the bytes, because some are NaN
+        assert actual[name].tobytes() == array.tobytes(), name  # bytes are compared, because some numbers are NaN
 
 
 def test_arrays_are_read_as_they_are_written(tmp_path):
     file = tmp_path / "a.safetensors"
     safetensors.write(file, make_arrays())
     check_equal(safetensors.read(str(file)), make_arrays())
-    assert b'"__metadata__":{"format":"pt"}' in file.read_bytes()  # transformers opens no others
+    assert b'"__metadata__":{"format":"pt"}' in file.read_bytes()  # transformers opens no files without it
     a_35 = np.arange(15, dtype=np.float32).reshape(3, 5)
     arrays = {"columns": a_35.T, "strided": a_35[:, ::2]}
     arrays |= {"big-endian": a_35.astype(">f4"), "jax": jax.numpy.asarray(a_35)}
     before = safetensors.read(file)
     safetensors.write(file, arrays)
-    check_equal(before, make_arrays())  # its arrays may be in use
+    check_equal(before, make_arrays())  # arrays of the replaced file stay valid
     for name, array in safetensors.read(file).items():
         np.testing.assert_array_equal(array, arrays[name])
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
@@ -93,7 +93,7 @@ def test_a_folder_is_read_from_its_one_file_or_its_index(tmp_path):
     ("weight_map", "part"),
     [
         ([], "index.json"),
-        ({"a": "no.safetensors"}, "no.safetensors is not there"),
+        ({"a": "no.safetensors"}, "no.safetensors is missing"),
         ({"a": "one.safetensors", "b": "one.safetensors"}, "'b'"),
         ({"a": "one.bin"}, "one.bin"),
         ({"a": "../up.safetensors"}, "'../up.safetensors'"),

@@ -1,4 +1,4 @@
-"""Fixtures of several test files: one small study, trained once, and a signal."""
+"""Fixtures of several test files: a small study that is trained once, and a function that sends SIGTERM."""
 
 import os
 import shutil
@@ -9,8 +9,8 @@ import tiny_study
 
 
 @pytest.fixture(scope="session")
-def complete(tmp_path_factory):
-    """Return the folder of an undisturbed study with tiny_study's arms and seeds."""
+def complete_study(tmp_path_factory):
+    """Return the folder of an uninterrupted study with tiny_study's arms and seeds."""
     folder = tmp_path_factory.mktemp("complete")
     outcome = tiny_study.run(folder)
     assert (outcome.code, outcome.err) == (0, "")
@@ -18,27 +18,28 @@ def complete(tmp_path_factory):
 
 
 @pytest.fixture
-def copy(complete, tmp_path):
+def study_copy(complete_study, tmp_path):
     """Return a folder with a copy of the complete study, which the test may change."""
-    shutil.copytree(complete / "study", tmp_path / "study")
+    shutil.copytree(complete_study / "study", tmp_path / "study")
     return tmp_path
 
 
 @pytest.fixture
-def signalled():
-    """Return a function (owner, name, due): SIGTERM comes at the end of the first call of owner.name that is due."""
+def signal_after():
+    """Return a function (owner, name, due). It sends SIGTERM at the end of the first call of owner.name for which
+    due(*arguments) is true."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def when(owner, name, due=lambda *_: True):
-            original, sent = getattr(owner, name), []
+        def patch_function(owner, name, due=lambda *_: True):
+            original, has_signalled = getattr(owner, name), []
 
-            def and_signal(*arguments, **options):
+            def call_and_signal(*arguments, **options):
                 result = original(*arguments, **options)
-                if not sent and due(*arguments):
-                    sent.append(True)
+                if not has_signalled and due(*arguments):
+                    has_signalled.append(True)
                     os.kill(os.getpid(), signal.SIGTERM)
                 return result
 
-            patch.setattr(owner, name, and_signal)
+            patch.setattr(owner, name, call_and_signal)
 
-        yield when
+        yield patch_function

@@ -6,7 +6,7 @@ import pytest
 from experiments.studies import inference
 
 
-def hits(difference_XI, m):
+def excludes_zero(difference_XI, m):
     """Return True for each interval that does not contain 0."""
     low, high = inference.interval(difference_XI, m)
     return (low > 0) | (high < 0)
@@ -17,28 +17,28 @@ def test_a_whole_study_of_35_comparisons_has_5_percent_of_false_positives():
     random = np.random.default_rng(0)
     value_XCAI = random.normal(size=(2000, 7, 6, 5)) + random.normal(size=(2000, 7, 1, 5))
     difference_XCAI = value_XCAI[:, :, 1:] - value_XCAI[:, :, :1]
-    assert 0.03 < hits(difference_XCAI, 35).any((1, 2)).mean() <= 0.06
-    assert hits(difference_XCAI, 5).any((1, 2)).mean() > 0.2  # corrected for each condition alone
+    assert 0.03 < excludes_zero(difference_XCAI, 35).any((1, 2)).mean() <= 0.06
+    assert excludes_zero(difference_XCAI, 5).any((1, 2)).mean() > 0.2  # if corrected within each condition
 
 
-@pytest.mark.parametrize(("n", "m", "least"), [(3, 8, 9.5), (5, 4, 2.5), (5, 12, 3.5)])
-def test_power_is_what_simulated_studies_have(n, m, least):
-    assert np.ceil(2 * inference.detectable(n, m)) / 2 == least  # of a grid of halves
+@pytest.mark.parametrize(("n", "m", "effect_on_grid"), [(3, 8, 9.5), (5, 4, 2.5), (5, 12, 3.5)])
+def test_the_power_equals_that_of_simulated_studies(n, m, effect_on_grid):
+    assert np.ceil(2 * inference.detectable(n, m)) / 2 == effect_on_grid  # rounded up to halves
     difference_XI = np.random.default_rng(0).normal(inference.detectable(n, m), size=(10_000, n))
-    assert hits(difference_XI, m).mean() == pytest.approx(0.8, abs=0.015)
+    assert excludes_zero(difference_XI, m).mean() == pytest.approx(0.8, abs=0.015)
     for effect in (1, 2):
-        needed = inference.seeds_for(effect, m)
-        assert inference.detectable(needed, m) <= effect < inference.detectable(needed - 1, m)
+        n_seeds = inference.seeds_for(effect, m)
+        assert inference.detectable(n_seeds, m) <= effect < inference.detectable(n_seeds - 1, m)
 
 
-def test_holm_by_hand():
+def test_holm_correction_equals_values_by_hand():
     assert inference.holm([0.01, 0.04, 0.03], 3) == pytest.approx([0.03, 0.06, 0.06])
-    assert inference.holm([0.01, 0.04, 0.03], 4) == pytest.approx([0.04, 0.09, 0.09])  # one more, without a p
+    assert inference.holm([0.01, 0.04, 0.03], 4) == pytest.approx([0.04, 0.09, 0.09])  # a fourth comparison has no p
     assert inference.holm([0.5, 0.6], 3) == [1.0, 1.0] and inference.holm([], 3) == []
 
 
-def test_a_rate_of_none_or_all_is_the_closed_form():
-    low = 0.025 ** (1 / 5)  # whose fifth power is 2.5 %
+def test_intervals_of_rates_of_0_and_1_equal_the_closed_form():
+    low = 0.025 ** (1 / 5)  # its fifth power is 2.5 %
     assert inference.rate(0, 5).interval == pytest.approx((0, 1 - low))
     assert inference.rate(5, 5).interval == pytest.approx((low, 1))
 
@@ -53,26 +53,26 @@ def test_one_percent_of_normal_samples_seem_to_have_a_plateau():
 def test_a_plateau_is_found_but_not_with_three_seeds():
     random = np.random.default_rng(0)
 
-    def share(n, stuck):
-        samples = 2.0 + random.normal(0, 0.02, (300, n)) + 1.2 * (np.arange(n) < stuck)
+    def share(n, stuck_seeds):
+        samples = 2.0 + random.normal(0, 0.02, (300, n)) + 1.2 * (np.arange(n) < stuck_seeds)
         return np.mean([inference.plateau(list(values)) is not None for values in samples])
 
-    assert min(share(n, stuck) for n, stuck in ((4, 1), (5, 1), (5, 2), (10, 3))) > 0.95
+    assert min(share(n, stuck_seeds) for n, stuck_seeds in ((4, 1), (5, 1), (5, 2), (10, 3))) > 0.95
     assert share(3, 1) == 0
 
 
-def test_where_the_plateau_begins():
+def test_the_separation_and_the_plateau_equal_values_by_hand():
     gap, middle, ratio = inference.separation(np.array([10.0, 0.0, 12.0, 1.0]))
     assert (gap, middle, ratio) == pytest.approx((9, 5.5, 9 / np.sqrt((2 * 0.5**2 + 2 * 1**2) / 2)))
-    stuck = [1.90, 3.09, 1.91, 1.89, 1.90]
-    assert inference.plateau(stuck) == pytest.approx(2.5) and inference.plateau(stuck[:2]) is None
-    assert inference.plateau([1.0, 1.0, 1.0, 1.0, 0.91]) is None  # at a ceiling, where nothing varies
+    losses = [1.90, 3.09, 1.91, 1.89, 1.90]
+    assert inference.plateau(losses) == pytest.approx(2.5) and inference.plateau(losses[:2]) is None
+    assert inference.plateau([1.0, 1.0, 1.0, 1.0, 0.91]) is None  # at a ceiling, without variation
 
 
 CROSSINGS = {
     "between two evaluations": ({0: 5.0, 100: 3.0, 200: 2.5, 300: 1.0, 400: 1.0}, 2.0, 200 + 100 / 3),
-    "lost by the next": ({0: 5.0, 100: 1.0, 200: 3.0, 300: 1.0, 400: 0.5}, 2.0, 250),
-    "the last one alone": ({200: 1.0, 100: 3.0, 0: 5.0}, 2.0, 150),
+    "lost at the next evaluation": ({0: 5.0, 100: 1.0, 200: 3.0, 300: 1.0, 400: 0.5}, 2.0, 250),
+    "only at the last evaluation": ({200: 1.0, 100: 3.0, 0: 5.0}, 2.0, 150),
     "lost at the end": ({0: 5.0, 100: 1.0, 200: 3.0}, 2.0, None),
     "from the beginning": ({0: 1.0, 100: 1.0}, 2.0, 0),
     "exactly": ({0: 5.0, 100: 2.0}, 2.0, 100),
@@ -86,5 +86,5 @@ def test_the_step_at_which_a_curve_reaches_a_threshold(case):
     curve, threshold, step = CROSSINGS[case]
     expected = step if step is None else pytest.approx(step)
     assert inference.crossing(curve, threshold, better="less") == expected
-    upward = {at: -value for at, value in curve.items()}
+    upward = {step_of_value: -value for step_of_value, value in curve.items()}
     assert inference.crossing(upward, -threshold, better="more") == expected

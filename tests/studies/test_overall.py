@@ -8,24 +8,40 @@ import pytest
 import study_folder
 from scipy import stats
 
-from experiments.studies import figures, inference, overall, results, runs, statistics, styles, tables
+from experiments.studies import (
+    figures as study_figures,
+    inference,
+    overall,
+    results,
+    runs as study_runs,
+    statistics,
+    styles,
+    tables,
+)
 
 BASE = [2.0, 2.1, 2.2, 2.3]
-SHIFT = {"loss": [0.4, 0.1, 0.1, -0.3], "accuracy": [-1.0, 0.4, 0.8, 0.2]}  # of the arm, by condition
+# {condition: difference of the arm from the reference in each seed}.
+SHIFT = {
+    "loss": [0.4, 0.1, 0.1, -0.3],
+    "accuracy": [-1.0, 0.4, 0.8, 0.2],
+}
 
 
-def analyse(folder, arms=("tied", "base"), *, start=6.0, ends=None):
-    """Write runs of the conditions "loss" and "accuracy" and return the study, its numbers and its runs."""
-    study = study_folder.study(arms, conditions=[*SHIFT], seeds=range(4))
+def analyse(folder, arms=("tied", "base"), *, start=6.0, metrics=None):
+    """Write runs of the conditions "loss" and "accuracy". Return (study, statistics, runs).
+
+    metrics: {(condition, arm): final value of each seed}, instead of BASE + SHIFT.
+    """
+    study = study_folder.make_study(arms, conditions=[*SHIFT], seeds=range(4))
     study = study._replace(metric={"loss": "eval/loss", "accuracy": "eval/accuracy"})
     for condition, shift in SHIFT.items():
         metric = study.metric[condition]
         for arm in study.arms:
             shifts = np.zeros(4) if arm.name == study.reference else shift
-            for seed, end in enumerate((ends or {}).get((condition, arm.name), np.array(BASE) + shifts)):
+            for seed, value in enumerate((metrics or {}).get((condition, arm.name), np.array(BASE) + shifts)):
                 rows = [] if start is None else [{"step": 0, metric: start if condition == "loss" else 0.0}]
-                study_folder.run(folder, condition, arm.name, seed, ends={metric: end}, rows=rows)
-    finished = runs.load(folder, study)
+                study_folder.write_run(folder, condition, arm.name, seed, metrics={metric: value}, rows=rows)
+    finished = study_runs.load(folder, study)
     return study, statistics.analyse(study, finished), finished
 
 
@@ -33,7 +49,7 @@ def measure(folder, **options):
     return overall.measure(*analyse(folder, **options)[1:])
 
 
-def test_the_measures_are_those_of_the_paper_by_hand(tmp_path):
+def test_the_measures_equal_those_of_the_paper_by_hand(tmp_path):
     measures = measure(tmp_path)
     scale = {"loss": 6.0 - 2.15, "accuracy": 2.15}
     assert measures.scale == pytest.approx(scale) and (measures.seeds, measures.left_out) == (4, [])
@@ -51,36 +67,36 @@ def test_the_measures_are_those_of_the_paper_by_hand(tmp_path):
 
 
 def test_the_bootstrap_draws_seeds_within_a_condition_and_is_reproducible(tmp_path):
-    """If the seeds of each condition agree, the interval is a point, however much conditions differ."""
-    ends = {("loss", "tied"): [x + 1 for x in BASE], ("accuracy", "tied"): [x + 1 for x in BASE]}
-    [tied] = measure(tmp_path / "constant", ends=ends).arms
+    """If the seeds of each condition agree, the interval is a point, even if conditions differ."""
+    metrics = {("loss", "tied"): [x + 1 for x in BASE], ("accuracy", "tied"): [x + 1 for x in BASE]}
+    [tied] = measure(tmp_path / "constant", metrics=metrics).arms
     assert tied.interval == pytest.approx([tied.mean] * 2)
     draws = inference.resamples([3, 5], 7)
     assert [draw.shape for draw in draws] == [(7, 3), (7, 5)] and [draw.max() for draw in draws] == [2, 4]
     assert all(np.array_equal(*pair) for pair in zip(draws, inference.resamples([3, 5], 7), strict=True))
     assert measure(tmp_path / "a").arms == measure(tmp_path / "b").arms
-    for count, most in ((10, 1951), (60, np.inf)):  # of 2,000
+    for count, upper in ((10, 1951), (60, np.inf)):  # 2,000 numbers
         low, high = inference.percentiles(np.array([*range(1, 2001 - count), *[np.inf] * count])).tolist()
-        assert 50 <= low <= 51 and most - 1 <= high <= most
+        assert 50 <= low <= 51 and upper - 1 <= high <= upper
 
 
 @pytest.mark.parametrize(
     ("change", "names"),
     [
         ({}, ["tied"]),
-        ({"ends": {("loss", "tied"): [1.0, 2.0]}}, None),  # too few pairs
-        ({"ends": {("accuracy", "tied"): [1.0, 2.0, 3.0, None]}}, None),  # one diverged
-        ({"ends": {("accuracy", "base"): [1.0, 2.0, 3.0, None]}}, None),  # of the reference
+        ({"metrics": {("loss", "tied"): [1.0, 2.0]}}, None),  # too few pairs
+        ({"metrics": {("accuracy", "tied"): [1.0, 2.0, 3.0, None]}}, None),  # one diverged
+        ({"metrics": {("accuracy", "base"): [1.0, 2.0, 3.0, None]}}, None),  # the reference diverged
     ],
 )
 def test_an_arm_without_pairs_or_with_a_diverged_run_has_no_measures(tmp_path, change, names):
     measures = measure(tmp_path, **change)
     assert (measures and [arm.name for arm in measures.arms]) == names
-    measures = measure(tmp_path / "more", arms=("tied", "other", "base"), ends={("loss", "other"): BASE[:2]})
+    measures = measure(tmp_path / "more", arms=("tied", "other", "base"), metrics={("loss", "other"): BASE[:2]})
     assert [arm.name for arm in measures.arms] == ["tied"] and measures.left_out == ["other"]
-    study = study_folder.study(("tied", "base"), conditions=("loss",), seeds=range(4))
-    finished = runs.load(tmp_path, study)
-    assert overall.measure(statistics.analyse(study, finished), finished) is None  # of one condition
+    study = study_folder.make_study(("tied", "base"), conditions=("loss",), seeds=range(4))
+    finished = study_runs.load(tmp_path, study)
+    assert overall.measure(statistics.analyse(study, finished), finished) is None  # one condition is not enough
     assert '"other"' in tables.tabulate_overall(measures).notes[-1]
 
 
@@ -91,23 +107,26 @@ def test_without_a_gain_of_the_reference_there_is_no_mean_and_no_profile(tmp_pat
     [tied] = measures.arms
     assert (tied.mean, tied.interval, tied.profile) == (None, None, []) and tied.improvement > 0
     table = tables.tabulate_overall(measures)
-    assert table.rows[0][2:4] == ["-", "-"] and table.notes[1].startswith('No interquartile mean: in "loss"')
-    assert figures.draw_numbers(measures, {}) is None
+    assert table.head[2:] == ["P(better)", "95 % interval"] and len(table.rows[0]) == 4
+    assert table.notes[1].startswith('No interquartile mean: in "loss"')
+    assert study_figures.draw_numbers(measures, {}) is None
 
 
-def test_the_profile_is_drawn_and_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
+def test_the_profile_is_in_the_figure_and_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_figures, "KINDS", {})  # other tests draw the figures of one condition
     study, conditions, finished = analyse(tmp_path)
     [block] = results.analyse_across(conditions, finished)
     style = styles.choose_styles(study)
-    drawing, caption = figures.draw_numbers(block.numbers, style)
+    drawing, caption = study_figures.draw_numbers(block.numbers, style)
     line, [arm] = drawing.axes[0].lines[0], block.numbers.arms
     assert line.get_drawstyle() == "steps-pre" and "2 conditions" in caption
     assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
     assert np.array(line.get_data())[:, 1:-1] == pytest.approx(np.array(arm.profile)[:, :2].T * [[100], [1]])
-    far = dataclasses.replace(arm, profile=[[-9e3, 0.5, 0.2, 0.8]])  # which would press the others together
-    wide, wide_caption = figures.draw_numbers(dataclasses.replace(block.numbers, arms=[arm, far]), style)
-    assert (drawing.axes[0].get_xscale(), wide.axes[0].get_xscale()) == ("linear", "symlog")
+    outlier = dataclasses.replace(arm, profile=[[-9e3, 0.5, 0.2, 0.8]])  # on a linear axis, it would hide the others
+    wide_drawing, wide_caption = study_figures.draw_numbers(
+        dataclasses.replace(block.numbers, arms=[arm, outlier]), style
+    )
+    assert (drawing.axes[0].get_xscale(), wide_drawing.axes[0].get_xscale()) == ("linear", "symlog")
     assert wide_caption.endswith("logarithmic.") and not caption.endswith("logarithmic.")
     assert "4 seeds" in block.table.notes[2]
     files = results.write(tmp_path, study, session={})

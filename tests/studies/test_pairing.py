@@ -1,4 +1,4 @@
-"""Arms are paired by seed: within a seed they all get the same batches and begin with the same numbers."""
+"""Arms are paired by seed: within a seed, all arms have the same batches and initial values."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny_study
 
-from experiments.engine import loop, train_step as steps
-from experiments.studies import programs, runs as finished, vmapped_runs
+from experiments.engine import loop, train_step
+from experiments.studies import programs, runs as study_runs, vmapped_runs
 from tfm import shapes
 
 SEEDS, STEPS = (3, 5), 3
@@ -23,9 +23,9 @@ SMALL |= {"study__arms": ARMS, "text__objective": "masked"}
 class Inputs(NamedTuple):
     """The inputs of the training of one run."""
 
-    params: dict[str, np.ndarray]  # of step 0, by the paths of their names
-    key: np.ndarray  # of dropout
-    batches: list[dict[str, np.ndarray]]  # of every step
+    params: dict[str, np.ndarray]  # {path: leaf} at step 0
+    key: np.ndarray  # the key of dropout
+    batches: list[dict[str, np.ndarray]]  # one for every step
 
 
 def copy_row(tree, r: int):
@@ -33,14 +33,14 @@ def copy_row(tree, r: int):
     return jax.tree.map(lambda x: np.asarray(x)[r].copy(), tree)
 
 
-def idle(state, batch, alive, numbers):
+def count_step(state, batch, alive, numbers):
     """Count a step without training."""
-    return state.replace(step=state.step + alive), {steps.LOSS: 0.0 * alive, "alive": alive}
+    return state.replace(step=state.step + alive), {train_step.LOSS: 0.0 * alive, "alive": alive}
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Return (arm, seed) -> the inputs of each run of a study with masked tokens. Nothing else is compiled."""
+    """Return {(arm, seed): Inputs} of a study with masked tokens. Its steps are not compiled or trained."""
     inputs, current, train_program, train = {}, [], programs.train, loop.train
 
     def record_program(job, *arguments):
@@ -63,7 +63,7 @@ def inputs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "train", record_program)
         patch.setattr(loop, "train", record_state)
-        patch.setattr(vmapped_runs, "step", lambda _: jax.jit(idle))
+        patch.setattr(vmapped_runs, "step", lambda _: jax.jit(count_step))
         patch.setattr(vmapped_runs, "evaluator", lambda _: lambda *_: {"loss": np.zeros(len(SEEDS) * len(ARMS))})
         outcome = tiny_study.run(tmp_path_factory.mktemp("pairs"), **SMALL)
     assert (outcome.code, outcome.err) == (0, "")
@@ -81,7 +81,7 @@ def random_names(params: dict[str, np.ndarray]) -> list[str]:
     return [name for name, leaf in params.items() if np.ptp(leaf) > 0]
 
 
-def test_within_a_seed_all_arms_get_the_same_batches_and_begin_with_the_same_values(inputs):
+def test_within_a_seed_all_arms_have_the_same_batches_and_initial_values(inputs):
     for seed in SEEDS:
         first, *rest = [run for (_, run_seed), run in inputs.items() if run_seed == seed]
         assert len(rest) >= 2
@@ -109,7 +109,7 @@ def test_seeds_differ_in_batches_and_in_all_random_values(inputs):
             assert not np.array_equal(a.params[name], b.params[name]), name
 
 
-def test_scores_with_the_same_matrices_begin_with_the_same_values(inputs):
+def test_scores_with_the_same_matrices_have_the_same_initial_values(inputs):
     for seed in SEEDS:
         params = {arm: {name.split("/")[-1]: x for name, x in inputs[arm, seed].params.items()} for arm, _ in ARMS}
         base, names = params["asymmetric"], ["Uq_HKD", "Uk_HKD"]
@@ -118,15 +118,15 @@ def test_scores_with_the_same_matrices_begin_with_the_same_values(inputs):
         assert not np.array_equal(base["Uq_HKD"], base["Uk_HKD"])
 
 
-def test_sketches_show_other_initial_values_but_not_another_scale():
+def test_sketches_detect_other_initial_values_but_not_another_scale():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 4, 7)).astype(np.float32)
-    unlike = {"last": x.copy(), "rolled": np.roll(x, finished.SUMS)}
-    unlike |= {"reversed": x[:, ::-1], "random": rng.standard_normal(x.shape)}
-    unlike["last"][-1, -1, -1] += 0.01
-    scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
-    sketches = {name: finished.sketches({"U_HKD": y[None]})[0] for name, y in (unlike | scaled).items()}
-    sketches["another shape"] = finished.sketches({"U_HKD": x[None, :2]})[0]
+    different = {"last": x.copy(), "rolled": np.roll(x, study_runs.SUMS)}
+    different |= {"reversed": x[:, ::-1], "random": rng.standard_normal(x.shape)}
+    different["last"][-1, -1, -1] += 0.01
+    similar = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
+    sketches = {name: study_runs.sketches({"U_HKD": y[None]})[0] for name, y in (different | similar).items()}
+    sketches["another shape"] = study_runs.sketches({"U_HKD": x[None, :2]})[0]
     for name, sketch in sketches.items():
-        assert finished.unpaired_weights(sketch, sketches["same"]) == (["U_HKD"] if name in unlike else []), name
-    assert finished.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketches["same"], {}]
+        assert study_runs.unpaired_weights(sketch, sketches["same"]) == (["U_HKD"] if name in different else []), name
+    assert study_runs.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketches["same"], {}]

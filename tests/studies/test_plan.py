@@ -1,4 +1,4 @@
-"""The plan log of a study's folder: everything that was ever planned counts, and so does every look at a verdict."""
+"""The plan log in a study's folder: every planned comparison and every interim analysis counts."""
 
 import pytest
 import study_folder
@@ -8,11 +8,11 @@ from experiments.engine import errors
 from experiments.studies import plan, results, statistics
 
 ARMS = ("a", "b", "c", "base")
-ENDS = {arm: [1.0 + 0.2 * i, 1.1 + 0.2 * i, 1.3 + 0.19 * i] for i, arm in enumerate(ARMS[::-1])}
+LOSSES = {arm: [1.0 + 0.2 * i, 1.1 + 0.2 * i, 1.3 + 0.19 * i] for i, arm in enumerate(ARMS[::-1])}
 
 
-def log(folder, *entries):
-    """Log these studies, each with its verdicts over some seeds, and return the content of the log."""
+def log_plans(folder, *entries):
+    """Log the plans of these studies and interim analyses over these seeds. Return the content of the log."""
     for study, *verdicts in entries:
         plan.record(folder, study)
         for seeds in verdicts:
@@ -20,25 +20,25 @@ def log(folder, *entries):
     return plan.read(folder)
 
 
-def plan_of(seeds, **options):
-    return study_folder.study(seeds=range(seeds), **options)
+def make_plan(seeds, **options):
+    return study_folder.make_study(seeds=range(seeds), **options)
 
 
 def test_an_arm_that_was_removed_still_counts(tmp_path):
-    whole, part = (study_folder.study(arms, seeds=(0, 1, 2)) for arms in (ARMS, ARMS[2:]))
-    study_folder.losses(tmp_path, "all", {arm: ENDS[arm] for arm in ARMS})
-    log(tmp_path, (whole,), (part,), (part,))
-    [condition] = results.analyse(tmp_path, part).conditions
+    full_study, small_study = (study_folder.make_study(arms, seeds=(0, 1, 2)) for arms in (ARMS, ARMS[2:]))
+    study_folder.write_losses(tmp_path, "all", {arm: LOSSES[arm] for arm in ARMS})
+    log_plans(tmp_path, (full_study,), (small_study,), (small_study,))
+    [condition] = results.analyse(tmp_path, small_study).conditions
     assert condition.comparisons == 3 and len((tmp_path / plan.FILE).read_text().splitlines()) == 2
-    [expected] = [arm.difference for arm in study_folder.analyse(tmp_path, whole)[0].arms if arm.name == "c"]
+    [expected] = [arm.difference for arm in study_folder.analyse(tmp_path, full_study)[0].arms if arm.name == "c"]
     [difference] = [arm.difference for arm in condition.compared]
     assert difference.interval == expected.interval and difference.p_corrected == pytest.approx(3 * difference.p)
-    text = results.format_text(tmp_path, part).replace("\n", " ")
+    text = results.format_text(tmp_path, small_study).replace("\n", " ")
     assert '"a" against "base" in all, eval/loss; "b" against "base" in all, eval/loss' in text
 
 
 @pytest.mark.parametrize(
-    ("other", "m"),
+    ("changes", "m"),
     [
         ({}, 3),
         ({"arms": ("d", *ARMS)}, 4),
@@ -48,55 +48,67 @@ def test_an_arm_that_was_removed_still_counts(tmp_path):
         ({"arms": ("base", "b", "c", "a")}, 5),  # another reference: a and base are compared in both
     ],
 )
-def test_m_counts_every_comparison_once(tmp_path, other, m):
-    past = log(tmp_path, (study_folder.study(ARMS),))
-    assert statistics.analyse(study_folder.study(**{"arms": ARMS} | other), [], past)[0].comparisons == m
+def test_the_number_of_comparisons_counts_each_once(tmp_path, changes, m):
+    past = log_plans(tmp_path, (study_folder.make_study(ARMS),))
+    assert statistics.analyse(study_folder.make_study(**{"arms": ARMS} | changes), [], past)[0].comparisons == m
 
 
-def test_corrected_within_a_condition_on_request():
-    study = study_folder.study(ARMS, conditions=("x", "y"), correction="condition")
+def test_comparisons_can_be_corrected_within_a_condition():
+    study = study_folder.make_study(ARMS, conditions=("x", "y"), correction="condition")
     for correction, m in (("condition", 3), ("study", 6)):
         conditions = statistics.analyse(study._replace(correction=correction), [])
         assert [condition.comparisons for condition in conditions] == [m, m]
 
 
 LOOKS = {
-    "one": ([(plan_of(3), range(3))], 1, 1),
-    "the same command again": ([(plan_of(3), range(3), range(3)), (plan_of(3), range(3))], 1, 1),
-    "stopped in between": ([(plan_of(5), range(4), range(5))], 1, 1),
-    "seeds were added, and nothing is finished yet": ([(plan_of(3), range(3)), (plan_of(5), range(3))], 1, 1),
-    "seeds were added": ([(plan_of(3), range(3)), (plan_of(5), range(3), range(5))], 2, 2),
-    "and taken away": ([(plan_of(3), range(3)), (plan_of(5), range(5)), (plan_of(3), range(3))], 2, 2),
-    "declared": ([(plan_of(3, looks=2), range(3)), (plan_of(5, looks=2), range(5))], 2, 1),
-    "declared too late": ([(plan_of(3), range(3)), (plan_of(5, looks=2), range(5))], 2, 1.5),
-    "declared afterwards": ([(plan_of(3), range(3)), (plan_of(3, looks=2), range(3))], 1, 1),
+    "one analysis": ([(make_plan(3), range(3))], 1, 1),
+    "the same command again": ([(make_plan(3), range(3), range(3)), (make_plan(3), range(3))], 1, 1),
+    "stopped in between": ([(make_plan(5), range(4), range(5))], 1, 1),
+    "seeds were added, and nothing is finished yet": ([(make_plan(3), range(3)), (make_plan(5), range(3))], 1, 1),
+    "seeds were added": ([(make_plan(3), range(3)), (make_plan(5), range(3), range(5))], 2, 2),
+    "seeds were added and removed": (
+        [(make_plan(3), range(3)), (make_plan(5), range(5)), (make_plan(3), range(3))],
+        2,
+        2,
+    ),
+    "two analyses were declared": ([(make_plan(3, looks=2), range(3)), (make_plan(5, looks=2), range(5))], 2, 1),
+    "two analyses were declared after the first": (
+        [(make_plan(3), range(3)), (make_plan(5, looks=2), range(5))],
+        2,
+        1.5,
+    ),
+    "two analyses were declared for the same seeds": (
+        [(make_plan(3), range(3)), (make_plan(3, looks=2), range(3))],
+        1,
+        1,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", LOOKS)
-def test_looks_are_counted_with_their_share_of_the_level(tmp_path, case):
+def test_interim_analyses_are_counted_with_their_share_of_the_level(tmp_path, case):
     entries, looks, share = LOOKS[case]
-    past = log(tmp_path, *entries)
+    past = log_plans(tmp_path, *entries)
     assert (len(past.looks), past.share) == (looks, share)
 
 
 def test_a_report_logs_its_verdict_and_warns_if_the_level_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(results.figures, "draw", lambda *_: [])
-    study_folder.losses(tmp_path, "all", {"a": [1.0, 1.2, 1.4, 1.7], "base": [1.0, 1.1, 1.2, 1.3]})
+    monkeypatch.setattr(results.study_figures, "draw", lambda *_: [])
+    study_folder.write_losses(tmp_path, "all", {"a": [1.0, 1.2, 1.4, 1.7], "base": [1.0, 1.1, 1.2, 1.3]})
 
-    for seeds, looks, lost in ((2, 0, False), (3, 1, False), (3, 1, False), (4, 2, True)):
-        study = study_folder.study(("a", "base"), seeds=range(seeds))
+    for seeds, looks, has_warning in ((2, 0, False), (3, 1, False), (3, 1, False), (4, 2, True)):
+        study = study_folder.make_study(("a", "base"), seeds=range(seeds))
         plan.record(tmp_path, study)
         results.write(tmp_path, study, session={})
         assert len(plan.read(tmp_path).looks) == looks
-        assert ("no longer holds" in (tmp_path / "report.md").read_text()) == lost
+        assert ("no longer holds" in (tmp_path / "report.md").read_text()) == has_warning
     assert "10 %" in (tmp_path / "report.md").read_text()
     assert study_folder.analyse(tmp_path, study._replace(looks=2))[0].together == 2
 
 
 def test_a_damaged_log_is_refused(tmp_path):
-    log(tmp_path, (plan_of(3),))
+    log_plans(tmp_path, (make_plan(3),))
     with (tmp_path / plan.FILE).open("a") as file:
         file.write("{\n")
     with raises(errors.UserError, tmp_path / plan.FILE):
-        plan.record(tmp_path, plan_of(3))
+        plan.record(tmp_path, make_plan(3))

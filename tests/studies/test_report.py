@@ -13,16 +13,21 @@ import scipy
 import study_folder
 from matplotlib import image
 
-from experiments.studies import figures, results, runs, statistics, tables
+from experiments.studies import figures as study_figures, results, runs as study_runs, statistics, tables
 
 ARMS = ("none", "tied", "asymmetric")
-STUDY = study_folder.study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
+STUDY = study_folder.make_study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
 HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
-COSTS = ("flops_per_token", "seconds", "diverged_at")  # of runs.csv, after the parameters
+COSTS = ("flops_per_token", "seconds", "diverged_at")  # columns of runs.csv after "params"
 FIGURES = 5  # index of the first figure among the files of a report
-EMPTY = {"meta", "img"}  # elements without an end
-ONE = {"commit": "beef", "device": "a large computer", "versions": {"jax": "1", "numpy": "7"}, "wall_seconds": 1000.4}
-OTHER = {"commit": "", "device": "another one", "versions": {"jax": "2", "numpy": "7"}, "wall_seconds": 234.3}
+VOID_ELEMENTS = {"meta", "img"}  # elements without an end
+FIRST_MACHINE = {
+    "commit": "beef",
+    "device": "a large computer",
+    "versions": {"jax": "1", "numpy": "7"},
+    "wall_seconds": 1000.4,
+}
+SECOND_MACHINE = {"commit": "", "device": "another one", "versions": {"jax": "2", "numpy": "7"}, "wall_seconds": 234.3}
 
 
 class Page(html.parser.HTMLParser):
@@ -37,7 +42,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
-        if tag not in EMPTY:
+        if tag not in VOID_ELEMENTS:
             self._open.append(tag)
 
     def handle_endtag(self, tag):
@@ -46,83 +51,99 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data):
         self.texts.append((self._open[-1] if self._open else "", data))
 
-    def of(self, tag):
+    def find_attributes(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def text(self, *tags):
+    def find_texts(self, *tags):
         return [data.replace("\N{NO-BREAK SPACE}", " ") for tag, data in self.texts if tag in tags]
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory):
-    """Return the folder of a study of two conditions, the second with losses only, and the files of its report."""
+def report_files(tmp_path_factory):
+    """Return (folder, report files) of a study of two conditions. The second condition has only losses."""
     folder, study = tmp_path_factory.mktemp("study"), STUDY
-    study_folder.whole(folder, study._replace(conditions=study.conditions[:1]), H=1)
-    ends = {"none": [3.0, 3.1, 3.2], "tied": [2.0, 2.0, 2.1], "asymmetric": [1.0, 1.1, 1.1]}
-    study_folder.losses(folder, "masked", ends)
+    study_folder.write_study(folder, study._replace(conditions=study.conditions[:1]), H=1)
+    losses = {"none": [3.0, 3.1, 3.2], "tied": [2.0, 2.0, 2.1], "asymmetric": [1.0, 1.1, 1.1]}
+    study_folder.write_losses(folder, "masked", losses)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "ALSO", ())
-        return folder, results.write(folder, study, session=study_folder.WHAT)
+        patch.setattr(study_figures, "ALSO", ())
+        return folder, results.write(folder, study, session=study_folder.PROVENANCE)
 
 
-def rows_of(record):
+def tabulate_rows(record):
     return dict(tables.tabulate_runs(record).rows)
 
 
-def test_every_file_is_there_without_drafts_and_no_figure_is_blank(reported):
-    folder, files = reported
+def test_every_file_is_there_without_drafts_and_no_figure_is_blank(report_files):
+    folder, files = report_files
     kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
-    drawn = [*(f"{kind}_causal" for kind in kinds), "course_masked", "differences_masked"]
+    figures = [*(f"{kind}_causal" for kind in kinds), "differences_masked"]
     names = ["report.json", "report.md", "report.html", "report.tex", "runs.csv"]
-    assert [file.relative_to(folder).as_posix() for file in files] == names + [f"figures/{name}.png" for name in drawn]
-    there = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
-    assert sorted(there) == sorted([*files, folder / "plan.jsonl"])
+    assert [file.relative_to(folder).as_posix() for file in files] == names + [
+        f"figures/{name}.png" for name in figures
+    ]
+    paths = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
+    assert sorted(paths) == sorted([*files, folder / "plan.jsonl"])
     for file in files[FIGURES:]:
         pixel_YXZ = image.imread(file)
         assert len(np.unique((pixel_YXZ[::3, ::3, :3] * 7).round(), axis=0)) > 20, file
 
 
-def test_figures_are_also_svg_and_pdf_and_reproducible(reported, tmp_path, monkeypatch):
-    finished = runs.load(reported[0], STUDY)
+def test_figures_are_also_svg_and_pdf_and_reproducible(report_files, tmp_path, monkeypatch):
+    finished = study_runs.load(report_files[0], STUDY)
     masked = [condition for condition in statistics.analyse(STUDY, finished) if condition.name == "masked"]
-    monkeypatch.setattr(figures, "KINDS", {"differences": figures.KINDS["differences"]})
+    monkeypatch.setattr(study_figures, "KINDS", {"differences": study_figures.KINDS["differences"]})
     for name in "ab":
         (tmp_path / name).mkdir()
-        figures.draw(tmp_path / name, STUDY, masked, finished)
+        study_figures.draw(tmp_path / name, STUDY, masked, finished)
     for end, begin in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF-"}.items():
         first, second = ((tmp_path / name / f"figures/differences_masked.{end}").read_bytes() for name in "ab")
         assert first.startswith(begin) and first == second, end
 
 
-def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
-    page, text = Page(reported[1][2]), reported[1][2].read_text()
+def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(report_files):
+    page, text = Page(report_files[1][2]), report_files[1][2].read_text()
     assert text.startswith("<!DOCTYPE html>\n<html")
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     assert not {"script", "link", "iframe", "object", "base", "form"} & {tag for tag, _ in page.elements}
-    images = [base64.b64decode(img["src"].removeprefix("data:image/png;base64,")) for img in page.of("img")]
-    assert sorted(images) == sorted(file.read_bytes() for file in reported[1][FIGURES:])
-    assert all(len(img["alt"]) > 40 for img in page.of("img"))
-    policy = [meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    images = [
+        base64.b64decode(img["src"].removeprefix("data:image/png;base64,")) for img in page.find_attributes("img")
+    ]
+    assert sorted(images) == sorted(file.read_bytes() for file in report_files[1][FIGURES:])
+    assert all(len(img["alt"]) > 40 for img in page.find_attributes("img"))
+    policy = [
+        meta["content"] for meta in page.find_attributes("meta") if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
     sections = ["Verdict", "Arms", "Over all conditions"]
-    sections += ["Training", "Paired differences", "Symmetry", "Attention", "What was run"]
-    assert page.text("h2") == page.text("a") == sections
+    sections += ["Training", "Differences", "Symmetry", "Attention", "What was run"]
+    assert page.find_texts("h2") == page.find_texts("a") == sections
     names = ["causal", "masked"]
-    assert page.text("h3") == [*names, "causal: eval/loss", "masked: eval/loss", *names, *names, "causal", "causal"]
-    assert {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'} <= set(page.text("td", "th"))
-    assert json.loads(page.text("pre")[0]) == study_folder.WHAT["config"]
-    assert page.text("p")[0] == "18 of 18 runs finished, seeds 0, 1, 2."
-    assert page.text("summary") == ["The whole config"]
+    assert page.find_texts("h3") == [
+        *names,
+        "causal: eval/loss",
+        "masked: eval/loss",
+        "causal",
+        *names,
+        "causal",
+        "causal",
+    ]
+    assert {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'} <= set(
+        page.find_texts("td", "th")
+    )
+    assert json.loads(page.find_texts("pre")[0]) == study_folder.PROVENANCE["config"]
+    assert page.find_texts("p")[0] == "18 of 18 runs finished, seeds 0, 1, 2."
+    assert page.find_texts("summary") == ["The whole config"]
 
 
-def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(reported):
-    folder, (numbers, markdown, page, _, _, *pictures) = reported
+def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(report_files):
+    folder, (numbers, markdown, page, _, _, *pictures) = report_files
     numbers, markdown, page = json.loads(numbers.read_text()), markdown.read_text(), Page(page)
     for verdict in (numbers["verdict"], *(condition["verdict"] for condition in numbers["conditions"])):
         assert "worse" in verdict or "Worse" in verdict
-        assert verdict in page.text("p") and verdict in markdown.replace("\\|", "|")
+        assert verdict in page.find_texts("p") and verdict in markdown.replace("\\|", "|")
     rows = tables.tabulate_runs(numbers).rows
-    assert np.reshape(page.text("td")[-2 * len(rows) :], (-1, 2)).tolist() == rows
+    assert np.reshape(page.find_texts("td")[-2 * len(rows) :], (-1, 2)).tolist() == rows
     for row in rows:
         assert f"\n* {': '.join(map(results.escape_markdown, row))}\n" in markdown
     assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
@@ -132,15 +153,15 @@ def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(reported):
     assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 3 and markdown.endswith("runs.csv.\n")
 
 
-def test_json_has_the_numbers(reported):
-    numbers = json.loads(reported[1][0].read_text())
+def test_json_has_the_numbers_of_the_study(report_files):
+    numbers = json.loads(report_files[1][0].read_text())
     assert (numbers["finished_runs"], numbers["planned_runs"], numbers["missing"]) == (18, 18, [])
     assert numbers["what"]["versions"] == {"jax": "0.0.1", "scipy": scipy.__version__}
     none, _, asymmetric = numbers["conditions"][0]["arms"]
     difference = none["difference"]
     assert difference["p_corrected"] == pytest.approx(3 * difference["p"]) and difference["kind"] == "worse"
     assert asymmetric["difference"] is None and asymmetric["symmetry"]["symmetry"] == pytest.approx(
-        [np.tanh(0.5), np.tanh(1.0)]  # of 2 layers, at the last step
+        [np.tanh(0.5), np.tanh(1.0)]  # the two layers at the last step
     )
     assert len(none["attention"]["entropy"]) == 2 and none["threshold_step"]["of"] == 3
     fields = {field.name for field in dataclasses.fields(statistics.Arm)}
@@ -148,8 +169,8 @@ def test_json_has_the_numbers(reported):
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3} and difference["words"]
 
 
-def test_every_run_is_a_row_and_every_curve_is_there(reported):
-    _, (numbers, _, _, _, table, *_) = reported
+def test_the_csv_has_a_row_and_the_json_curves_for_every_run(report_files):
+    _, (numbers, _, _, _, table, *_) = report_files
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [*("condition", "arm", "seed", "eval/loss", "eval/accuracy", "params"), *COSTS]
@@ -164,12 +185,12 @@ def test_every_run_is_a_row_and_every_curve_is_there(reported):
     assert first["eval/loss"]["300"] == float(rows[0]["eval/loss"])
 
 
-def test_latex_has_the_tables_and_escapes_names(reported):
-    text = reported[1][3].read_text()
+def test_latex_has_the_tables_and_escapes_names(report_files):
+    text = report_files[1][3].read_text()
     assert text.count(r"\toprule") == text.count(r"\begin{table}") == 3
     for table in text.split(r"\begin{tabular}")[1:]:
         counts = [row.count(" & ") for row in table.splitlines() if row.endswith(r" \\")]
-        assert counts == counts[:1] * (3 if counts[0] == 5 else 4), table
+        assert counts == counts[:1] * (3 if counts[0] == 3 else 4), table
         assert table.startswith("{l" + "r" * counts[0] + "}\n"), table
     assert r" & 95 \% interval & " in text
     assert results.escape_latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
@@ -179,63 +200,63 @@ def test_latex_has_the_tables_and_escapes_names(reported):
 
 
 def test_an_unfinished_study_lists_missing_runs(tmp_path):
-    study = study_folder.study(seeds=(0, 1, 2))
-    study_folder.losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
-    study_folder.run(tmp_path, "all", "asymmetric", 1, ends={"eval/loss": 9.0}, diverged_at=7)
+    study = study_folder.make_study(seeds=(0, 1, 2))
+    study_folder.write_losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
+    study_folder.write_run(tmp_path, "all", "asymmetric", 1, metrics={"eval/loss": 9.0}, diverged_at=7)
     files = results.write(tmp_path, study, session={})
-    assert [file.name for file in files[FIGURES:]] == ["course_all.png", "differences_all.png"]
+    assert [file.name for file in files[FIGURES:]] == ["differences_all.png"]
     numbers = json.loads(files[0].read_text())
     assert numbers["missing"] == [{"condition": "all", "arm": "asymmetric", "seed": 2}]
     assert numbers["diverged"] == [{"condition": "all", "arm": "asymmetric", "seed": 1, "step": 7}]
     page = Page(files[2])
-    assert "5 of 6 runs finished, seeds 0, 1, 2." in page.text("p") and "Attention" not in page.text("a")
-    assert any('"asymmetric" seed 2.' in text for text in page.text("p")) and "No verdict" in numbers["verdict"]
+    assert "5 of 6 runs finished, seeds 0, 1, 2." in page.find_texts("p") and "Attention" not in page.find_texts("a")
+    assert any('"asymmetric" seed 2.' in text for text in page.find_texts("p")) and "No verdict" in numbers["verdict"]
 
 
-def test_a_study_without_any_run(tmp_path):
-    files = results.write(tmp_path, study_folder.study(), session={})
+def test_a_study_without_runs_has_a_report(tmp_path):
+    files = results.write(tmp_path, study_folder.make_study(), session={})
     assert len(files) == FIGURES
-    for text in (results.format_text(tmp_path, study_folder.study()), *(file.read_text() for file in files[1:4])):
+    for text in (results.format_text(tmp_path, study_folder.make_study()), *(file.read_text() for file in files[1:4])):
         assert "all: none of its 10 runs is finished yet." in text
-    rows = rows_of(json.loads(files[0].read_text()))
+    rows = tabulate_rows(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
     assert rows["runs"].startswith("0 of 10 finished")
 
 
 def test_code_hardware_versions_and_data_are_those_of_the_runs(tmp_path):
-    def recorded(study):
-        return results.record(study, results.analyse(tmp_path, study), study_folder.WHAT)
+    def make_record(study):
+        return results.record(study, results.analyse(tmp_path, study), study_folder.PROVENANCE)
 
-    study = study_folder.study(conditions=("a", "b"), seeds=(0, 1, 2))
+    study = study_folder.make_study(conditions=("a", "b"), seeds=(0, 1, 2))
     study = study._replace(conditions=[study.conditions[0]._replace(changes={"text.N": 7}), study.conditions[1]])
     data = {"a": ["  text: 9 words", "held out: 2"], "b": ["text: 7 words"]}
     for condition, lines in data.items():
-        study_folder.losses(tmp_path, condition, {"tied": [1.2, 1.3, 1.5]}, data=lines, **ONE)
-        study_folder.losses(tmp_path, condition, {"asymmetric": [1.0, 1.1, 1.2]}, data=lines, **OTHER)
-    rows = rows_of(recorded(study))
+        study_folder.write_losses(tmp_path, condition, {"tied": [1.2, 1.3, 1.5]}, data=lines, **FIRST_MACHINE)
+        study_folder.write_losses(tmp_path, condition, {"asymmetric": [1.0, 1.1, 1.2]}, data=lines, **SECOND_MACHINE)
+    rows = tabulate_rows(make_record(study))
     assert rows["code of the runs"] == "beef (6 runs), not from a checkout (6 runs)"
     assert rows["hardware of the runs"] == "a large computer (6 runs), another one (6 runs)"
     assert rows["versions of the runs"] == "jax 1 (6 runs) and 2 (6 runs), numpy 7"
     assert rows["training time of all runs"] == "7,408 s"
     assert rows["data, a"] == "text: 9 words; held out: 2" and rows["data, b"] == "text: 7 words"
-    assert rows["report written by"] == "c0ffee, on one small computer"
-    assert rows["report written with"] == f"jax 0.0.1, scipy {scipy.__version__}"
+    assert rows["code of the report"] == "c0ffee, on one small computer"
+    assert rows["versions of the report"] == f"jax 0.0.1, scipy {scipy.__version__}"
     assert rows["runs"] == "12 of 12 finished, seeds 0, 1, 2" and rows["arm tied"] == 'model.score = "tied"'
     assert rows["condition a"] == "text.N = 7" and "condition b" not in rows
-    assert rows_of(recorded(study._replace(conditions=study.conditions[1:])))["data"] == "text: 7 words"
+    assert tabulate_rows(make_record(study._replace(conditions=study.conditions[1:])))["data"] == "text: 7 words"
 
 
-def test_hostile_values_stay_text(tmp_path):
-    """Names of arms are letters and digits; settings, data and versions may hold anything."""
-    study = study_folder.study(("tied", "asymmetric"), seeds=(0,))
+def test_hostile_values_are_escaped(tmp_path):
+    """Names of arms are letters and digits, but settings, data and versions may contain any text."""
+    study = study_folder.make_study(("tied", "asymmetric"), seeds=(0,))
     study = study._replace(arms=[study.arms[0]._replace(changes={HOSTILE: HOSTILE}), study.arms[1]])
-    study_folder.losses(tmp_path, "all", {"tied": [1.0], "asymmetric": [2.0]}, data=[HOSTILE])
-    what = {"config": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "commit": HOSTILE}
-    files = results.write(tmp_path, study, session=what)
+    study_folder.write_losses(tmp_path, "all", {"tied": [1.0], "asymmetric": [2.0]}, data=[HOSTILE])
+    session = {"config": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "commit": HOSTILE}
+    files = results.write(tmp_path, study, session=session)
     page = Page(files[2])
     assert "script" not in {tag for tag, _ in page.elements} and "\x1b" not in files[2].read_text()
     clean = HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
-    assert clean in page.text("td") and json.loads(page.text("pre")[0]) == what["config"]
+    assert clean in page.find_texts("td") and json.loads(page.find_texts("pre")[0]) == session["config"]
     assert {attribute for tag, attributes in page.elements for attribute in attributes} <= {
         *("lang", "charset", "http-equiv", "content", "name", "class", "scope", "src", "alt", "id", "href")
     }
@@ -243,4 +264,4 @@ def test_hostile_values_stay_text(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert len(files) == FIGURES + 2 and "\x1b" not in results.format_text(tmp_path, study)
+    assert len(files) == FIGURES + 1 and "\x1b" not in results.format_text(tmp_path, study)

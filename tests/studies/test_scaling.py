@@ -7,23 +7,34 @@ import numpy as np
 import pytest
 import study_folder
 
-from experiments.studies import figures, results, runs, scaling, statistics, styles, tables
+from experiments.studies import (
+    figures as study_figures,
+    results,
+    runs as study_runs,
+    scaling,
+    statistics,
+    styles,
+    tables,
+)
 
 SIZES = (16, 32, 64)
-NOISE = [0.003, -0.002, 0.001]  # of seeds, which arms share
+NOISE = [0.003, -0.002, 0.001]  # noise of each seed, equal in all arms
 
 
 def simulate(folder, laws, *, sizes=SIZES, changes=None, noise=NOISE):
-    """Write runs of the conditions D_16, ..., with D^2 FLOPs a step. laws: arm -> (a, b, E) of E + a (C / C_0)^-b."""
+    """Write runs of the conditions D_16, ..., with D^2 FLOPs per step. Return the study.
+
+    laws: {arm: (a, b, E)} for the loss E + a (C / C_0)^-b.
+    """
     names = [f"D_{D}" for D in sizes]
-    study = study_folder.study([*laws], conditions=names, seeds=range(len(noise)))
+    study = study_folder.make_study([*laws], conditions=names, seeds=range(len(noise)))
     changes = changes or [{"model.D": D, "study.threshold": 1.0 + D} for D in sizes]
     study = study._replace(conditions=[study_folder.studies.Named(*pair) for pair in zip(names, changes, strict=True)])
     for D, name in zip(sizes, names, strict=True):
         for arm, (a, b, E) in laws.items():
             x = D * D / (sizes[0] * sizes[-1])
             ends = [(E + a * x**-b) * math.exp(deviation) for deviation in noise]
-            study_folder.losses(folder, name, {arm: ends}, flops_per_step=float(D * D))
+            study_folder.write_losses(folder, name, {arm: ends}, flops_per_step=float(D * D))
     return study
 
 
@@ -56,7 +67,7 @@ def test_a_constant_is_fitted_from_five_sizes_on():
 
 
 def test_seeds_are_drawn_in_pairs(tmp_path):
-    """Noise that both sides of a seed share is in b, and in comparisons only through b."""
+    """Noise that arms of a seed share changes b, and changes comparisons only through b."""
     [family] = families(tmp_path, simulate(tmp_path, {"worse": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}))
     worse, base = family.laws
     for law in family.laws:
@@ -64,7 +75,7 @@ def test_seeds_are_drawn_in_pairs(tmp_path):
     assert worse.compute_interval == pytest.approx([1.05 ** (1 / b) for b in worse.b_interval[::-1]], rel=1e-4)
     assert base.compute == pytest.approx(1)
     [family] = families(tmp_path / "2", simulate(tmp_path / "2", {"base": (2.0, 0.3, 0.0)}, noise=NOISE[:2]))
-    assert (family.laws[0].b_interval, family.laws[0].compute_interval) == (None, None)  # of two seeds
+    assert (family.laws[0].b_interval, family.laws[0].compute_interval) == (None, None)  # two seeds are not enough
 
 
 def test_a_law_that_rises_reaches_nothing():
@@ -81,7 +92,7 @@ def test_fewer_than_three_sizes_have_no_law(tmp_path, case):
     sizes = {"two sizes": (16, 64), "one size": (16, 16.01, 16.02), "a size twice": (16, 32, 64, 64.01)}
     laws = {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}
     study = simulate(tmp_path, laws, sizes=sizes.get(case, SIZES), changes=UNLIKE.get(case))
-    finished = runs.load(tmp_path, study)
+    finished = study_runs.load(tmp_path, study)
     if case == "accuracy":
         finished = [run._replace(summary=run.summary | {"eval/accuracy": run.summary["eval/loss"]}) for run in finished]
         study = study._replace(metric=dict.fromkeys(study.metric, "eval/accuracy"))
@@ -98,7 +109,7 @@ def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_l
     first, second = families(tmp_path, study)
     assert (first.left_out, second.left_out) == (["arm"], []) and second.conditions == ["D_13", "D_14", "D_15"]
     assert tables.tabulate_laws(first).notes[-1].endswith('"arm".')
-    finished = runs.load(tmp_path, study)
+    finished = study_runs.load(tmp_path, study)
     *_, a, b = results.analyse_across(statistics.analyse(study, finished), finished)
     assert a.heading == "Loss against compute: D_10, D_11, D_12" and (a.kind, b.kind) == ("compute", "compute1")
 
@@ -109,7 +120,7 @@ def test_the_table_and_the_figure_of_a_law_have_its_constant(tmp_path, monkeypat
     [family] = families(tmp_path, study)
     E = family.laws[0].E
     assert E > 1 and any(f"{E:.4f}" in cell for row in tables.tabulate_laws(family).rows for cell in row)
-    law = figures.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
+    law = study_figures.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
     ends = [np.mean([*family.laws[0].values[i].values()]) for i in (0, -1)]
     assert law.get_ydata()[[0, -1]] == pytest.approx(ends, rel=1e-3)
 
@@ -118,14 +129,14 @@ def test_laws_are_drawn_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
     study = simulate(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
     [family] = families(tmp_path, study)
-    drawing, _ = figures.draw_numbers(family, styles.choose_styles(study))
+    drawing, _ = study_figures.draw_numbers(family, styles.choose_styles(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
     assert law.get_ydata()[[0, -1]] == pytest.approx([np.mean([*arm.values[i].values()]) for i in (0, -1)], rel=1e-3)
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
     assert tables.tabulate_laws(family).rows[1][-2:] == ["reference", "-"]
-    monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
+    monkeypatch.setattr(study_figures, "KINDS", {})  # other tests draw the figures of one condition
     text = [file.read_text() for file in results.write(tmp_path, study, session={})[:4]]
     [record] = json.loads(text[0])["scaling"]
     assert record["laws"][0]["compute"] == pytest.approx(arm.compute) and record["reference"] == "base"

@@ -12,23 +12,23 @@ BASE = [1.0, 1.1, 1.2, 1.3]
 FLIP = {statistics.WORSE: statistics.BETTER, statistics.BETTER: statistics.WORSE}
 
 
-def shifted(by):
-    return [x + d for x, d in zip(BASE, by, strict=True)]
+def shift(differences):
+    return [x + difference for x, difference in zip(BASE, differences, strict=True)]
 
 
-NEAR = [-0.1, 0.2, -0.1, 0.2]
-HIGH, LOW, UP = (shifted(by) for by in ([0.50, 0.51, 0.49, 0.50], [-0.50, -0.51, -0.49, -0.50], [0.25] * 4))
+SMALL_SHIFTS = [-0.1, 0.2, -0.1, 0.2]
+HIGH, LOW, UP = (shift(by) for by in ([0.50, 0.51, 0.49, 0.50], [-0.50, -0.51, -0.49, -0.50], [0.25] * 4))
 
 
-def analyse(folder, ends, *, condition="all", **options):
+def analyse(folder, losses, *, condition="all", **options):
     """Return the condition of a study with these losses of each arm. The last arm is the reference."""
-    study = study_folder.study(tuple(ends), conditions=(condition,), seeds=range(4), **options)
-    study_folder.losses(folder, condition, ends)
+    study = study_folder.make_study(tuple(losses), conditions=(condition,), seeds=range(4), **options)
+    study_folder.write_losses(folder, condition, losses)
     return study_folder.analyse(folder, study)[0]
 
 
-def flipped(condition):
-    """Return the condition with the same numbers of a metric that is better if larger."""
+def flip_metric(condition):
+    """Return the condition with the same numbers as accuracies, which are better if larger."""
     arms = []
     for arm in condition.arms:
         kind = arm.difference and FLIP.get(arm.difference.kind, arm.difference.kind)
@@ -37,30 +37,34 @@ def flipped(condition):
     return dataclasses.replace(condition, metric="eval/accuracy", better="more", arms=arms)
 
 
-def has(text, *parts):
+def has_parts(text, *parts):
     """Return True if the text has these parts in this order."""
     return re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
 @pytest.fixture
 def condition(tmp_path):
-    """An arm of each kind."""
-    ends = {"high": HIGH, "low": LOW, "near": shifted(NEAR), "same": BASE, "up": UP}
-    return analyse(tmp_path, ends | {"down": shifted([-0.25] * 4), "few": [5.0], "base": BASE})
+    """Return a condition with an arm of each kind of difference."""
+    losses = {"high": HIGH, "low": LOW, "near": shift(SMALL_SHIFTS), "same": BASE, "up": UP}
+    return analyse(tmp_path, losses | {"down": shift([-0.25] * 4), "few": [5.0], "base": BASE})
 
 
 def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
-    # 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2, and t is 6.5797; 0.05 +- t 0.173205 / 2
+    # The intervals are 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2 and 0.05 +- t 0.173205 / 2, with t = 6.5797.
     half = ("0.5000", "0.4731 to 0.5269", "4 seeds")
     text = sentences.describe_condition(condition)
-    assert has(text, "eval/loss (less", "Worse", '"high"', *half, '"up"', "0.2500", "Better", '"low"', *half, '"down"')
-    assert has(
+    assert has_parts(
+        text, "eval/loss (lower", "Worse", '"high"', *half, '"up"', "0.2500", "Better", '"low"', *half, '"down"'
+    )
+    assert has_parts(
         text, "No difference", '"near"', "0.5198 better", "0.6198 worse", "Identical", '"same"', "Too few", '"few"'
     )
-    assert has(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
-    text = sentences.describe_condition(flipped(condition))
-    assert has(text, "eval/accuracy (more", "Worse", '"low"', *half, '"down"', "Better", '"high"', *half, '"up"')
-    assert has(text, '"near"', "0.6198 better", "0.5198 worse")
+    assert has_parts(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
+    text = sentences.describe_condition(flip_metric(condition))
+    assert has_parts(
+        text, "eval/accuracy (higher", "Worse", '"low"', *half, '"down"', "Better", '"high"', *half, '"up"'
+    )
+    assert has_parts(text, '"near"', "0.6198 better", "0.5198 worse")
 
 
 def test_without_an_interval_no_sentence_is_about_intervals(tmp_path):
@@ -74,41 +78,41 @@ def test_without_an_interval_no_sentence_is_about_intervals(tmp_path):
 def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
     condition = analyse(tmp_path, {"high": HIGH[:n], "base": BASE})
     text = sentences.describe_condition(condition)
-    assert has(text, "Too few seeds", "3", f'"high" ({n} seed')
-    assert has(sentences.describe_study([condition]), "No verdict", "3 seeds", '"base"')
+    assert has_parts(text, "Too few seeds", "3", f'"high" ({n} seed')
+    assert has_parts(sentences.describe_study([condition]), "No verdict", "3 seeds", '"base"')
     mean = ["-", "+0.5000", "+0.5050"][n]
     assert tables.tabulate_condition(condition).rows[0][5:8] == [mean, "-", "-"]
 
 
-def test_no_run_of_the_reference(tmp_path):
+def test_a_reference_without_runs_gives_no_verdict(tmp_path):
     condition = analyse(tmp_path, {"high": BASE, "base": []})
-    assert has(sentences.describe_condition(condition), "Too few seeds", '"high" (0 seeds)')
+    assert has_parts(sentences.describe_condition(condition), "Too few seeds", '"high" (0 seeds)')
     assert tables.tabulate_condition(condition).rows == [
         ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
         ["base", "-", "-", "0", "-", "reference", "-", "-"],
     ]
 
 
-def test_diverged_runs_are_named_with_a_rate(tmp_path):
-    study_folder.run(tmp_path, "all", "high", 4, ends={"eval/loss": None}, diverged_at=1200)
-    study_folder.run(tmp_path, "all", "base", 5, ends={"eval/loss": None})
-    study_folder.losses(tmp_path, "all", {"high": HIGH, "base": BASE})
-    study = study_folder.study(("high", "base"), seeds=range(6))
+def test_diverged_runs_are_listed_with_a_rate(tmp_path):
+    study_folder.write_run(tmp_path, "all", "high", 4, metrics={"eval/loss": None}, diverged_at=1200)
+    study_folder.write_run(tmp_path, "all", "base", 5, metrics={"eval/loss": None})
+    study_folder.write_losses(tmp_path, "all", {"high": HIGH, "base": BASE})
+    study = study_folder.make_study(("high", "base"), seeds=range(6))
     (condition,) = study_folder.analyse(tmp_path, study)
     text = sentences.describe_condition(condition)
-    # Clopper and Pearson: 1 - 0.975^(1/5) = 0.005, and the other end where 1 or 0 of 5 have 2.5 %
-    assert has(text, "Unstable", '"high" (1 of 5 diverged', "0.01 to 0.72", 'of "base" 1 of 5')
-    assert has(text, '"high" seed 4 (diverged at step 1,200)', '"base" seed 5 (eval/loss not finite)')
+    # Clopper and Pearson: 1 - 0.975^(1/5) = 0.005; at the upper end, at most 1 of 5 has the probability 2.5 %.
+    assert has_parts(text, "Unstable", '"high" (1 of 5 seeds diverged', "0.01 to 0.72", '"base": 1 of 5')
+    assert has_parts(text, '"high" seed 4 (diverged at step 1,200)', '"base" seed 5 (eval/loss not finite)')
     text = sentences.describe_study([condition])
-    assert has(text, "not finished: 2", "diverged: 2", '"base", 5 seeds', '"high": unstable.')
+    assert has_parts(text, "missing runs: 2", '"base" over 5 seeds', '"high": unstable.', "diverged: 2")
 
 
-CASES = {  # ends of the arm and of the reference, what the report says
-    "stuck": ([1.0, 3.0, 1.01, 1.02], BASE, ["two clusters", "1 of 4", "0.01 to 0.81", 'of "base" 0 of 4']),
+CASES = {  # (losses of the arm, losses of the reference, parts of the report)
+    "stuck": ([1.0, 3.0, 1.01, 1.02], BASE, ["two clusters", "1 of 4", "0.01 to 0.81", '"base": 0 of 4']),
     # 0 +- 3.182446 0.0115470 / 2
-    "near": (shifted([-0.01, 0.01, -0.01, 0.01]), BASE, ["Equal within 0.02", "0.0184 better", "0.0184 worse"]),
+    "near": (shift([-0.01, 0.01, -0.01, 0.01]), BASE, ["Equal within 0.02", "0.0184 better", "0.0184 worse"]),
     "same": ([0.0] * 4, [0.0] * 4, ["At the ceiling", '"same" (4 seeds)']),
-    "step": (shifted([0.01] * 4), BASE, ["The same small difference in every seed", '"step"', "0.0100"]),
+    "step": (shift([0.01] * 4), BASE, ["the same small difference in every seed", '"step"', "0.0100"]),
 }
 
 
@@ -116,7 +120,7 @@ CASES = {  # ends of the arm and of the reference, what the report says
 def test_sentences_without_a_verdict_on_the_mean(tmp_path, name):
     arm, base, parts = CASES[name]
     condition = analyse(tmp_path, {name: arm, "base": base}, margin=0.02, correction="condition")
-    assert has(sentences.describe_condition(condition), *parts)
+    assert has_parts(sentences.describe_condition(condition), *parts)
     kind = condition.arms[0].difference.kind.replace("the margin", "0.02")
     assert sentences.describe_study([condition]).endswith(f'"{name}": {kind}.')
 
@@ -124,64 +128,70 @@ def test_sentences_without_a_verdict_on_the_mean(tmp_path, name):
 def test_an_interval_without_zero_is_on_one_side(condition):
     for interval, side in (((0.0026, 0.0035), "worse"), ((-0.0035, -0.0026), "better")):
         difference = dataclasses.replace(condition.arms[0].difference, kind=statistics.EQUAL, interval=interval)
-        assert has(sentences.describe_arm(condition, difference), "0.0026", f"0.0035 {side}")
+        assert has_parts(sentences.describe_arm(condition, difference), "0.0026", f"0.0035 {side}")
 
 
-def test_the_power_of_seeds_before_they_are_trained(tmp_path):
-    study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=range(5))
+def test_the_power_is_described_before_training(tmp_path):
+    study = study_folder.make_study(("a", "b", "base"), conditions=("x", "y"), seeds=range(5))
     text = sentences.describe_power(study, statistics.analyse(study, []), None)
-    assert has(text, "5 seeds", "2.5 standard deviations", "0.8", "4 comparisons", "15 seeds", "7 seeds")
-    study_folder.losses(tmp_path, "y", {"a": [1.1, 1.3, 1.5], "b": [1.3, 1.7, 2.1], "base": [1.0, 1.1, 1.2]})
+    assert has_parts(text, "5 seeds", "2.5 standard deviations", "0.8", "4 comparisons", "15 seeds", "7 seeds")
+    study_folder.write_losses(tmp_path, "y", {"a": [1.1, 1.3, 1.5], "b": [1.3, 1.7, 2.1], "base": [1.0, 1.1, 1.2]})
     text = sentences.describe_power(study, study_folder.analyse(tmp_path, study), "runs/a")
-    assert has(text, "runs/a", "0.2477 to 0.7430 in eval/loss in y")
-    few = study._replace(seeds=[0, 1])
-    assert "no difference" in sentences.describe_power(few, statistics.analyse(few, []), None)
+    assert has_parts(text, "runs/a", "0.2477 to 0.7430 in eval/loss in y")
+    two_seeds = study._replace(seeds=[0, 1])
+    assert "no difference" in sentences.describe_power(two_seeds, statistics.analyse(two_seeds, []), None)
 
 
 def test_the_verdict_on_a_study_names_conditions_and_ranges(tmp_path):
-    ends = {"a": HIGH, "b": HIGH, "base": BASE}
-    first, second = analyse(tmp_path, ends, condition="x"), analyse(tmp_path, ends | {"b": BASE}, condition="y")
-    assert has(sentences.describe_study([first]), '"base", 4 seeds', '"a", "b": worse.')
+    losses = {"a": HIGH, "b": HIGH, "base": BASE}
+    first, second = analyse(tmp_path, losses, condition="x"), analyse(tmp_path, losses | {"b": BASE}, condition="y")
+    assert has_parts(sentences.describe_study([first]), '"base" over 4 seeds', '"a", "b": worse.')
     text = sentences.describe_study([first, second])
-    assert has(text, '"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons")
+    assert has_parts(
+        text, '"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons"
+    )
     text = sentences.describe_study([dataclasses.replace(entry, family="condition") for entry in (first, second)])
     assert "All intervals" not in text and "within its condition" in text
     assert '"b": identical in all 3 conditions.' in sentences.describe_study([second] * 3)
-    near = analyse(tmp_path, {"a": shifted(NEAR), "base": BASE}, condition="z")
-    far = analyse(tmp_path, {"a": shifted([-2 * d for d in NEAR]), "base": BASE}, condition="w")
-    assert has(sentences.describe_study([near]), '"a": no difference found', "0.2256 better", "0.3256 worse")
-    assert has(sentences.describe_study([near, far]), "in z and w", "0.6512 better", "0.4512 worse at the widest")
-    assert has(sentences.describe_study([near, flipped(far)]), "no difference found in z and w.")  # of two metrics
+    small = analyse(tmp_path, {"a": shift(SMALL_SHIFTS), "base": BASE}, condition="z")
+    large = analyse(tmp_path, {"a": shift([-2 * d for d in SMALL_SHIFTS]), "base": BASE}, condition="w")
+    assert has_parts(sentences.describe_study([small]), '"a": no difference found', "0.2256 better", "0.3256 worse")
+    assert has_parts(
+        sentences.describe_study([small, large]), "in z and w", "intervals range", "0.6512 better", "0.4512 worse"
+    )
+    # The conditions have different metrics.
+    assert has_parts(sentences.describe_study([small, flip_metric(large)]), "no difference found in z and w.")
 
 
-def test_seeds_and_numbers_in_words():
+def test_seeds_and_numbers_are_formatted():
     assert [sentences.count_seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
     numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
     assert {x: sentences.format_number(x) for x in numbers} == numbers and sentences.format_number(-0.0) == "0.0000"
     assert [tables.format_signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]
 
 
-def test_other_data_and_initial_values_than_the_references_are_named(tmp_path):
-    alike = {"evaluation_crc32": 5, "training_crc32": 7, "initial": {f"w{i}_D 2": [1.0, 0, 0, 0] for i in range(9)}}
-    unlike = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)} | {"extra_D 2": [1.0, 0, 0, 0]}
-    scaled = {name: [-2 * x for x in sums] for name, sums in alike["initial"].items()}  # a multiple is the same value
-    arms = {"data": {"evaluation_crc32": 6}, "batch": {}, "start": {"initial": unlike}, "same": {"initial": scaled}}
+def test_arms_with_other_data_or_initial_values_than_the_reference_are_listed(tmp_path):
+    common = {"evaluation_crc32": 5, "training_crc32": 7, "initial": {f"w{i}_D 2": [1.0, 0, 0, 0] for i in range(9)}}
+    different = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)} | {"extra_D 2": [1.0, 0, 0, 0]}
+    # A multiple counts as the same initial values.
+    scaled = {name: [-2 * x for x in sums] for name, sums in common["initial"].items()}
+    arms = {"data": {"evaluation_crc32": 6}, "batch": {}, "start": {"initial": different}, "same": {"initial": scaled}}
     for arm, changes in (arms | {"base": {}}).items():
         for seed in range(3):
             batch = {"training_crc32": 8} if (arm, seed) == ("batch", 1) else {}
-            study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, **(alike | changes | batch))
-    study = study_folder.study((*arms, "base"), seeds=range(3))
+            study_folder.write_run(tmp_path, "all", arm, seed, metrics={"eval/loss": 1.0}, **(common | changes | batch))
+    study = study_folder.make_study((*arms, "base"), seeds=range(3))
     (condition,) = study_folder.analyse(tmp_path, study)
-    unlike = [(arm.other_evaluation, arm.other_batches, len(arm.other_initial)) for arm in condition.arms]
-    assert unlike == [([0, 1, 2], [], 0), ([], [1], 0), ([], [], 9), ([], [], 0), ([], [], 0)]
+    different = [(arm.other_evaluation, arm.other_batches, len(arm.other_initial)) for arm in condition.arms]
+    assert different == [([0, 1, 2], [], 0), ([], [1], 0), ([], [], 9), ([], [], 0), ([], [], 0)]
     data, batch, start = sentences.describe_mismatches(condition)
-    assert has(data, '"data"', '"base"', "0, 1, 2") and has(batch, '"batch"', '"base"', "seed 1")
-    assert has(start, '"start"', "w0_D, w1_D, w2_D, w3_D, w4_D, w5_D and 3 more")
+    assert has_parts(data, '"data"', '"base"', "0, 1, 2") and has_parts(batch, '"batch"', '"base"', "seed 1")
+    assert has_parts(start, '"start"', "w0_D, w1_D, w2_D, w3_D, w4_D, w5_D and 3 more")
 
 
-def test_an_overview_of_many_conditions(tmp_path):
+def test_an_overview_has_a_row_for_each_of_many_conditions(tmp_path):
     conditions = [analyse(tmp_path, {"a": HIGH, "b": BASE, "base": BASE}, condition=name) for name in "xyz"]
-    conditions[1] = dataclasses.replace(flipped(conditions[1]), name="other")
+    conditions[1] = dataclasses.replace(flip_metric(conditions[1]), name="other")
     assert tables.tabulate_overview(conditions[:2]) is None
     table = tables.tabulate_overview(conditions)
     assert table.head == ["condition", "metric", "base", "a", "b"]
@@ -192,14 +202,16 @@ def test_an_overview_of_many_conditions(tmp_path):
     assert [kinds[3:] for kinds in table.kinds] == [["worse", "same"], ["better", "same"], ["worse", "same"]]
 
 
-def test_the_table_of_a_condition(tmp_path, condition):
+def test_the_table_of_a_condition_has_means_differences_and_notes(tmp_path, condition):
     for seed in range(4):
         curve = [(0, 5.0), (1000, 2.0 if seed else 2.5), (2000, 1.5)]
-        study_folder.run(tmp_path, "one", "base", seed, ends={"eval/loss": BASE[seed]}, evaluations=curve)
-        ends = {"eval/loss": HIGH[seed], "eval/accuracy": 0.25, "baseline/accuracy": 0.1}
-        ends["guess"] = {"accuracy": "always the first"}
-        study_folder.run(tmp_path, "one", "high", seed, ends=ends, evaluations=curve[:-1] if seed < 3 else [])
-    study = study_folder.study(("high", "base"), conditions=["one"], seeds=range(4), threshold=2.0)
+        study_folder.write_run(tmp_path, "one", "base", seed, metrics={"eval/loss": BASE[seed]}, evaluations=curve)
+        metrics = {"eval/loss": HIGH[seed], "eval/accuracy": 0.25, "baseline/accuracy": 0.1}
+        metrics["guess"] = {"accuracy": "always the first"}
+        study_folder.write_run(
+            tmp_path, "one", "high", seed, metrics=metrics, evaluations=curve[:-1] if seed < 3 else []
+        )
+    study = study_folder.make_study(("high", "base"), conditions=["one"], seeds=range(4), threshold=2.0)
     table = tables.tabulate_condition(*study_folder.analyse(tmp_path, study))
     assert table.head[3:] == ["runs", "eval/loss", "minus base", "95 % interval", "p", "steps to 2", "eval/accuracy"]
     low = 3.182446 * 0.00816497 / 2  # t(0.975, 3)
@@ -207,21 +219,21 @@ def test_the_table_of_a_condition(tmp_path, condition):
     row = ["4", "1.6500 ± 0.1268", "+0.5000", interval, "< 0.0001", "not reached (2 of 4)", "0.2500 ± 0.0000"]
     assert table.rows[0][3:] == row
     assert table.rows[1][5:] == ["reference", "-", "-", "1,000 (4 of 4)", "-"]
-    # 80 % of t of 4 pairs, noncentral, are above its 97.5 %
-    assert has(table.notes[1], "2.1 standard deviations", "0.8", '"high" 0.0174', '"high" 1.00')
-    assert has(table.notes[2], "Steps to 2", "1,000 steps apart")
+    # with this effect, noncentral t of 4 pairs exceeds the 97.5 % quantile with probability 0.8
+    assert has_parts(table.notes[1], "0.8", "2.1 standard deviations", '"high" 0.0174', '"high" 1.00')
+    assert has_parts(table.notes[2], "Steps to 2", "1,000 steps apart")
     assert table.notes[3] == "Baseline: accuracy 0.1000 (always the first)."
-    every = tables.tabulate_condition(condition)
-    assert [row[7] for row in every.rows[:3]] == ["< 0.0001", "< 0.0001", "1.0000"]
-    assert "7 comparisons" in every.notes[0] and "99.29 % each" in every.notes[0]
+    full_table = tables.tabulate_condition(condition)
+    assert [row[7] for row in full_table.rows[:3]] == ["< 0.0001", "< 0.0001", "1.0000"]
+    assert "7 comparisons" in full_table.notes[0] and "99.29 % each" in full_table.notes[0]
 
 
-def test_the_report_for_a_terminal(tmp_path):
-    study = study_folder.study(("a", "base"), conditions=["x", "y", "z"], seeds=range(4))
+def test_the_report_for_a_terminal_is_aligned_and_narrow(tmp_path):
+    study = study_folder.make_study(("a", "base"), conditions=["x", "y", "z"], seeds=range(4))
     for name in "xyz":
-        study_folder.losses(tmp_path, name, {"a": HIGH, "base": BASE})
+        study_folder.write_losses(tmp_path, name, {"a": HIGH, "base": BASE})
     text = results.format_text(tmp_path, study)
     lines = text.splitlines()
     assert all(len(line) <= 110 for line in lines) and "FLOP" not in text
     assert lines[1].index("eval/loss") + len("eval/loss") == lines[2].index("± 0.1268") + len("± 0.1268")
-    assert has(text, "x\n", "y\n", "z\n", "all conditions\n  condition", '"a": worse in all 3 conditions.')
+    assert has_parts(text, "x\n", "y\n", "z\n", "all conditions\n  condition", '"a": worse in all 3 conditions.')

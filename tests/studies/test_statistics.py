@@ -8,11 +8,11 @@ from errors import raises
 from scipy import stats
 
 from experiments.engine import errors
-from experiments.studies import inference, runs, statistics
+from experiments.studies import inference, runs as study_runs, statistics
 from experiments.studies.statistics import BETTER, CEILING, EQUAL, FEW, FLAT, OPEN, SAME, STUCK, UNSTABLE, WORSE
 
 ZERO = dict.fromkeys(range(9), 0.0)
-ROUNDED = {0: 1.1, 1: 2.2, 2: 3.3}  # whose sums with 0.1 are rounded
+ROUNDED = {0: 1.1, 1: 2.2, 2: 3.3}  # the sums of these with 0.1 are rounded
 
 
 def quantile(P: float) -> float:
@@ -31,10 +31,10 @@ def test_interval_and_p_of_three_pairs_are_the_closed_forms():
     assert three.by_seed == {0: 1.0, 1: 2.0, 2: 3.0} and (three.mean, three.std, three.n) == (2.0, 1.0, 3)
     t = 2 * math.sqrt(3)
     assert three.p == pytest.approx(1 - t / math.sqrt(t * t + 2), rel=1e-9)
-    for m, t in ((1, 2.776445), (5, 4.604095)):  # a table's; 99 % each
+    for m, t in ((1, 2.776445), (5, 4.604095)):  # from a table of t; m = 5 needs 99 % each
         five = compare((1.0, 2.0, 3.0, 4.0, 5.0), m=m)
         assert five.interval == pytest.approx((3 - t * math.sqrt(0.5), 3 + t * math.sqrt(0.5)), abs=1e-5)
-    assert three.correlation == pytest.approx(1) and five.correlation is None  # the reference of these is constant
+    assert three.correlation == pytest.approx(1) and five.correlation is None  # its reference is constant
     assert five.detectable == pytest.approx(math.sqrt(2.5) * inference.detectable(5, 5))
 
 
@@ -49,77 +49,91 @@ def test_pairs_are_the_seeds_that_both_have():
         ((1.0, 1.1, 1.2), ZERO, (WORSE, BETTER)),
         ((-1.0, -1.1, -1.2), ZERO, (BETTER, WORSE)),
         ((1.0, -1.1, 0.2), ZERO, (OPEN, OPEN)),
-        ((1.00001, 1.00002, 1.00003), dict.fromkeys(range(3), 1.0), (OPEN, OPEN)),  # small, and they vary
+        ((1.00001, 1.00002, 1.00003), dict.fromkeys(range(3), 1.0), (OPEN, OPEN)),  # small differences that vary
         (ROUNDED.values(), ROUNDED, (SAME, SAME)),
         ([x + 1e-8 for x in ROUNDED.values()], ROUNDED, (SAME, SAME)),
         ([x + 0.5 for x in ROUNDED.values()], ROUNDED, (WORSE, BETTER)),
         ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (FLAT, FLAT)),
         ([0.25] * 3, dict.fromkeys(range(3), 0.5), (BETTER, WORSE)),
         ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (BETTER, WORSE)),
-        ((1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0 + 1e-8), (SAME, CEILING)),  # of an accuracy; less: of a loss
+        ((1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0 + 1e-8), (SAME, CEILING)),  # (as a loss, as an accuracy)
         ((0.0, 0.0, 0.0), ZERO, (CEILING, SAME)),
         ((1.0, 2.0), ZERO, (FEW, FEW)),
         ((1.0,), ZERO, (FEW, FEW)),
         ((), ZERO, (FEW, FEW)),
     ],
 )
-def test_a_kind_is_what_the_interval_says_in_the_direction_of_the_metric(arm, reference, kinds):
-    less, more = (compare(arm, reference, better=better) for better in ("less", "more"))
-    assert (less.kind, more.kind) == kinds and less.n == len(arm)
-    constant = less.n and less.std is not None and less.std < 1e-6
-    numbers = (less.interval, less.p, less.detectable)
-    assert [x is not None for x in numbers] == [less.kind in (WORSE, BETTER, OPEN) and not constant] * 3
-    assert (less.mean is None, less.std is None) == (len(arm) == 0, len(arm) < 2)
+def test_the_kind_of_a_difference_follows_the_interval_and_the_direction_of_the_metric(arm, reference, kinds):
+    loss, accuracy = (compare(arm, reference, better=better) for better in ("less", "more"))
+    assert (loss.kind, accuracy.kind) == kinds and loss.n == len(arm)
+    constant = loss.n and loss.std is not None and loss.std < 1e-6
+    numbers = (loss.interval, loss.p, loss.detectable)
+    assert [x is not None for x in numbers] == [loss.kind in (WORSE, BETTER, OPEN) and not constant] * 3
+    assert (loss.mean is None, loss.std is None) == (len(arm) == 0, len(arm) < 2)
 
 
 def test_an_interval_that_ends_at_zero_shows_no_difference():
     arm = (1.0, 2.0, 3.0)
     half = stats.ttest_1samp(arm, 0.0).confidence_interval().high - 2.0
-    shifted = [x - 2.0 + half for x in arm]
-    assert compare([x + 1e-9 for x in shifted]).kind == WORSE
-    assert compare([x - 1e-9 for x in shifted]).kind == OPEN
-    assert compare([x + 1e-9 for x in shifted], m=2).kind == OPEN  # alone it would show one
+    shifted_arm = [x - 2.0 + half for x in arm]
+    assert compare([x + 1e-9 for x in shifted_arm]).kind == WORSE
+    assert compare([x - 1e-9 for x in shifted_arm]).kind == OPEN
+    assert compare([x + 1e-9 for x in shifted_arm], m=2).kind == OPEN  # without the correction, it would be WORSE
 
 
-def test_equality_is_claimed_where_the_whole_interval_lies_within_the_margin():
-    """The interval of these is 0 +- 4.302653 0.01 / sqrt(3) = 0 +- 0.024842."""
+def test_equality_needs_the_whole_interval_within_the_margin():
+    """The interval is 0 +- 4.302653 0.01 / sqrt(3) = 0 +- 0.024842."""
     arm = (-0.01, 0.0, 0.01)
     assert [compare(arm, margin=margin).kind for margin in (0.0, 0.0248, 0.0249)] == [OPEN, OPEN, EQUAL]
     assert compare(arm, margin=0.0249, m=2).kind == OPEN
     assert [compare([x + 0.2 for x in arm], margin=margin).kind for margin in (0.2, 0.3)] == [WORSE, EQUAL]
-    assert compare([0.1] * 3, margin=0.2).kind == WORSE  # there is no interval
+    assert compare([0.1] * 3, margin=0.2).kind == WORSE  # constant differences have no interval
 
 
-def step(*curves, reference=(), m=1):
+def threshold_step(*curves, reference=(), m=1):
     return statistics.threshold_step(dict(enumerate(curves)), dict(enumerate(reference)), 2.0, m=m, better="less")
 
 
 def test_the_median_step_to_a_threshold_and_its_paired_difference():
-    at = {None: {0: 9.0}, 100: {100: 1.0}, 200: {200: 1.0}, 300: {300: 1.0}}
+    curves_by_step = {None: {0: 9.0}, 100: {100: 1.0}, 200: {200: 1.0}, 300: {300: 1.0}}
     medians = {(100, 300, None): 300, (100, 200): 150, (100, None): None, (None, None): None, (): None}
-    for steps, median in medians.items():  # a seed that never got there is later than all
-        result = step(*(at[key] for key in steps))
+    for steps, median in medians.items():  # a seed that does not reach the threshold counts as the latest
+        result = threshold_step(*(curves_by_step[key] for key in steps))
         assert (result.median, result.reached, result.of) == (median, len(steps) - steps.count(None), len(steps))
-    base = [at[100]] * 3
-    result = step(at[200], at[200], at[300], reference=base, m=2)
+    base = [curves_by_step[100]] * 3
+    result = threshold_step(curves_by_step[200], curves_by_step[200], curves_by_step[300], reference=base, m=2)
     half = quantile(0.9875) * math.sqrt(1e4 / 3) / math.sqrt(3)
     assert result.difference == pytest.approx(400 / 3)
     assert result.interval == pytest.approx((400 / 3 - half, 400 / 3 + half))
-    without = [step(at[200], at[None], reference=base), step(at[200], {}, reference=base), step(at[200])]
-    for result in (*without, step(at[200], reference=[at[None]])):  # censored, diverged, no or a censored reference
+    incomplete = [
+        threshold_step(curves_by_step[200], curves_by_step[None], reference=base),
+        threshold_step(curves_by_step[200], {}, reference=base),
+        threshold_step(curves_by_step[200]),
+    ]
+    for result in (
+        *incomplete,
+        threshold_step(curves_by_step[200], reference=[curves_by_step[None]]),
+    ):  # censored, diverged, without reference, censored reference
         assert (result.difference, result.interval) == (None, None)
-    assert step(at[200], at[300], reference=base).interval is None  # of two pairs
+    # Two pairs are not enough.
+    assert threshold_step(curves_by_step[200], curves_by_step[300], reference=base).interval is None
 
 
-def test_p_is_holms_over_the_whole_study(tmp_path):
-    study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=(0, 1, 2), looks=2)
-    study_folder.losses(tmp_path, "x", {"a": [1.0, 1.1, 1.3], "b": [3.0, 3.11, 3.2], "base": [1.0, 1.1, 1.2]})
-    study_folder.losses(tmp_path, "y", {"a": [1.4, 1.53, 1.6], "base": [1.0, 1.1, 1.2]})
+def test_p_has_holms_correction_over_the_whole_study(tmp_path):
+    study = study_folder.make_study(("a", "b", "base"), conditions=("x", "y"), seeds=(0, 1, 2), looks=2)
+    study_folder.write_losses(tmp_path, "x", {"a": [1.0, 1.1, 1.3], "b": [3.0, 3.11, 3.2], "base": [1.0, 1.1, 1.2]})
+    study_folder.write_losses(tmp_path, "y", {"a": [1.4, 1.53, 1.6], "base": [1.0, 1.1, 1.2]})
     (x, y) = study_folder.analyse(tmp_path, study)
     a, b, c = (arm.difference for arm in (*x.compared, y.compared[0]))
     assert b.p < c.p < a.p and x.comparisons == y.comparisons == 4 and y.compared[1].difference.p_corrected is None
     assert [b.p_corrected, c.p_corrected, a.p_corrected] == pytest.approx([2 * 4 * b.p, 2 * 3 * c.p, 1])
     assert b.interval == compare([2.0, 2.01, 2.0], m=8).interval == pytest.approx(b.interval)
+
+
+def test_a_study_with_a_metric_of_the_users_can_be_analysed_before_its_first_run(tmp_path):
+    study = study_folder.make_study(("a", "base"), seeds=(0, 1, 2))._replace(metric={"all": "eval/cross_entropy"})
+    (condition,) = study_folder.analyse(tmp_path, study)
+    assert condition.metric == "eval/cross_entropy" and condition.compared[0].missing == [0, 1, 2]
 
 
 STABLE = [1.90, 1.91, 1.89, 1.90, 1.92]
@@ -140,24 +154,30 @@ FAILURES = {
 @pytest.mark.parametrize("metric", ["eval/loss", "eval/accuracy"])
 def test_diverged_and_stuck_seeds_give_a_rate_and_no_verdict(tmp_path, case, metric):
     arm, base, kind, counts = FAILURES[case]
-    study = study_folder.study(("arm", "base"), seeds=range(5), metric=metric)
-    for name, ends in (("arm", arm), ("base", base)):
-        for seed, end in enumerate(ends):
-            value = end if end is None or metric == "eval/loss" else 10 - end
-            study_folder.run(tmp_path, "all", name, seed, ends={metric: value}, diverged_at=7 if end is None else None)
+    study = study_folder.make_study(("arm", "base"), seeds=range(5), metric=metric)
+    for name, losses in (("arm", arm), ("base", base)):
+        for seed, loss in enumerate(losses):
+            value = loss if loss is None or metric == "eval/loss" else 10 - loss
+            study_folder.write_run(
+                tmp_path, "all", name, seed, metrics={metric: value}, diverged_at=7 if loss is None else None
+            )
     difference = study_folder.analyse(tmp_path, study)[0].compared[0].difference
     assert difference.kind == kind and (difference.rates and tuple(rate.k for rate in difference.rates)) == counts
     assert (difference.interval is None) == (difference.p is None) == (kind != OPEN)
 
 
-def test_numbers_of_a_folder(tmp_path):
-    study = study_folder.study(threshold=2.0, seeds=(0, 1, 2))
+def test_the_statistics_of_a_folder_equal_values_by_hand(tmp_path):
+    study = study_folder.make_study(threshold=2.0, seeds=(0, 1, 2))
     for seed in range(3):
-        ends = {"eval/accuracy": 0.5 + seed / 10, "baseline/accuracy": 0.1}
+        metrics = {"eval/accuracy": 0.5 + seed / 10, "baseline/accuracy": 0.1}
         curve = [(0, 5.0), (100, 1.9 if seed else 2.1), (200, 1.5), (250, 1.4)]
-        study_folder.run(tmp_path, "all", "asymmetric", seed, ends=ends | {"eval/loss": 1.5}, evaluations=curve)
-        ends["eval/loss"] = 1.6 + seed / 100
-        study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(0, 5.0), (200, 2.2)], params=700)
+        study_folder.write_run(
+            tmp_path, "all", "asymmetric", seed, metrics=metrics | {"eval/loss": 1.5}, evaluations=curve
+        )
+        metrics["eval/loss"] = 1.6 + seed / 100
+        study_folder.write_run(
+            tmp_path, "all", "tied", seed, metrics=metrics, evaluations=[(0, 5.0), (200, 2.2)], params=700
+        )
     [condition] = study_folder.analyse(tmp_path, study)
     tied, asymmetric = condition.arms
     assert (tied.params, asymmetric.params, tied.flops_per_token) == (700, 1000, 2500.0)
@@ -171,12 +191,14 @@ def test_numbers_of_a_folder(tmp_path):
     assert (condition.evaluation_interval, condition.comparisons, condition.baseline) == (200, 1, {"accuracy": 0.1})
 
 
-def test_diverged_runs_are_named_and_in_no_number(tmp_path):
-    study = study_folder.study(seeds=(0, 1, 2, 3), threshold=2.5)
-    study_folder.losses(tmp_path, "all", {"asymmetric": [1.0, 1.1, 1.2, 1.3]})
+def test_diverged_runs_are_listed_and_excluded_from_means(tmp_path):
+    study = study_folder.make_study(seeds=(0, 1, 2, 3), threshold=2.5)
+    study_folder.write_losses(tmp_path, "all", {"asymmetric": [1.0, 1.1, 1.2, 1.3]})
     for seed, (loss, step) in enumerate([(2.0, None), (9.0, 120), (None, None)]):
-        ends = {"eval/loss": loss} | ({"eval/accuracy": 0.9} if seed else {})
-        study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(100, 2.0)], diverged_at=step)
+        metrics = {"eval/loss": loss} | ({"eval/accuracy": 0.9} if seed else {})
+        study_folder.write_run(
+            tmp_path, "all", "tied", seed, metrics=metrics, evaluations=[(100, 2.0)], diverged_at=step
+        )
     [condition] = study_folder.analyse(tmp_path, study)
     tied = condition.arms[0]
     assert tied.values == {0: 2.0} and (tied.mean, tied.std, tied.n) == (2.0, None, 1) and tied.others == {}
@@ -186,9 +208,9 @@ def test_diverged_runs_are_named_and_in_no_number(tmp_path):
 
 
 def test_each_condition_has_its_own_metric_and_runs(tmp_path):
-    study = study_folder.study(conditions=("a", "b"))._replace(metric={"a": "eval/loss", "b": "eval/accuracy"})
-    study_folder.losses(tmp_path, "a", {"tied": [3.0], "asymmetric": [1.0]})
-    study_folder.run(tmp_path, "b", "tied", 0, ends={"eval/loss": 7.0, "eval/accuracy": 0.25})
+    study = study_folder.make_study(conditions=("a", "b"))._replace(metric={"a": "eval/loss", "b": "eval/accuracy"})
+    study_folder.write_losses(tmp_path, "a", {"tied": [3.0], "asymmetric": [1.0]})
+    study_folder.write_run(tmp_path, "b", "tied", 0, metrics={"eval/loss": 7.0, "eval/accuracy": 0.25})
     a, b = study_folder.analyse(tmp_path, study)
     assert (a.arms[0].mean, a.better) == (3.0, "less")
     assert (b.arms[0].mean, b.better) == (0.25, "more") and b.arms[0].others["eval/loss"].mean == 7.0
@@ -197,13 +219,15 @@ def test_each_condition_has_its_own_metric_and_runs(tmp_path):
 
 
 def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
-    study = study_folder.study(seeds=(0, 1))
+    study = study_folder.make_study(seeds=(0, 1))
     rows = [{"step": 0, "symmetry/1": 9.0, "symmetry/2": 0.5}, {"step": 5, "symmetry/1": 1.0, "symmetry/2": None}]
     attention = {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
-    study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, rows=rows, attention=attention)
+    study_folder.write_run(tmp_path, "all", "tied", 0, metrics={"eval/loss": 1.0}, rows=rows, attention=attention)
     attention = {"entropy": [2.0], "diagonal": [0.5, None]}
-    study_folder.run(tmp_path, "all", "tied", 1, ends={"eval/loss": 1.0}, rows=[{"symmetry/1": 2.0, "step": 7}])
-    study_folder.run(tmp_path, "all", "asymmetric", 0, ends={"eval/loss": 1.0}, attention=attention)
+    study_folder.write_run(
+        tmp_path, "all", "tied", 1, metrics={"eval/loss": 1.0}, rows=[{"symmetry/1": 2.0, "step": 7}]
+    )
+    study_folder.write_run(tmp_path, "all", "asymmetric", 0, metrics={"eval/loss": 1.0}, attention=attention)
     tied, asymmetric = study_folder.analyse(tmp_path, study)[0].arms
     assert tied.symmetry == {"symmetry": [1.5, 0.5]} and asymmetric.symmetry == {}
     assert tied.attention == {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
@@ -211,17 +235,17 @@ def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
 
 
 def test_only_finished_runs_are_read(tmp_path):
-    study = study_folder.study(seeds=(0, 1))
-    study_folder.losses(tmp_path, "all", {"tied": [1.0, 2.0]})
+    study = study_folder.make_study(seeds=(0, 1))
+    study_folder.write_losses(tmp_path, "all", {"tied": [1.0, 2.0]})
     (tmp_path / "all/tied/seed_1/summary.json").unlink()
-    assert [(run.arm, run.seed) for run in runs.load(tmp_path, study)] == [("tied", 0)]
+    assert [(run.arm, run.seed) for run in study_runs.load(tmp_path, study)] == [("tied", 0)]
     (tmp_path / "all/tied/seed_0/summary.json").write_text('{"eval/loss"')
     with raises(errors.UserError, tmp_path / "all/tied/seed_0/summary.json"):
-        runs.load(tmp_path, study)
+        study_runs.load(tmp_path, study)
 
 
-def test_curves_are_stacked_where_all_have_numbers():
-    step_I, value_RI = runs.stack([{0: 1.0, 20: 3.0, 10: 2.0}, {20: 5.0, 0: 4.0, 30: 6.0}])
+def test_curves_are_stacked_at_the_steps_that_all_have():
+    step_I, value_RI = study_runs.stack([{0: 1.0, 20: 3.0, 10: 2.0}, {20: 5.0, 0: 4.0, 30: 6.0}])
     assert step_I.tolist() == [0, 20] and value_RI.tolist() == [[1.0, 3.0], [4.0, 5.0]]
-    step_I, value_RI = runs.stack([])
+    step_I, value_RI = study_runs.stack([])
     assert len(step_I) == 0 and value_RI.shape == (0, 0)

@@ -1,4 +1,4 @@
-"""The figures of a study show what the runs hold."""
+"""The figures of a study show the numbers of its runs."""
 
 import itertools
 import shutil
@@ -11,115 +11,117 @@ from matplotlib import colors
 
 from experiments.engine import errors
 from experiments.figures import plots
-from experiments.studies import attention, figures, runs, statistics, styles
+from experiments.studies import attention, figures as study_figures, runs as study_runs, statistics, styles
 
 
 def draw(kind, folder, study):
-    """Return the figure of the first condition before it is written, and its caption; None if it has no numbers."""
-    finished = runs.load(folder, study)
-    return figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study))
+    """Draw a figure of the first condition. Return (figure, caption), or None if there are no numbers."""
+    finished = study_runs.load(folder, study)
+    return study_figures.draw_kind(kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study))
 
 
-def lines(panel, colour):
+def find_means(panel, colour):
     """Return the lines of this colour that are means, not seeds."""
-    return [x for x in panel.lines if colors.same_color(x.get_color(), colour) and x.get_linewidth() > figures.THIN]
+    return [
+        x for x in panel.lines if colors.same_color(x.get_color(), colour) and x.get_linewidth() > study_figures.THIN
+    ]
 
 
-def curves(folder, ends):
+def write_curves(folder, ends):
     """Write a run for each arm and each of its curves, with evaluations at steps 0, 100, 200 and so on."""
     for arm, seed_losses in ends.items():
         for seed, losses in enumerate(seed_losses):
             evaluations = [(100 * i, loss) for i, loss in enumerate(losses)]
-            study_folder.run(folder, "all", arm, seed, ends={"eval/loss": losses[-1]}, evaluations=evaluations)
+            study_folder.write_run(folder, "all", arm, seed, metrics={"eval/loss": losses[-1]}, evaluations=evaluations)
 
 
 def test_course_shows_mean_band_and_paired_difference(tmp_path):
-    study = study_folder.study(("tied", "gone", "asymmetric"), seeds=(0, 1), threshold=2.5)
-    curves(tmp_path, {"asymmetric": [(5.0, 2.0), (6.0, 2.0)], "tied": [(6.0, 3.0), (8.0, 6.0)]})
+    study = study_folder.make_study(("tied", "gone", "asymmetric"), seeds=(0, 1), threshold=2.5)
+    write_curves(tmp_path, {"asymmetric": [(5.0, 2.0), (6.0, 2.0)], "tied": [(6.0, 3.0), (8.0, 6.0)]})
     drawing, caption = draw("course", tmp_path, study)
     _, held_out, paired = drawing.axes
-    (tied,) = lines(held_out, styles.COLOURS[0])
+    (tied,) = find_means(held_out, styles.COLOURS[0])
     assert tied.get_xdata().tolist() == [0, 100] and tied.get_ydata().tolist() == [7.0, 4.5]
     extents = [band.get_paths()[0].get_extents().extents.tolist() for band in held_out.collections]
     assert extents == [[0, 3, 100, 8], [0, 2, 100, 6]]
-    seeds = [line.get_ydata().tolist() for line in held_out.lines if line.get_linewidth() == figures.THIN]
+    seeds = [line.get_ydata().tolist() for line in held_out.lines if line.get_linewidth() == study_figures.THIN]
     assert seeds == [[6, 3], [8, 6], [5, 2], [6, 2]]
-    (difference,) = lines(paired, styles.COLOURS[0])
+    (difference,) = find_means(paired, styles.COLOURS[0])
     assert difference.get_ydata().tolist() == [1.5, 2.5]
     assert paired.collections[0].get_paths()[0].get_extents().extents.tolist() == [0, 1, 100, 4]
     assert [2.5, 2.5] in [list(line.get_ydata()) for line in held_out.lines]  # the threshold
     assert "2.5" in caption and '"gone"' in caption and '"tied"' not in caption
-    (reference,) = lines(held_out, "black")
+    (reference,) = find_means(held_out, "black")
     assert tied.get_zorder() > reference.get_zorder() and tied.is_dashed() and not reference.is_dashed()
 
 
 def test_the_metric_is_shown_against_flops_and_seconds_if_the_runs_know_them(tmp_path):
-    study = study_folder.study(seeds=(0, 1))
+    study = study_folder.make_study(seeds=(0, 1))
     for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
         costs = {"flops_per_step": 1e6, "seconds_per_step": 0.5 + seed} if arm == "tied" else {"flops_per_step": 3e6}
         points = [(0, 5.0), (100, 2.0 + seed)]
-        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 2.0}, evaluations=points, **costs)
+        study_folder.write_run(tmp_path, "all", arm, seed, metrics={"eval/loss": 2.0}, evaluations=points, **costs)
     drawing, _ = draw("cost", tmp_path, study)
     flops, seconds = drawing.axes
-    ends = [lines(flops, colour)[0].get_xdata().tolist() for colour in (styles.COLOURS[0], "black")]
-    assert ends == [[0, 1e8], [0, 3e8]] and lines(seconds, "black") == []
-    (tied,) = lines(seconds, styles.COLOURS[0])
+    ends = [find_means(flops, colour)[0].get_xdata().tolist() for colour in (styles.COLOURS[0], "black")]
+    assert ends == [[0, 1e8], [0, 3e8]] and find_means(seconds, "black") == []
+    (tied,) = find_means(seconds, styles.COLOURS[0])
     assert tied.get_xdata().tolist() == [0, 100] and tied.get_ydata().tolist() == [5, 2.5]
-    curves(tmp_path / "unknown", {"tied": [(5.0, 2.0)], "asymmetric": [(5.0, 2.0)]})
+    write_curves(tmp_path / "unknown", {"tied": [(5.0, 2.0)], "asymmetric": [(5.0, 2.0)]})
     assert draw("cost", tmp_path / "unknown", study) is None
 
 
-@pytest.mark.parametrize(("early", "cut"), [(5.0, True), (8.8, True), (8.95, False)])
-def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
-    curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
-    drawing, _ = draw("course", tmp_path, study_folder.study(seeds=(0,)))
-    assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
+@pytest.mark.parametrize(("early", "is_cut"), [(5.0, True), (8.8, True), (8.95, False)])
+def test_early_differences_do_not_hide_late_ones(tmp_path, early, is_cut):
+    write_curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
+    drawing, _ = draw("course", tmp_path, study_folder.make_study(seeds=(0,)))
+    assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == is_cut
 
 
 def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(tmp_path):
-    study = study_folder.study(metric="eval/accuracy", seeds=(0,))
+    study = study_folder.make_study(metric="eval/accuracy", seeds=(0,))
     peak = [1.0] * 100 + [101.0] + [1.0] * 99
     for arm, n in (("tied", 200), ("asymmetric", 50)):
         rows = [{"step": i, "train/loss": x} for i, x in enumerate(peak[:n])]
         rows += [{"step": i, "eval/accuracy": x} for i, x in enumerate((0.01, 0.5, 0.9))]
-        study_folder.run(tmp_path, "all", arm, 0, ends={"eval/accuracy": 0.9}, rows=rows)
+        study_folder.write_run(tmp_path, "all", arm, 0, metrics={"eval/accuracy": 0.9}, rows=rows)
     training, held_out, _ = draw("course", tmp_path, study)[0].axes
     assert [training.get_yscale(), held_out.get_yscale()] == ["log", "linear"]
-    (tied,), (few,) = lines(training, styles.COLOURS[0]), lines(training, "black")
+    (tied,), (few,) = find_means(training, styles.COLOURS[0]), find_means(training, "black")
     assert tied.get_ydata()[97:104] == pytest.approx([1, 21, 21, 21, 21, 21, 1])
     assert few.get_ydata() == pytest.approx(np.ones(50))
 
 
 def test_differences_show_seeds_mean_and_interval(tmp_path):
-    study = study_folder.study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
-    study_folder.losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
-    condition = statistics.analyse(study, runs.load(tmp_path, study))[0]
+    study = study_folder.make_study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
+    study_folder.write_losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
+    condition = statistics.analyse(study, study_runs.load(tmp_path, study))[0]
     drawing, caption = draw("differences", tmp_path, study)
     (panel,) = drawing.axes
-    interval, mean, seeds = lines(panel, styles.COLOURS[0])
+    interval, mean, seeds = find_means(panel, styles.COLOURS[0])
     assert (tuple(interval.get_xdata()), interval.get_ydata()[0]) == (condition.arms[0].difference.interval, 0)
     assert mean.get_xdata() == pytest.approx([1.2]) and seeds.get_xdata() == pytest.approx([1.1, 1.2, 1.3])
-    assert len(lines(panel, styles.COLOURS[1])) == 2  # one pair: no interval
+    assert len(find_means(panel, styles.COLOURS[1])) == 2  # one pair has no interval
     assert [label.get_text() for label in panel.get_yticklabels()] == ["tied (n = 3)", "few (n = 1)"]
     assert "left of the line: better" in panel.get_xlabel() and "2 comparisons" in caption
 
 
 def test_symmetry_shows_a_panel_for_each_measure_and_layer(tmp_path):
-    study = study_folder.study(seeds=(0,))
-    study_folder.whole(tmp_path, study, M=3)
+    study = study_folder.make_study(seeds=(0,))
+    study_folder.write_study(tmp_path, study, M=3)
     panels = np.reshape(draw("symmetry", tmp_path, study)[0].axes, (3, 3))
     assert [panel.get_title() for panel in panels[1]] == [f"symmetry, sum, layer {m}" for m in (1, 2, 3)]
-    (reference,) = lines(panels[0, 2], "black")
+    (reference,) = find_means(panels[0, 2], "black")
     assert reference.get_ydata() == pytest.approx(np.tanh(np.linspace(0, 1, 11)))
-    (reference,) = lines(panels[1, 0], "black")
+    (reference,) = find_means(panels[1, 0], "black")
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
 
 
 def test_attention_shows_each_seed_and_their_mean(tmp_path):
-    study = study_folder.study(seeds=(0, 1))
+    study = study_folder.make_study(seeds=(0, 1))
     for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
         measures = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
-        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, attention=measures)
+        study_folder.write_run(tmp_path, "all", arm, seed, metrics={"eval/loss": 1.0}, attention=measures)
     entropy, diagonal = draw("attention", tmp_path, study)[0].axes
     mean, *seeds = (line.get_xydata().tolist() for line in entropy.lines)
     assert mean == [[1, 1.5], [2, 3]] and seeds == [[[1, 1], [2, 3]], [[1, 2], [2, 3]]]
@@ -129,8 +131,8 @@ def test_attention_shows_each_seed_and_their_mean(tmp_path):
 
 
 def test_maps_have_one_scale_and_a_row_for_each_arm(tmp_path):
-    study = study_folder.study(seeds=(0, 1))
-    study_folder.whole(tmp_path, study, M=5, H=3)
+    study = study_folder.make_study(seeds=(0, 1))
+    study_folder.write_study(tmp_path, study, M=5, H=3)
     shutil.copy(tmp_path / "all/asymmetric/seed_0/maps.npz", tmp_path / "all/tied/seed_1/maps.npz")
     drawing, caption = draw("maps", tmp_path, study)
     panels = np.reshape(drawing.axes[:-1], (2, 8))  # the last is the colour bar
@@ -147,7 +149,7 @@ def test_maps_have_one_scale_and_a_row_for_each_arm(tmp_path):
     assert [panel.axison for panel in panels[0]] == [True, True, False, False]
 
 
-def test_damaged_maps_are_named(tmp_path):
+def test_damaged_maps_are_refused_by_their_path(tmp_path):
     file = tmp_path / "maps.npz"
     np.savez(file, A=np.ones(3))
     with raises(errors.UserError, file, "A_MHNS"):
@@ -155,13 +157,25 @@ def test_damaged_maps_are_named(tmp_path):
 
 
 def test_styles_differ_and_the_reference_is_black():
-    study = study_folder.study([f"arm{i}" for i in range(24)] + ["asymmetric"])
+    study = study_folder.make_study([f"arm{i}" for i in range(24)] + ["asymmetric"])
     style = styles.choose_styles(study)
-    for looks in (("colour", "line"), ("colour", "marker"), ("line", "marker")):  # the last in grey, too
-        assert len({tuple(getattr(arm_style, look) for look in looks) for arm_style in style.values()}) == 25
+    for properties in (
+        ("colour", "line"),
+        ("colour", "marker"),
+        ("line", "marker"),
+    ):  # the last pair also distinguishes arms in grey
+        assert (
+            len(
+                {
+                    tuple(getattr(arm_style, property_name) for property_name in properties)
+                    for arm_style in style.values()
+                }
+            )
+            == 25
+        )
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
 
 
-def test_names_in_figures():
+def test_long_names_are_shortened_and_layers_are_spread():
     assert styles.shorten("x" * 28) == "x" * 28 and styles.shorten("x" * 29) == "x" * 14 + "…" + "x" * 13
     assert plots.spread(12, 4) == [0, 4, 7, 11] and plots.spread(2, 4) == [0, 1]

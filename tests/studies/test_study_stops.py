@@ -1,4 +1,4 @@
-"""Studies that are stopped, killed or poisoned at bad moments: the same command resumes them to the last bit."""
+"""Studies that are stopped, killed or get NaN: the same command resumes them, and results are equal bit for bit."""
 
 import contextlib
 import itertools
@@ -16,10 +16,10 @@ import tiny
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
-from experiments.engine import checkpoint, disk, errors, log, loop, mesh, train_step as steps
-from experiments.studies import programs, results as reports
+from experiments.engine import checkpoint, disk, errors, log, loop, mesh as meshes, train_step
+from experiments.studies import programs, results
 
-SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
+SECOND_PROGRAM, SECOND_PROGRAM_CHANGES = ALL[2:], {"study__arms": ARMS[1:]}
 ALL_STEPS = list(range(1, STEPS + 1))
 
 
@@ -38,7 +38,7 @@ def stop_after(folder: pathlib.Path, step: int) -> None:
     """Stop a study of the second program alone while it takes this step."""
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, "pauses", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
-        assert tiny_study.run(folder, **OF_SECOND).code == 143
+        assert tiny_study.run(folder, **SECOND_PROGRAM_CHANGES).code == 143
     assert [file.name for file in folder.glob("study/checkpoints/*/*")] == [str(step)]
 
 
@@ -53,30 +53,32 @@ def resume(folder: pathlib.Path, *flags: str, **changes: Any) -> tuple[tiny.Outc
     return outcome, steps_taken
 
 
-def nth(n: int) -> Callable[..., bool]:
+def is_nth_call(n: int) -> Callable[..., bool]:
     """Return a function that is true in its n-th call, from 0."""
     calls = itertools.count()
     return lambda *_: next(calls) == n
 
 
-# Consecutive stops of one study: its name, (owner, function, condition for a signal after it), the number of finished
-# runs, the steps before it. Each evaluation has six batches.
+# Consecutive stops of one study: (name, (owner, function, condition for a signal after it), number of finished runs,
+# steps before the signal). Each evaluation has six batches.
 STOPS = [
-    ("second evaluation", (mesh, "place_batch", nth(6)), 0, [1, 2, 3]),  # after step 3
+    ("second evaluation", (meshes, "place_batch", is_nth_call(6)), 0, [1, 2, 3]),  # after step 3
     ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, [4, 5, 6]),
     ("last save", (checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS), 2, ALL_STEPS),
 ]
 
 
-def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_its_report(complete, tmp_path, signalled):
+def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_its_report(
+    complete_study, tmp_path, signal_after
+):
     report = tmp_path / "study" / "report.json"
-    for moment, call, finished, before in STOPS:
+    for moment, call, finished, expected_steps in STOPS:
         steps_taken: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, "log", steps_taken.append)
-            signalled(*call)
+            signal_after(*call)
             outcome = tiny_study.run(tmp_path)
-        assert outcome.code == 143 and "go on with" in outcome.err and steps_taken == before, moment
+        assert outcome.code == 143 and "go on with" in outcome.err and steps_taken == expected_steps, moment
         second_program = list(tmp_path.glob("study/all/base/*/metrics.jsonl"))
         assert bool(second_program) == (moment == "last save"), moment
         assert len(tiny_study.summaries(tmp_path)) == finished, moment
@@ -85,19 +87,21 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_it
             assert json.loads(report.read_text(encoding="utf-8"))["finished_runs"] == finished
         else:
             assert "no run of the study is finished" in outcome.err and not report.exists()
-        if moment == "second evaluation":  # as if it was killed after the first of four rows
-            (row,) = (row for row in log.read(complete / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
+        if moment == "second evaluation":  # imitates a kill after the first of four rows
+            (row,) = (
+                row for row in log.read(complete_study / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row
+            )
             with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps(row) + "\n")
-    assert resume(tmp_path)[1] == []  # only the evaluation after the last step, and the results
-    tiny_study.assert_alike(tmp_path, complete, ALL)
+    assert resume(tmp_path)[1] == []  # only the last evaluation and the results remain
+    tiny_study.assert_equal_runs(tmp_path, complete_study, ALL)
 
 
-def test_a_signal_while_the_last_report_is_drawn_stops_the_study_after_it(copy, signalled):
-    signalled(reports, "write")
-    outcome = tiny_study.run(copy)
+def test_a_signal_during_the_last_report_stops_the_study_after_the_report(study_copy, signal_after):
+    signal_after(results, "write")
+    outcome = tiny_study.run(study_copy)
     assert outcome.code == 143 and "the report holds all of them; go on" in outcome.err
-    assert str(copy / "study" / "report.html") in outcome.out
+    assert str(study_copy / "study" / "report.html") in outcome.out
 
 
 def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_path, monkeypatch):
@@ -115,20 +119,22 @@ def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_
     assert (outcome.code, outcome.err) == (1, message) and report.is_file()
 
 
-def test_another_log_interval_does_not_restart_a_program(complete, tmp_path):
+def test_another_log_interval_does_not_restart_a_program(complete_study, tmp_path):
     stop_after(tmp_path, 4)
-    assert resume(tmp_path, "--config.train.log_every=1", **OF_SECOND)[1] == [5, 6]
-    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete)
-    for name in SECOND:
+    assert resume(tmp_path, "--config.train.log_every=1", **SECOND_PROGRAM_CHANGES)[1] == [5, 6]
+    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete_study)
+    for name in SECOND_PROGRAM:
         assert results[name]["params_sha256"] == expected[name]["params_sha256"]
-        assert "wall_seconds" not in results[name]  # unknown after a stop
+        assert "wall_seconds" not in results[name]  # unknown after an interruption
         assert [row["step"] for row in log.read(tmp_path / "study" / name) if "train/loss" in row] == [2, 4, 5, 6]
 
 
-def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(complete, tmp_path, monkeypatch):
+def test_a_row_that_has_diverged_stays_diverged_after_a_resume(complete_study, tmp_path, monkeypatch):
     train = loop.train
 
-    def poison(training: Any, step: Callable, state: steps.State, batches: Any, **options: Any) -> steps.State:
+    def poison(
+        training: Any, step: Callable, state: train_step.State, batches: Any, **options: Any
+    ) -> train_step.State:
         def with_nan() -> Any:  # in the batch of step 2 of the second run
             for n, batch_R in enumerate(batches, options["start"] + 1):
                 bad = batch_R[1] | {"weight_B": np.full_like(batch_R[1]["weight_B"], np.nan)}
@@ -138,30 +144,30 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(complete, tmp_
 
     monkeypatch.setattr(loop, "train", poison)
     stop_after(tmp_path, 4)
-    outcome, steps_taken = resume(tmp_path, **OF_SECOND)
+    outcome, steps_taken = resume(tmp_path, **SECOND_PROGRAM_CHANGES)
     assert steps_taken == [5, 6] and "diverged" in outcome.out
-    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete)
-    assert [results[name]["diverged_at"] for name in SECOND] == [None, 2, None, None]
-    for name in SECOND:
-        assert (results[name]["params_sha256"] == expected[name]["params_sha256"]) == (name != SECOND[1])
-    rows = log.read(tmp_path / "study" / SECOND[1])
-    assert [row["eval/loss"] for row in rows if "eval/loss" in row][1:] == [results[SECOND[1]]["eval/loss"]] * 2
+    results, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete_study)
+    assert [results[name]["diverged_at"] for name in SECOND_PROGRAM] == [None, 2, None, None]
+    for name in SECOND_PROGRAM:
+        assert (results[name]["params_sha256"] == expected[name]["params_sha256"]) == (name != SECOND_PROGRAM[1])
+    rows = log.read(tmp_path / "study" / SECOND_PROGRAM[1])
+    assert [row["eval/loss"] for row in rows if "eval/loss" in row][1:] == [results[SECOND_PROGRAM[1]]["eval/loss"]] * 2
 
 
-def test_a_study_that_is_killed_goes_on_to_the_bit(complete, tmp_path):
-    """A kill leaves the files of that moment: here a copy of them, made while the study is trained."""
-    changes, killed = OF_SECOND | {"train__save_every": 2}, tmp_path / "killed"
+def test_a_study_that_is_killed_resumes_bit_for_bit(complete_study, tmp_path):
+    """A kill leaves the files of that moment, so the test copies the files while the study trains."""
+    changes, killed_folder = SECOND_PROGRAM_CHANGES | {"train__save_every": 2}, tmp_path / "killed"
 
     def copy_files(n: int) -> None:
         if n == 5:
-            with contextlib.suppress(shutil.Error):  # the save of step 4 may just be renamed
-                shutil.copytree(tmp_path / "study", killed / "study")
+            with contextlib.suppress(shutil.Error):  # the save of step 4 may be renamed during the copy
+                shutil.copytree(tmp_path / "study", killed_folder / "study")
 
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, "log", copy_files)
         assert tiny_study.run(tmp_path, **changes).code == 0
-    names = {file.name for file in killed.glob("study/checkpoints/*/*")}
-    assert names & {"2", "4"} and not tiny_study.summaries(killed)
+    names = {file.name for file in killed_folder.glob("study/checkpoints/*/*")}
+    assert names & {"2", "4"} and not tiny_study.summaries(killed_folder)
     newest = max(int(name) for name in names if name.isdecimal())
-    assert resume(killed, **changes)[1] == list(range(newest + 1, STEPS + 1))
-    tiny_study.assert_alike(killed, complete, SECOND)
+    assert resume(killed_folder, **changes)[1] == list(range(newest + 1, STEPS + 1))
+    tiny_study.assert_equal_runs(killed_folder, complete_study, SECOND_PROGRAM)

@@ -15,7 +15,7 @@ from errors import raises
 from experiments import ablation
 from experiments.build import splits
 from experiments.engine import checkpoint, errors
-from experiments.studies import merge, programs, results, study, tuning
+from experiments.studies import merge as merging, programs, results, study as studies, tuning
 
 RATES = ["optim.learning_rate", [1e-3, 1e-2]]
 ARMS, LEAN = ["tied", "more", "usual"], {"dots.bias": False}
@@ -24,47 +24,51 @@ SMALL = {"study__experiment": "parted_dots", "study__arms": [list(arm) for arm i
 SMALL |= {"study__tune": [RATES], "study__tune_seeds": [8, 9], "study__keep_weights": True}
 
 
-@pytest.mark.parametrize("apart", [1, 9])
+@pytest.mark.parametrize("stride", [1, 9])
 @pytest.mark.parametrize("n", [10, 47, 320, 3210, 9999])
-def test_the_tuning_split_and_the_training_split_do_not_overlap(n, apart):
+def test_the_tuning_split_and_the_training_split_do_not_overlap(n, stride):
     """An example is a window of `apart` numbers."""
 
     def fetch(index_B, rng):
-        return {"x_BN": index_B[:, None] + np.arange(apart)}
+        return {"x_BN": index_B[:, None] + np.arange(stride)}
 
-    if n < 2 * apart:
+    if n < 2 * stride:
         with raises(errors.UserError, n):
-            splits.split_for_tuning((fetch, n), most=50, stride=apart)
+            splits.split_for_tuning((fetch, n), most=50, stride=stride)
         return
-    (training, n_left), (block, n_block) = splits.split_for_tuning((fetch, n), most=50, stride=apart)
+    (training, n_left), (block, n_block) = splits.split_for_tuning((fetch, n), most=50, stride=stride)
     training_BN, tuning_BN = training(np.arange(n_left), None)["x_BN"], block(np.arange(n_block), None)["x_BN"]
     assert not {*training_BN.ravel().tolist()} & {*tuning_BN.ravel().tolist()}
     assert len({*training_BN[:, 0].tolist()}) == n_left and len({*tuning_BN.ravel().tolist()}) == tuning_BN.size
     assert training_BN.min() == 0 and max(training_BN[:, 0].max(), tuning_BN[:, 0].max()) < n
     assert n_left > 0.5 * n and 0 < n_block <= 50
-    assert n < 640 * apart or tuning_BN[0, 0] < n / 2 < tuning_BN[-1, 0]  # from everywhere
+    # The tuning examples are spread over the data.
+    assert n < 640 * stride or tuning_BN[0, 0] < n / 2 < tuning_BN[-1, 0]
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
+def tuned_study(tmp_path_factory):
     """Return the folder of a tuned study of three arms, its output, and the names of its programs in order."""
-    folder, original, trained = tmp_path_factory.mktemp("tuned"), programs.train, []
+    folder, original, trained_programs = tmp_path_factory.mktemp("tuned"), programs.train, []
 
     def train(job, *arguments):
-        trained.append((job.program.name, job.program.tuning))
+        trained_programs.append((job.program.name, job.program.tuning))
         original(job, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "train", train)
         outcome = tiny_study.run(folder, **SMALL)
     assert (outcome.code, outcome.err) == (0, "")
-    return folder, outcome.out, trained
+    return folder, outcome.out, trained_programs
 
 
-def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tuned):
-    tmp_path, out, trained = tuned
-    assert [tuning for _, tuning in trained] == [True, True, False, False]
-    assert trained[:2] == [("tied (2 values), more (2 values) x 2 seeds", True), ("usual (2 values) x 2 seeds", True)]
+def test_an_arm_is_compared_with_the_settings_that_it_chose_on_other_data_and_seeds(tuned_study):
+    tmp_path, out, trained_programs = tuned_study
+    assert [tuning for _, tuning in trained_programs] == [True, True, False, False]
+    assert trained_programs[:2] == [
+        ("tied (2 values), more (2 values) x 2 seeds", True),
+        ("usual (2 values) x 2 seeds", True),
+    ]
     folder, losses = tmp_path / "study", {}
     for file in sorted(folder.glob("tuning/all/*/seed_*/summary.json")):
         summary = json.loads(file.read_text())
@@ -74,11 +78,11 @@ def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tune
         assert summary["seed"] in (8, 9) and "baseline/accuracy" not in summary
     names = [f"{arm}@learning_rate={rate}" for arm in ARMS for rate in (0.001, 0.01)]
     assert {name: len(seed_losses) for name, seed_losses in losses.items()} == dict.fromkeys(names, 2)
-    every = tiny_study.summaries(tmp_path)
+    summaries = tiny_study.summaries(tmp_path)
     digests = {json.loads(file.read_text())["evaluation_crc32"] for file in folder.glob("tuning/*/*/*/summary.json")}
-    assert len(digests) == 1 and not digests & {summary["evaluation_crc32"] for summary in every.values()}
+    assert len(digests) == 1 and not digests & {summary["evaluation_crc32"] for summary in summaries.values()}
     record = json.loads((folder / "report.json").read_text())
-    assert len(every) == 6 and [choice["arm"] for choice in record["tuned"]] == ARMS
+    assert len(summaries) == 6 and [choice["arm"] for choice in record["tuned"]] == ARMS
     for choice in record["tuned"]:
         arm = choice["arm"]
         means = {rate: np.mean(losses[f"{arm}@learning_rate={rate}"]) for rate in (0.001, 0.01)}
@@ -91,13 +95,13 @@ def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tune
         assert f"{arm} chose optim.learning_rate = {best} (best of 2" in out
     assert all("lie beyond: all, tied" in (folder / file).read_text() for file in ("report.md", "report.html"))
     assert not (folder / "tuning" / "checkpoints").exists() and not list(folder.glob("**/lock"))
-    for name, summary in every.items():
+    for name, summary in summaries.items():
         params = checkpoint.parameters(folder / name / "checkpoints", tiny_study.STEPS)
         assert checkpoint.digest(params) == summary["params_sha256"] and (folder / name / "dots.txt").is_file()
 
 
-def test_choices_are_merged(tuned, tmp_path):
-    folder, parts = tuned[0] / "study", [tmp_path / "A", tmp_path / "B"]
+def test_choices_are_merged(tuned_study, tmp_path):
+    folder, parts = tuned_study[0] / "study", [tmp_path / "A", tmp_path / "B"]
     for part, removed in zip(parts, ("more", "tied"), strict=True):
         shutil.copytree(folder, part)
         for place in (*part.glob(f"tuning/all/{removed}@*"), part / "all" / removed):
@@ -105,20 +109,20 @@ def test_choices_are_merged(tuned, tmp_path):
         config = json.loads((part / "config.json").read_text())
         config["config"]["study"]["arms"] = [arm for arm in SMALL["study__arms"] if arm[0] != removed]
         (part / "config.json").write_text(json.dumps(config))
-    merge.merge(parts, tmp_path / "new")
-    designs = {place: study.read(results.load_settings(place)) for place in (tmp_path / "new", folder)}
+    merging.merge(parts, tmp_path / "new")
+    designs = {place: studies.read(results.load_settings(place)) for place in (tmp_path / "new", folder)}
     new, single = (sorted(tuning.read(*item), key=lambda choice: choice.arm) for item in designs.items())
     assert new == single and len(single) == 3
 
 
-def test_an_arm_tries_the_values_of_the_study_and_of_the_arm(tmp_path):
+def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path):
     arms = [["own", {"study.tune": [["optim.betas", [[0.8, 0.99], [0.9, 0.99]]]], "dots.bias": False}], ["base", {}]]
     changes = tiny_study.TRAIN | tiny_study.STUDY | {"study__arms": arms, "study__tune": [RATES]}
     settings = tiny.settings("ablation", **changes)
-    design = study.read(settings)
-    values = [run.settings.optim for run in study.runs(settings, tuning.trials(design)) if run.seed == 1000]
-    tried = [(0.001, 0.8), (0.001, 0.9), (0.01, 0.8), (0.01, 0.9), (0.001, 0.9), (0.01, 0.9)]
-    assert [(optim.learning_rate, optim.betas[0]) for optim in values] == tried
+    design = studies.read(settings)
+    values = [run.settings.optim for run in studies.runs(settings, tuning.trials(design)) if run.seed == 1000]
+    expected = [(0.001, 0.8), (0.001, 0.9), (0.01, 0.8), (0.01, 0.9), (0.001, 0.9), (0.01, 0.9)]
+    assert [(optim.learning_rate, optim.betas[0]) for optim in values] == expected
     assert len({arm.name for arm in tuning.trials(design).arms}) == 6
     assert not any("study.tune" in arm.changes for arm in tuning.trials(design).arms)
     points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(design, "own")]
@@ -126,16 +130,16 @@ def test_an_arm_tries_the_values_of_the_study_and_of_the_arm(tmp_path):
     assert figure.file.is_file()
 
 
-def write_tuning(folder, **ends):
+def write_tuning(folder, **losses_of_arms):
     """Write the tuning runs of two arms with three rates and two seeds. ends: arm -> the losses of each rate."""
-    design = study_folder.study(("tied", "usual"), seeds=(0, 1))
+    design = study_folder.make_study(("tied", "usual"), seeds=(0, 1))
     grid = {arm.name: {"optim.learning_rate": [0.1, 0.2, 0.4]} for arm in design.arms}
     design = design._replace(grid=grid, tune_seeds=[8, 9])
-    for arm, of_rates in ends.items():
-        for rate, of_seeds in zip((0.1, 0.2, 0.4), of_rates, strict=True):
-            for seed, loss in zip((8, 9), of_seeds, strict=True):
-                place, end = f"{arm}@learning_rate={rate}", {"diverged_at": 3 if loss is None else None}
-                study_folder.run(folder / "tuning", "all", place, seed, ends={"eval/loss": loss}, **end)
+    for arm, losses_of_rates in losses_of_arms.items():
+        for rate, losses_of_seeds in zip((0.1, 0.2, 0.4), losses_of_rates, strict=True):
+            for seed, loss in zip((8, 9), losses_of_seeds, strict=True):
+                name, summary = f"{arm}@learning_rate={rate}", {"diverged_at": 3 if loss is None else None}
+                study_folder.write_run(folder / "tuning", "all", name, seed, metrics={"eval/loss": loss}, **summary)
     return design
 
 
@@ -151,10 +155,11 @@ def test_the_best_mean_is_chosen_and_never_one_with_a_diverged_seed(tmp_path):
     chosen = [choice.best.values["optim.learning_rate"] for choice in tuning.read(tmp_path, accuracy_study)]
     assert chosen == [0.1, 0.4]  # the largest accuracy
     next(tmp_path.glob("tuning/all/usual@*/seed_8/summary.json")).unlink()
-    assert [choice.arm for choice in tuning.read(tmp_path, accuracy_study)] == ["tied"]  # usual is not finished
+    # The tuning of "usual" is not finished.
+    assert [choice.arm for choice in tuning.read(tmp_path, accuracy_study)] == ["tied"]
 
 
-def test_an_arm_is_named_if_it_diverges_with_all_values(tmp_path):
+def test_an_arm_that_diverges_with_all_values_is_an_error(tmp_path):
     design = write_tuning(tmp_path, tied=[(None, 2), (1, None), (None, None)], usual=[(3, 1)] * 3)
     with raises(errors.RunError, "condition all", "arm tied", "study.tune"):
         tuning.read(tmp_path, design)
@@ -172,21 +177,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
-def test_invalid_tuning_is_one_sentence_before_anything_is_trained(tmp_path, changes, words):
+def test_invalid_tuning_is_refused_in_one_sentence_before_training(tmp_path, changes, words):
     arms = [["lean", {"dots.bias": False}], ["base", {}]]
     outcome = tiny_study.run(tmp_path, **{"study__arms": arms, "study__tune": [RATES]} | changes)
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words)
     assert not (tmp_path / "study").exists()
 
 
-def test_two_processes_share_the_programs_of_a_study(complete, tmp_path, monkeypatch):
+def test_two_processes_share_the_programs_of_a_study(complete_study, tmp_path, monkeypatch):
     """While the first process trains the first program, a second one trains the second program, waits for the first,
     and is stopped there. Locks hold within a process as between two."""
-    original, trained, second = programs.train, [], []
+    original, names, second = programs.train, [], []
 
     def train(job, *arguments):
-        trained.append(job.program.name)
-        if len(trained) == 1:
+        names.append(job.program.name)
+        if len(names) == 1:
             second.append(tiny_study.run(tmp_path))
         original(job, *arguments)
 
@@ -196,48 +201,48 @@ def test_two_processes_share_the_programs_of_a_study(complete, tmp_path, monkeyp
     monkeypatch.setattr(programs, "train", train)
     monkeypatch.setattr(ablation.time, "sleep", stop)
     outcome = tiny_study.run(tmp_path)
-    assert (outcome.code, outcome.err) == (0, "") and trained == ["lean x 2 seeds", "fast, base x 2 seeds"]
-    [stopped] = second
+    assert (outcome.code, outcome.err) == (0, "") and names == ["lean x 2 seeds", "fast, base x 2 seeds"]
+    [outcome_of_second] = second
     page = tmp_path / "study" / "report.md"
-    assert stopped.code == 143 and f"{page} holds the 4 of 6 runs that are finished" in stopped.err
-    assert re.search(rf"waiting for lean x 2 seeds: .* is in use by .*process {os.getpid()}", stopped.out)
-    assert "1 of 2 done" in stopped.out and "1 of 2 done" in outcome.out
-    tiny_study.assert_alike(tmp_path, complete, tiny_study.ALL)
+    assert outcome_of_second.code == 143 and f"{page} holds the 4 of 6 runs that are finished" in outcome_of_second.err
+    assert re.search(rf"waiting for lean x 2 seeds: .* is in use by .*process {os.getpid()}", outcome_of_second.out)
+    assert "1 of 2 done" in outcome_of_second.out and "1 of 2 done" in outcome.out
+    tiny_study.assert_equal_runs(tmp_path, complete_study, tiny_study.ALL)
     assert not list(tmp_path.glob("study/**/lock"))
 
 
-def test_the_rest_of_a_program_is_trained_if_another_process_has_trained_a_part(complete, tmp_path, monkeypatch):
+def test_only_unfinished_rows_are_trained_if_another_process_has_trained_a_part(complete_study, tmp_path, monkeypatch):
     """The other process had one seed: it has finished two of the four rows of the second program."""
-    original, trained = programs.train, []
+    original, names = programs.train, []
 
     def train(job, *arguments):
-        trained.append([run.name for run in job.program.runs])
+        names.append([run.name for run in job.program.runs])
         original(job, *arguments)
-        if len(trained) == 1:
+        if len(names) == 1:
             assert tiny_study.run(tmp_path, study__arms=tiny_study.ARMS[1:], study__seeds=[5]).code == 0
 
     monkeypatch.setattr(programs, "train", train)
     assert tiny_study.run(tmp_path).code == 0
     lean, rest = tiny_study.ALL[:2], tiny_study.ALL[2:]
-    assert trained == [lean, [name for name in rest if "seed_5" in name], [name for name in rest if "seed_3" in name]]
+    assert names == [lean, [name for name in rest if "seed_5" in name], [name for name in rest if "seed_3" in name]]
     losses, expected = (
         {name: summary["eval/loss"] for name, summary in tiny_study.summaries(folder).items()}
-        for folder in (tmp_path, complete)
+        for folder in (tmp_path, complete_study)
     )
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_seeds_that_devices_cannot_share_evenly_are_trained(complete, tmp_path):
+def test_seeds_that_devices_cannot_share_evenly_are_trained(complete_study, tmp_path):
     """Three seeds of two arms over four devices make eight rows. Two of them repeat the last run without effect."""
     arms = {"study__arms": [tiny_study.ARMS[1], ["base", {}]], "study__seeds": [3, 5, 7], "mesh__seed": 4}
     outcome = tiny_study.run(tmp_path, **arms)
     assert (outcome.code, outcome.err) == (0, "") and "seed=4" in outcome.out
-    summaries, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete)
+    summaries, expected = tiny_study.summaries(tmp_path), tiny_study.summaries(complete_study)
     assert len(summaries) == 6 and not list(tmp_path.glob("study/checkpoints/*"))
     for name in tiny_study.ALL[2:]:
         assert summaries[name]["eval/loss"] == pytest.approx(expected[name]["eval/loss"], abs=1e-5)
     outcome = tiny_study.run(tmp_path, **arms | {"mesh__seed": 1})
-    assert outcome.code == 0 and "6 of them finished before" in outcome.out
+    assert outcome.code == 0 and "6 of the runs finished before" in outcome.out
 
 
 def test_points_of_a_grid_have_different_folders():

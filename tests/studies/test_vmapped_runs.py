@@ -10,11 +10,11 @@ import tiny
 from errors import raises
 
 from experiments.build import model as models
-from experiments.engine import errors, mesh, optim, train_step as steps
+from experiments.engine import compilation, errors, mesh as meshes, optim, train_step
 from experiments.studies import vmapped_runs
 from tfm import shapes
 
-SEEDS = (3, 5, 3, 8)  # the third is the first with other numbers
+SEEDS = (3, 5, 3, 8)  # the third run differs from the first in numbers only
 RATES, DECAYS, STDS = (1e-2, 1e-2, 5e-2, 1e-2), (0.1, 0.1, 0.0, 0.1), (1.0, 1.0, 1.0, 2.0)
 NUMBERS = {name: np.float32(x) for name, x in [("learning_rate", RATES), ("weight_decay", DECAYS), ("std", STDS)]}
 STEPS, ACCUMULATION = 3, 2
@@ -25,7 +25,7 @@ def optimiser(learning_rate=None, weight_decay=None) -> tuple[optax.Schedule, op
     return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=weight_decay, clip=1.0)
 
 
-def task(seed: int) -> steps.Task:
+def task(seed: int) -> train_step.Task:
     linear = tiny.linear_task(seed=seed)
 
     def init(key, std=1.0):
@@ -42,36 +42,36 @@ TASKS = {seed: task(seed) for seed in SEEDS}
 def program(learning_rate: float, weight_decay: float):
     """Return the optimiser of a single run and its step on one device. Data of all seeds have the same shapes."""
     rate, adamw = optimiser(learning_rate, weight_decay)
-    options = {"mesh": mesh.make(data=1), "accumulation": ACCUMULATION}
-    return adamw, steps.update(task=TASKS[3], optimiser=adamw, rate=rate, **options)
+    options = {"mesh": meshes.make(data=1), "accumulation": ACCUMULATION}
+    return adamw, train_step.update(task=TASKS[3], optimiser=adamw, rate=rate, **options)
 
 
 @functools.cache
 def train_alone(r: int):
     """Train run r on one device. Return its parameters, the metrics of each step, and its evaluation."""
-    device, run_task, (adamw, step) = mesh.make(data=1), TASKS[SEEDS[r]], program(RATES[r], DECAYS[r])
+    device, run_task, (adamw, step) = meshes.make(data=1), TASKS[SEEDS[r]], program(RATES[r], DECAYS[r])
     run_task = run_task._replace(init=functools.partial(run_task.init, std=STDS[r]))
-    state, history = steps.initial_state(run_task, adamw, seed=SEEDS[r], mesh=device), []
+    state, history = train_step.initial_state(run_task, adamw, seed=SEEDS[r], mesh=device), []
     for i in range(STEPS):
-        state, metrics = step(state, mesh.place_batch(device, run_task.train[i]), np.True_)
+        state, metrics = step(state, meshes.place_batch(device, run_task.train[i]), np.True_)
         history.append(jax.device_get(metrics))
-    return jax.device_get(state.params), history, steps.evaluator(run_task, device)(state.params)
+    return jax.device_get(state.params), history, train_step.evaluator(run_task, device)(state.params)
 
 
-@pytest.mark.parametrize(("sizes", "batched"), [({"data": 2}, False), ({"data": 1, "seed": 2}, True)], ids=str)
-def test_every_row_is_trained_as_alone_and_a_row_with_nan_stops(sizes, batched, monkeypatch):
+@pytest.mark.parametrize(("sizes", "is_batched"), [({"data": 2}, False), ({"data": 1, "seed": 2}, True)], ids=str)
+def test_every_row_trains_as_if_alone_and_a_row_with_nan_stops(sizes, is_batched, monkeypatch):
     """The second row's batch of step 2 is NaN. Its state stays, and the other rows go on."""
-    if "seed" in sizes and jax.__version_info__ >= (0, 10):  # as on accelerators
-        monkeypatch.setattr(mesh, "side_by_side", lambda devices: True)
-    default = functools.partial(optimiser, learning_rate=1.0, weight_decay=0.0)  # all runs have other numbers
-    together = vmapped_runs.VmappedRuns(TASKS[3], default, mesh.make(**sizes), ACCUMULATION, batched)
-    state, step, history = vmapped_runs.initial_state(together, SEEDS, NUMBERS), vmapped_runs.step(together), []
+    if "seed" in sizes and jax.__version_info__ >= (0, 10):  # vmap over rows, as on accelerators
+        monkeypatch.setattr(meshes, "side_by_side", lambda devices: True)
+    default = functools.partial(optimiser, learning_rate=1.0, weight_decay=0.0)  # every run replaces these numbers
+    vmapped = vmapped_runs.VmappedRuns(TASKS[3], default, meshes.make(**sizes), ACCUMULATION, is_batched)
+    state, step, history = vmapped_runs.initial_state(vmapped, SEEDS, NUMBERS), vmapped_runs.step(vmapped), []
     alive = np.array([True] * 4)
     for i in range(STEPS):
         batch_R = [TASKS[seed].train[i] for seed in SEEDS]
         if i == 1:
             batch_R[1] = batch_R[1] | {"x_BD": np.full_like(batch_R[1]["x_BD"], np.nan)}
-        state, metrics = step(state, mesh.place_rows(together.mesh, batch_R), alive, NUMBERS)
+        state, metrics = step(state, meshes.place_rows(vmapped.mesh, batch_R), alive, NUMBERS)
         alive = metrics["alive"]
         history.append(jax.device_get(metrics))
     assert [list(metrics["alive"]) for metrics in history] == [[True] * 4] + [[True, False, True, True]] * (STEPS - 1)
@@ -79,7 +79,7 @@ def test_every_row_is_trained_as_alone_and_a_row_with_nan_stops(sizes, batched, 
     assert all(np.isfinite(leaf[1]).all() for leaf in jax.tree.leaves(state.params))
     if "seed" in sizes:
         assert {leaf.sharding.spec[0] for leaf in jax.tree.leaves(state.params)} == {"seed"}
-    evaluation = vmapped_runs.evaluator(together)(state.params)
+    evaluation = vmapped_runs.evaluator(vmapped)(state.params)
     tolerance = {"rtol": 2e-5, "atol": 1e-6}
     for r in (2, 3):
         params, metrics, measures = train_alone(r)
@@ -92,7 +92,7 @@ def test_every_row_is_trained_as_alone_and_a_row_with_nan_stops(sizes, batched, 
     assert len(set(evaluation["loss"].round(3))) == len(SEEDS)
 
 
-def test_the_initial_scale_is_a_number_of_a_model_with_two_kinds_of_scores():
+def test_score_std_can_be_a_traced_number_also_for_two_kinds_of_scores():
     """test_pairing tests a model with one kind."""
 
     def init(score_std: float):
@@ -101,7 +101,7 @@ def test_the_initial_scale_is_a_number_of_a_model_with_two_kinds_of_scores():
         m = tiny.settings("translation", **small).model
         return models.build_encoder_decoder(m, W=11, N=7, tied_output=False).init
 
-    key = jax.random.key(3, impl="unsafe_rbg")  # compiled six times as fast
+    key = jax.random.key(3, impl="unsafe_rbg")  # compiles six times as fast
     number = jax.jit(lambda std: init(1.0)(key, score_std=std))
     params, smaller = number(1.0), number(0.7)
     for (path, leaf), x in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(smaller), strict=True):
@@ -110,25 +110,34 @@ def test_the_initial_scale_is_a_number_of_a_model_with_two_kinds_of_scores():
         np.testing.assert_allclose(x, (0.7 if is_scaled else 1) * leaf, rtol=1e-6, err_msg=name)
 
 
-def test_seeds_take_devices_like_every_other_axis_and_rows_side_by_side_are_for_accelerators():
-    assert dict(mesh.make(data=-1, seed=2).shape) == {"seed": 2, "data": 4, "fsdp": 1, "tensor": 1, "sequence": 1}
-    assert mesh.make(data=8).axis_names == mesh.AXES
+def test_mesh_seed_takes_devices_like_other_axes_and_a_cpu_computes_rows_one_by_one():
+    assert dict(meshes.make(data=-1, seed=2).shape) == {"seed": 2, "data": 4, "fsdp": 1, "tensor": 1, "sequence": 1}
+    assert meshes.make(data=8).axis_names == meshes.AXES
     with raises(errors.UserError, "mesh.seed = 3"):
-        mesh.make(seed=3)
-    assert not mesh.side_by_side(mesh.make(data=1)) and not mesh.side_by_side(mesh.make(data=2, seed=4))
+        meshes.make(seed=3)
+    assert not meshes.side_by_side(meshes.make(data=1)) and not meshes.side_by_side(meshes.make(data=2, seed=4))
 
 
-def test_a_tpu_computes_large_runs_one_after_the_other(monkeypatch):
-    single, spread = mesh.make(data=1), mesh.make(data=1, seed=2)
+def test_a_tpu_computes_large_runs_one_by_one(monkeypatch):
+    single, two_devices = meshes.make(data=1), meshes.make(data=1, seed=2)
     for platform, expected in (("cpu", [False, False]), ("gpu", [True, True]), ("tpu", [True, False])):
-        monkeypatch.setattr(mesh, "backend", lambda _, platform=platform: platform)
+        monkeypatch.setattr(meshes, "backend", lambda _, platform=platform: platform)
         assert [vmapped_runs.side_by_side(single, flops) for flops in (4e9, 4e10)] == expected
-        assert vmapped_runs.side_by_side(spread, 4e10)
+        assert vmapped_runs.side_by_side(two_devices, 4e10)
 
 
-def test_runs_together_are_compiled_with_the_options_of_their_mesh(monkeypatch):
-    together = vmapped_runs.VmappedRuns(TASKS[3], functools.partial(optimiser, 0.1, 0.1), mesh.make(data=1), 1, True)
-    state, batch = vmapped_runs.initial_state(together, [3], {}), mesh.place_rows(together.mesh, [TASKS[3].train[0]])
-    monkeypatch.setattr(mesh, "compiler_options", lambda _: {"none_such": "1"})
+def test_vmapped_runs_are_compiled_with_the_options_of_their_mesh(monkeypatch):
+    vmapped = vmapped_runs.VmappedRuns(TASKS[3], functools.partial(optimiser, 0.1, 0.1), meshes.make(data=1), 1, True)
+    state, batch = vmapped_runs.initial_state(vmapped, [3], {}), meshes.place_rows(vmapped.mesh, [TASKS[3].train[0]])
+    monkeypatch.setattr(meshes, "compiler_options", lambda _: {"none_such": "1"})
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-        vmapped_runs.step(together)(state, batch, np.array([True]), {})
+        vmapped_runs.step(vmapped)(state, batch, np.array([True]), {})
+    monkeypatch.undo()
+    monkeypatch.setattr(compilation, "deterministic_options", lambda mesh, on: {"none_such": True} if on else {})
+    vmapped = vmapped._replace(task=vmapped.task._replace(deterministic=True))
+    for program in (
+        lambda: vmapped_runs.step(vmapped)(state, batch, np.array([True]), {}),
+        lambda: vmapped_runs.evaluator(vmapped)(state.params),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+            program()

@@ -1,4 +1,4 @@
-"""Initial parameters: each is drawn with the key of its path, whatever else is in the model, at its exact scale."""
+"""Initial parameters: each is drawn with the key of its path, independent of other parameters, at its scale."""
 
 import functools
 import zlib
@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 from cases import M
 
-from tfm import embed, head, initial, mlp, norm, position, shapes
+from tfm import embed as embeds, head as heads, initial, mlp, norm, position, shapes
 from tfm.attention import score, value
 
 TOKENS, IMAGES, MLP = dict(W=101, D=97), dict(P=53, D=97), dict(D=97, F=211, M=7, bias=True)
 VALUE, SCORE, PLACES = dict(H=3, K=41, D=97, M=7, bias=True), dict(H=2, K=3, D=5, bias=True), dict(N=101, D=97)
 HIDDEN = {"W1_FD": 97**-0.5, "W2_DF": (2 * 7 * 211) ** -0.5}  # 2 M residual terms add up to unit variance
-BOTH = {"Uq_HKD": 5**-0.5, "Uk_HKD": 5**-0.5}
+QUERY_KEY_STD = {"Uq_HKD": 5**-0.5, "Uk_HKD": 5**-0.5}
 SUM = {"Wx_DD": 97**-0.5, "Wp_DD": 97**-0.5}
 STD = [  # init, sizes, the standard deviation of each matrix
-    (embed.words.init, TOKENS, {"E_WD": 97**-0.5}),
-    (embed.patches.init, IMAGES, {"W_DP": (53 * 97) ** -0.5}),
-    (embed.masked_patches.init, IMAGES, {"W_DP": (53 * 97) ** -0.5, "h_D": 97**-0.5}),
-    (embed.class_token_init, {"D": 97}, {"c_D": 97**-0.5}),
-    (head.next_word.init, TOKENS, {"G_WD": 0.02}),
-    (head.masked_word.init, TOKENS, {"G_WD": 0.02}),
-    (head.pooled.init, dict(C=53, D=97), {"G_CD": 0.02}),
-    (head.class_token.init, dict(C=53, D=97), {"G_CD": 0.02}),
-    (head.pixels.init, IMAGES, {"W_PD": 0.02}),
+    (embeds.words.init, TOKENS, {"E_WD": 97**-0.5}),
+    (embeds.patches.init, IMAGES, {"W_DP": (53 * 97) ** -0.5}),
+    (embeds.masked_patches.init, IMAGES, {"W_DP": (53 * 97) ** -0.5, "h_D": 97**-0.5}),
+    (embeds.class_token_init, {"D": 97}, {"c_D": 97**-0.5}),
+    (heads.next_word.init, TOKENS, {"G_WD": 0.02}),
+    (heads.masked_word.init, TOKENS, {"G_WD": 0.02}),
+    (heads.pooled.init, dict(C=53, D=97), {"G_CD": 0.02}),
+    (heads.class_token.init, dict(C=53, D=97), {"G_CD": 0.02}),
+    (heads.pixels.init, IMAGES, {"W_PD": 0.02}),
     (position.learned.init, PLACES, {"P_ND": 97**-0.5}),
     (position.learned_concatenated.init, PLACES, {"P_ND": 97**-0.5} | SUM),
     (position.sinusoidal_concatenated.init, PLACES, SUM),
@@ -45,55 +45,55 @@ STD = [  # init, sizes, the standard deviation of each matrix
     (score.l2_tied.init, SCORE, {"U_HKD": ((3 + 4) / (3 * 5 * (6 * 5 + 4 * 3 + 2))) ** 0.25}),
     (score.pairwise.init, SCORE, {"U_HKD": 5**-0.5, "P_HKK": 3**-0.5}),
     (score.pairwise_sym.init, SCORE, {"U_HKD": 5**-0.5, "P_HKK": (2 / (3 + 1)) ** 0.5}),
-    (score.asymmetric.init, SCORE, BOTH),
-    (score.asymmetric_std.init, SCORE, {name: 3**-0.5 * std for name, std in BOTH.items()}),
+    (score.asymmetric.init, SCORE, QUERY_KEY_STD),
+    (score.asymmetric_std.init, SCORE, {name: 3**-0.5 * std for name, std in QUERY_KEY_STD.items()}),
 ]
 
 
 @pytest.mark.parametrize(("init", "sizes", "stds"), STD)
-def test_a_matrix_is_its_standard_deviation_times_the_draws_of_its_name_and_biases_are_zero(init, sizes, stds):
-    """So parameters of one name begin alike in all variants, and no two of different names do."""
+def test_a_matrix_has_its_standard_deviation_and_the_key_of_its_name_and_biases_are_zero(init, sizes, stds):
+    """Hence parameters of one name have equal draws in all variants, and other names have other draws."""
     root = jax.random.key(0)
     params = init(root, **sizes)
     shapes.check(params)
-    for leaf, numbers in params.items():
-        draws = jax.random.normal(initial.key(root, leaf), numbers.shape)
-        np.testing.assert_allclose(numbers, stds.get(leaf, 0.0) * draws, rtol=1e-6)
-    without = init(root, **sizes | {"bias": False}) if "bias" in sizes else {leaf: params[leaf] for leaf in stds}
-    assert without.keys() == stds.keys()
-    jax.tree.map(np.testing.assert_array_equal, without, {leaf: params[leaf] for leaf in stds})
+    for leaf, array in params.items():
+        draws = jax.random.normal(initial.key(root, leaf), array.shape)
+        np.testing.assert_allclose(array, stds.get(leaf, 0.0) * draws, rtol=1e-6)
+    matrices = init(root, **sizes | {"bias": False}) if "bias" in sizes else {leaf: params[leaf] for leaf in stds}
+    assert matrices.keys() == stds.keys()
+    jax.tree.map(np.testing.assert_array_equal, matrices, {leaf: params[leaf] for leaf in stds})
 
 
 @functools.cache
-def initialised(depth: int = M, **settings) -> dict[str, np.ndarray]:
+def initialise(depth: int = M, **settings) -> dict[str, np.ndarray]:
     """Return the leaves of a model, by their paths."""
     init = cases.model(sizes=dict(M=depth), **settings).init
     return jax.device_get(shapes.flat(init(jax.random.key(5))))
 
 
-OTHERS = dict(class_token=True, tied_output=True, norm=norm.token_plain, score=score.tied)
+OTHER_SETTINGS = dict(class_token=True, tied_output=True, norm=norm.token_plain, score=score.tied)
 
 
-@pytest.mark.parametrize("settings", [{}, OTHERS])
+@pytest.mark.parametrize("settings", [{}, OTHER_SETTINGS])
 def test_every_parameter_is_drawn_with_the_key_of_its_path(settings):
-    """So no two parameters and no two layers begin alike, and none depends on what else is in the model."""
-    for path, leaf in initialised(**settings).items():
+    """Hence parameters and layers have different draws, which do not depend on other parts of the model."""
+    for path, leaf in initialise(**settings).items():
         if not shapes.is_matrix(path) and path != "class/c_D":
             assert len(np.unique(leaf)) == 1
             continue
-        *rooms, name = path.split("/")
-        room_key = initial.key(jax.random.key(5), rooms[0])
-        for m, layer in enumerate(leaf if rooms[0] == shapes.STACKED else [leaf]):
-            key = jax.random.fold_in(room_key, m) if rooms[0] == shapes.STACKED else room_key
-            for room in rooms[1:]:
-                key = initial.key(key, room)
+        *parents, name = path.split("/")
+        parent_key = initial.key(jax.random.key(5), parents[0])
+        for m, layer in enumerate(leaf if parents[0] == shapes.STACKED else [leaf]):
+            key = jax.random.fold_in(parent_key, m) if parents[0] == shapes.STACKED else parent_key
+            for parent in parents[1:]:
+                key = initial.key(key, parent)
             draws = np.asarray(jax.random.normal(initial.key(key, name), layer.shape))
             np.testing.assert_allclose(layer, draws * (layer.ravel()[0] / draws.ravel()[0]), rtol=1e-5, err_msg=path)
 
 
 def test_a_deeper_model_begins_with_the_layers_of_a_shallower_one():
-    """The two output projections are smaller by the square root of the depths' ratio; all else is equal."""
-    shallow, deep = initialised(), initialised(5)
+    """Only the two output projections differ: they are smaller by the square root of the ratio of depths."""
+    shallow, deep = initialise(), initialise(5)
     assert set(shallow) == set(deep)
     for path in shallow:
         ratio = (M / 5) ** 0.5 if path in ("blocks/value/Uo_HDK", "blocks/mlp/W2_DF") else 1.0
@@ -102,11 +102,11 @@ def test_a_deeper_model_begins_with_the_layers_of_a_shallower_one():
         np.testing.assert_allclose(deeper, ratio * shallow[path], rtol=tolerance, atol=0, err_msg=path)
 
 
-def test_keys_follow_from_names_in_the_same_way_everywhere():
-    """crc32 as a number, since Python's own hash of a string differs from run to run."""
+def test_keys_follow_from_crc32_of_the_names():
+    """Python's hash of a string differs from run to run, so keys use crc32."""
     root = jax.random.key(7)
     assert zlib.crc32(b"Uq_HKD") == 2800230739
     expected = jax.random.fold_in(root, 2800230739)
     np.testing.assert_array_equal(jax.random.key_data(initial.key(root, "Uq_HKD")), jax.random.key_data(expected))
-    drawn = initial.normal(root, "Uq_HKD", 0.5, H=2, K=3, D=5)["Uq_HKD"]
-    np.testing.assert_array_equal(drawn, 0.5 * jax.random.normal(expected, (2, 3, 5)))
+    matrix = initial.normal(root, "Uq_HKD", 0.5, H=2, K=3, D=5)["Uq_HKD"]
+    np.testing.assert_array_equal(matrix, 0.5 * jax.random.normal(expected, (2, 3, 5)))

@@ -1,4 +1,4 @@
-"""Products with a matrix for few rows and for many, and the forms of them for CPUs and TPUs."""
+"""Products with a matrix for few and for many rows, in their forms for CPUs and TPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import pytest
 from tfm import linear, platform
 
 
-@pytest.mark.parametrize("rows", [1, 2, platform.FEW, platform.FEW + 1])
-def test_few_rows_are_multiplied_as_many_are(rows):
+@pytest.mark.parametrize("rows", [1, 2, platform.FEW_ROWS, platform.FEW_ROWS + 1])
+def test_products_of_few_and_of_many_rows_equal_their_definition(rows):
     x_TD, W_HKD, b_HK = (
         jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, 5), (2, 3, 5), (2, 3)])
     )
@@ -26,7 +26,7 @@ def test_logits_of_bfloat16_are_summed_in_float32():
     np.testing.assert_array_equal(y_BNO, np.full((2, 3, 5), 258))  # 257 in bfloat16 is 256
 
 
-CPU = {  # name -> (function, the shapes of its arguments, what stands in the program of a CPU only)
+CPU_FORMS = {  # name: (function, shapes of its arguments, text that only the program for a CPU has)
     "one row": (linear.matmul, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.matmul, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
     "few rows of heads": (platform.sum_heads, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
@@ -37,35 +37,35 @@ CPU = {  # name -> (function, the shapes of its arguments, what stands in the pr
 
 
 def lower(function, *arrays) -> tuple[str, str]:
-    """Return the programs of a CPU and of a TPU."""
-    traced = jax.jit(lambda *arrays: function(*arrays)).trace(*arrays)  # a new function, which no cache knows
-    cpu, tpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
+    """Return the lowered programs for a CPU and for a TPU."""
+    trace = jax.jit(lambda *arrays: function(*arrays)).trace(*arrays)  # a new function, which JAX has not cached
+    cpu, tpu = (trace.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
     return cpu, tpu
 
 
-def as_a_tpu(monkeypatch, function, *arrays) -> jax.Array:
-    """Return the result of a TPU's form of a function, computed here."""
+def compute_like_tpu(monkeypatch, function, *arrays) -> jax.Array:
+    """Compute a function with its form for a TPU on this CPU."""
     with monkeypatch.context() as patch:
         patch.setattr(jax.lax, "platform_dependent", lambda *xs, cpu, tpu=None, default: (tpu or default)(*xs))
         return jax.jit(lambda *arrays: function(*arrays))(*arrays)
 
 
-@pytest.mark.parametrize("name", CPU)
-def test_the_form_of_a_cpu_is_in_no_program_of_a_tpu(name):
-    function, shapes, mark = CPU[name]
+@pytest.mark.parametrize("name", CPU_FORMS)
+def test_a_program_for_a_tpu_does_not_have_the_form_for_a_cpu(name):
+    function, shapes, mark = CPU_FORMS[name]
     dtypes = [jnp.float32, jnp.float32, jnp.int32 if name == "one new token" else jnp.float32]
     cpu, tpu = lower(function, *map(jax.ShapeDtypeStruct, shapes, dtypes))
     assert mark in cpu and mark not in tpu
 
 
-@pytest.mark.parametrize("tokens", [1, platform.FEW, platform.FEW + 1])
-def test_heads_are_summed_like_their_equation(tokens):
+@pytest.mark.parametrize("tokens", [1, platform.FEW_ROWS, platform.FEW_ROWS + 1])
+def test_the_sum_over_heads_equals_its_equation(tokens):
     y_BHNV, U_HDV = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(1, 3, tokens, 5), (3, 7, 5)]))
-    found = jax.jit(platform.sum_heads)(y_BHNV, U_HDV)
-    np.testing.assert_allclose(found, np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV), rtol=1e-5, atol=1e-5)
+    result = jax.jit(platform.sum_heads)(y_BHNV, U_HDV)
+    np.testing.assert_allclose(result, np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV), rtol=1e-5, atol=1e-5)
 
 
-def test_a_tpu_writes_a_token_into_the_cache_as_a_cpu_does(monkeypatch):
+def test_writing_a_token_into_the_cache_is_equal_on_a_tpu_and_a_cpu(monkeypatch):
     cache_BHSK, new_BHNK = (jax.random.normal(jax.random.key(i), (1, 3, n, 5)) for i, n in enumerate((7, 1)))
 
     def write(cache_BHSK, new_BHNK):
@@ -74,26 +74,26 @@ def test_a_tpu_writes_a_token_into_the_cache_as_a_cpu_does(monkeypatch):
     assert "LayoutConstraint" in lower(write, cache_BHSK, new_BHNK)[1]
     expected = np.where(np.arange(7)[:, None] == 4, new_BHNK, cache_BHSK)
     np.testing.assert_array_equal(jax.jit(write)(cache_BHSK, new_BHNK), expected)
-    np.testing.assert_array_equal(as_a_tpu(monkeypatch, write, cache_BHSK, new_BHNK), expected)
+    np.testing.assert_array_equal(compute_like_tpu(monkeypatch, write, cache_BHSK, new_BHNK), expected)
 
 
-ROW = [  # function, the shapes of its arguments, what only the program of a TPU has
+ROW_FORMS = [  # function, shapes of its arguments, text that only the program for a TPU has
     (platform.matmul_rows, [(1, 5), (7, 5)], "tensor<8x5xf32>"),
     (platform.sum_heads, [(1, 3, 1, 5), (3, 7, 5)], "1x3x8x5xf32"),
 ]
 
 
-@pytest.mark.parametrize(("function", "shapes", "mark"), ROW)
-def test_a_tpu_computes_a_single_row_as_one_of_eight(function, shapes, mark, monkeypatch):
+@pytest.mark.parametrize(("function", "shapes", "mark"), ROW_FORMS)
+def test_a_tpu_pads_a_single_row_to_eight(function, shapes, mark, monkeypatch):
     arrays = [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
     cpu, tpu = lower(function, *arrays)
     assert mark in tpu and mark not in cpu
     expected = jax.jit(function)(*arrays)
-    np.testing.assert_allclose(as_a_tpu(monkeypatch, function, *arrays), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(compute_like_tpu(monkeypatch, function, *arrays), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_many_new_tokens_are_not_unrolled():
-    B = platform.FEW + 1
+    B = platform.FEW_ROWS + 1
     arrays = [jax.ShapeDtypeStruct((B, *shape), jnp.float32) for shape in ((3, 7, 5), (3, 1, 5))]
     assert (
         "stablehlo.scatter" in lower(lambda *arrays: platform.write_cache(*arrays, jnp.zeros((B, 1), int)), *arrays)[1]
@@ -101,6 +101,6 @@ def test_many_new_tokens_are_not_unrolled():
 
 
 @pytest.mark.parametrize("D", [3, 128])
-def test_a_mean_by_a_product_is_the_mean(D):
+def test_a_mean_computed_as_a_product_equals_the_mean(D):
     x = jax.random.normal(jax.random.key(0), (2, 5, D))
     np.testing.assert_allclose(platform.spread_mean(x)[..., 0], np.asarray(x).mean(-1), rtol=1e-5, atol=1e-6)

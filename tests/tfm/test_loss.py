@@ -1,4 +1,4 @@
-"""Losses as (sum, count) against the slow reference, and of tokens in chunks against all logits at once."""
+"""Losses (sum, count): against the slow reference, and in chunks of tokens against all logits at once."""
 
 import functools
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from cases import B, D, N, W
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh as meshes
-from tfm import layout, linear, loss
+from tfm import layout as layouts, linear, loss
 
-ROWS = 8  # tokens of a chunk, the fewest possible: 14 are two chunks, the second not full
+ROWS = 8  # the fewest tokens of a chunk: 14 tokens are two chunks, of which the second is not full
 
 
 class Targets(NamedTuple):
@@ -25,36 +25,40 @@ class Targets(NamedTuple):
 
 
 def make_targets(sparse=False, weight_BN=None) -> Targets:
-    """Return targets of which several have weight 0, and most others weight 1/2; those of weight 0 are no tokens."""
+    """Return targets with weights 0, 1/2 and 1. A target of weight 0 is not a valid token id."""
     random_BN = np.random.default_rng(2).integers(0, 3, (B, N)) / 2.0
     weight_BN = jnp.asarray(random_BN) if weight_BN is None else weight_BN
-    return Targets(jnp.where(weight_BN > 0, cases.words(1), W + 5), weight_BN, sparse)
+    return Targets(jnp.where(weight_BN > 0, cases.draw_token_ids(1), W + 5), weight_BN, sparse)
 
 
 @cases.float64()
 def test_cross_entropy_equals_the_reference():
-    """It is in nats, and neither the target nor the logits of a token of weight 0 count."""
+    """The loss is in nats. Targets and logits of tokens with weight 0 do not count."""
     logits, targets = np.array(cases.normal(0, B, N, W, std=3.0)), make_targets()
-    target_BN, weight_BN = np.array(cases.words(1)), np.array(targets.weight_BN)
+    target_BN, weight_BN = np.array(cases.draw_token_ids(1)), np.array(targets.weight_BN)
     assert (weight_BN == 0).any() and (weight_BN == 0.5).any()
     slow = 0.0
     for b in range(B):
         slow += reference.cross_entropy([reference.softmax(row) for row in logits[b]], target_BN[b], weight_BN[b])
     cross_entropy, dirty = jax.jit(loss.cross_entropy), np.where(weight_BN[..., None] == 0, np.nan, logits)
-    for given in ((logits, target_BN), (dirty, targets.target_BN)):
-        cases.agree(cross_entropy(*given, weight_BN), (slow, weight_BN.sum()))
+    for arguments in ((logits, target_BN), (dirty, targets.target_BN)):
+        cases.assert_trees_close(cross_entropy(*arguments, weight_BN), (slow, weight_BN.sum()))
     assert cross_entropy(logits, target_BN, 0 * weight_BN) == (0, 0)
 
 
 def test_cross_entropy_of_large_and_of_bfloat16_logits_is_float32():
-    """Equal logits give the logarithm of their number, however large they are."""
+    """Equal logits give the logarithm of their number, also if they are large."""
     cross_entropy = jax.jit(loss.cross_entropy)
     total, count = cross_entropy(np.full((3, 5), 1000.0), np.arange(3), np.ones(3))
     assert float(total / count) == pytest.approx(np.log(5), abs=1e-4)
-    logits, target_BN, weight_BN = cases.normal(0, B, N, W).astype(jnp.bfloat16), cases.words(1), jnp.ones((B, N))
+    logits, target_BN, weight_BN = (
+        cases.normal(0, B, N, W).astype(jnp.bfloat16),
+        cases.draw_token_ids(1),
+        jnp.ones((B, N)),
+    )
     total, _ = cross_entropy(logits, target_BN, weight_BN)
     assert total.dtype == jnp.float32
-    cases.close(total, cross_entropy(logits.astype(jnp.float32), target_BN, weight_BN)[0], 1e-6)
+    cases.assert_close(total, cross_entropy(logits.astype(jnp.float32), target_BN, weight_BN)[0], 1e-6)
 
 
 def test_accuracy_by_hand():
@@ -68,8 +72,8 @@ def test_accuracy_by_hand():
 
 @pytest.fixture
 def chunks(monkeypatch):
-    monkeypatch.setattr(loss, "FROM", B * N * W)
-    monkeypatch.setattr(loss, "LOGITS", ROWS * W)
+    monkeypatch.setattr(loss, "MIN_CHUNKED", B * N * W)
+    monkeypatch.setattr(loss, "CHUNK", ROWS * W)
 
 
 def in_chunks(head, x_BND, targets, **options):
@@ -79,8 +83,8 @@ def in_chunks(head, x_BND, targets, **options):
 def at_once(params, x_BND, targets, cap=0.0):
     logits_BNW = linear.logits(x_BND, params["G_WD"], params.get("b_W"))
     logits_BNW = cap * jnp.tanh(logits_BNW / cap) if cap else logits_BNW
-    of_targets = logits_BNW, targets.target_BN, targets.weight_BN
-    return {"loss": loss.cross_entropy(*of_targets), "accuracy": loss.accuracy(*of_targets)}
+    arguments = logits_BNW, targets.target_BN, targets.weight_BN
+    return {"loss": loss.cross_entropy(*arguments), "accuracy": loss.accuracy(*arguments)}
 
 
 def draw(*, bias=True, std=1.0):
@@ -99,35 +103,35 @@ def gradient(measure, params, x_BND, targets):
 
 
 @cases.float64()
-def test_loss_and_gradient_in_chunks_equal_the_reference_and_those_of_all_at_once(chunks):
+def test_loss_and_gradient_in_chunks_equal_the_reference_and_all_logits_at_once(chunks):
     """The tokens of weight 0 do not count, and their gradient is zero. Most logits are near the cap."""
-    both = [("tpu", False), ("cpu", True)]
-    for bias, cap, ways in ((True, 1.7, both), (True, 0.0, both), (False, 0.0, [("tpu", True)])):
+    all_ways = [("tpu", False), ("cpu", True)]
+    for bias, cap, ways in ((True, 1.7, all_ways), (True, 0.0, all_ways), (False, 0.0, [("tpu", True)])):
         (params, x_BND), targets = draw(bias=bias), make_targets()
         expected = gradient(functools.partial(at_once, cap=cap), params, x_BND, targets)
         has_weight_BN = np.asarray(targets.weight_BN) > 0
         dirty_BND = np.where(has_weight_BN[..., None], x_BND, 1e3)
         for platform, sparse in ways:
-            measure = functools.partial(in_chunks, cap=cap, layout=layout.Layout(platform=platform))
+            measure = functools.partial(in_chunks, cap=cap, layout=layouts.Layout(platform=platform))
             gradients, metrics = gradient(measure, params, dirty_BND, targets._replace(sparse=sparse))
-            cases.agree((gradients, metrics), expected)
+            cases.assert_trees_close((gradients, metrics), expected)
             np.testing.assert_array_equal(np.asarray(gradients[1]).any(-1), has_weight_BN)
     slow = 0.0
     for x_ND, target_N, weight_N in zip(*jax.device_get((x_BND, *targets[:2])), strict=True):
         p = [reference.softmax(row) for row in x_ND @ np.asarray(params["G_WD"]).T]
         slow += reference.cross_entropy(p, np.where(weight_N > 0, target_N, 0), weight_N)
-    cases.close(metrics["loss"][0], slow)
+    cases.assert_close(metrics["loss"][0], slow)
 
 
-def test_tpus_that_share_the_vocabulary_have_the_loss_and_gradient_of_one(chunks, monkeypatch):
-    monkeypatch.setattr(loss, "FROM", 1)
-    over, (params, x_BND), targets = layout.Layout(vocab="tensor", platform="tpu"), draw(), make_targets()
+def test_tpus_that_share_the_vocabulary_have_the_loss_and_gradient_of_one_device(chunks, monkeypatch):
+    monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
+    layout, (params, x_BND), targets = layouts.Layout(vocab="tensor", platform="tpu"), draw(), make_targets()
     params = {name: leaf[:22] for name, leaf in params.items()}
     targets = targets._replace(target_BN=targets.target_BN % 22)
-    share = functools.partial(gradient, functools.partial(in_chunks, layout=over), targets=targets)
+    gradient_on_device = functools.partial(gradient, functools.partial(in_chunks, layout=layout), targets=targets)
     specs = P("tensor"), P()
-    sharded = meshes.sharded(share, meshes.make(data=1, tensor=2), in_specs=specs, out_specs=(specs, P()))
-    cases.agree(jax.jit(sharded)(params, x_BND), gradient(at_once, params, x_BND, targets), 1e-5)
+    sharded = meshes.sharded(gradient_on_device, meshes.make(data=1, tensor=2), in_specs=specs, out_specs=(specs, P()))
+    cases.assert_trees_close(jax.jit(sharded)(params, x_BND), gradient(at_once, params, x_BND, targets), 1e-5)
 
 
 def test_the_first_of_equal_logits_is_the_prediction_in_chunks_too(chunks):
@@ -145,7 +149,7 @@ def test_without_targets_the_loss_its_count_and_its_gradient_are_zero(chunks):
         assert not any(leaf.any() for leaf in jax.tree.leaves(gradients))
 
 
-def test_large_logits_and_narrow_products(chunks):
+def test_large_logits_and_bfloat16_parameters_have_float32_sums(chunks):
     """Sums are float32 whatever the products are; gradients have the types of the parameters and tokens."""
     large = {"G_WD": jnp.full((W, D), 1000.0 / D)}, jnp.ones((B, N, D))
     total, count = jax.jit(lambda: in_chunks(*large, make_targets(weight_BN=jnp.ones((B, N))))["loss"])()
@@ -155,34 +159,39 @@ def test_large_logits_and_narrow_products(chunks):
     for sparse in (False, True):
         result, expected = (gradient(measure, *narrow, make_targets(sparse)) for measure in (in_chunks, at_once))
         assert [a.dtype for a in jax.tree.leaves(result)] == [a.dtype for a in jax.tree.leaves(expected)]
-        cases.agree(result[1], expected[1], 1e-4)  # the exponentials are as narrow in the product that sums them
-        cases.agree(*(jax.tree.map(np.float32, of[0]) for of in (result, expected)), 1e-2)
+        # The product that sums the exponentials is bfloat16 in both.
+        cases.assert_trees_close(result[1], expected[1], 1e-4)
+        cases.assert_trees_close(
+            *(jax.tree.map(np.float32, gradients_and_metrics[0]) for gradients_and_metrics in (result, expected)), 1e-2
+        )
 
 
-def test_several_seeds_at_once(chunks):
-    """Each seed has its own end of the loop: the first has no targets, and all tokens of the last are targets."""
+def test_vmapped_seeds_in_chunks_equal_all_logits_at_once(chunks):
+    """The seeds need loops of different lengths: the first has no targets, and all tokens of the last are targets."""
     weight_RBN = jnp.stack([jnp.zeros((B, N)), make_targets().weight_BN, jnp.ones((B, N))])
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), draw()[0])
 
     def of_seed(measure, params, x_BND, weight_BN):
         return gradient(measure, params, x_BND, make_targets(True, weight_BN))
 
-    every = (jax.vmap(functools.partial(of_seed, measure)) for measure in (in_chunks, at_once))
-    cases.agree(*(seeds(params, cases.normal(5, 3, B, N, D), weight_RBN) for seeds in every), 1e-5)
+    functions = (jax.vmap(functools.partial(of_seed, measure)) for measure in (in_chunks, at_once))
+    cases.assert_trees_close(*(seeds(params, cases.normal(5, 3, B, N, D), weight_RBN) for seeds in functions), 1e-5)
 
 
 def test_no_product_is_computed_twice_and_none_for_an_unneeded_gradient(monkeypatch):
-    monkeypatch.setattr(loss, "FROM", 1)
-    monkeypatch.setattr(loss, "LOGITS", 40 * W)
+    monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
+    monkeypatch.setattr(loss, "CHUNK", 40 * W)
     arrays = draw()[0], cases.normal(0, 11, N, D), Targets(jnp.zeros((11, N), int), jnp.ones((11, N)))
-    for of, products in ((in_chunks, 1), (functools.partial(gradient, in_chunks), 3)):
-        program = jax.make_jaxpr(lambda *arrays, of=of: of(*arrays[:-1], Targets(*arrays[-1][:2])))(*arrays)
+    for function, products in ((in_chunks, 1), (functools.partial(gradient, in_chunks), 3)):
+        program = jax.make_jaxpr(lambda *arrays, function=function: function(*arrays[:-1], Targets(*arrays[-1][:2])))(
+            *arrays
+        )
         text = str(program)
         assert text.count("dot_general") == products and f"[40,{W}]" in text and f"[80,{W}]" not in text
 
 
-def test_few_logits_are_computed_at_once(monkeypatch):
-    """The program is that of cross_entropy, so small runs have the same bits."""
-    monkeypatch.setattr(loss, "FROM", B * N * W + 1)
+def test_a_small_number_of_logits_is_computed_at_once(monkeypatch):
+    """The program is then the same as cross_entropy's, so that small runs have the same bits."""
+    monkeypatch.setattr(loss, "MIN_CHUNKED", B * N * W + 1)
     programs = [functools.partial(gradient, measure, targets=make_targets()) for measure in (in_chunks, at_once)]
     assert len({str(jax.make_jaxpr(program)(*draw())) for program in programs}) == 1

@@ -14,8 +14,8 @@ import translate
 from cases import B, D, N
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import by_name, mesh
-from tfm import layout, norm
+from experiments.engine import by_name, mesh as meshes
+from tfm import layout as layouts, norm
 
 NORMS = by_name.candidates(norm)
 STATISTICS = {"batch": reference_tokens.batch_statistics, "batch_features": reference_alternatives.position_statistics}
@@ -23,18 +23,21 @@ STATISTICS = {"batch": reference_tokens.batch_statistics, "batch_features": refe
 AXES = {"batch": (0, 1), "batch_features": (0, 2), "token": -1, "instance": 1, "layer_sequence": (1, 2)}
 LEAVES = {"token": {"gain_D", "shift_D"}, "token_plain": set(), "rms": {"gain_D"}, "instance": {"gain_D", "shift_D"}}
 LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}, "none": set(), "layer_sequence": {"gain_D", "shift_D"}}
-LEAVES |= {"batch_features": {"gain_D", "shift_D", "mean_N", "var_N"}}
+LEAVES |= {"batch_features": {"gain_D", "shift_D", "mean_N", "var_N"}, "dyt": {"alpha", "gain_D", "shift_D"}}
 
 
 def norm_params(name: str) -> dict:
     """Draw parameters, with positive variances."""
-    params = cases.drawn(lambda key: NORMS[name].init(key, D=D, N=N))
+    params = cases.draw_params(lambda key: NORMS[name].init(key, D=D, N=N))
     return {leaf: jnp.square(x) + 0.1 if leaf.startswith("var") else x for leaf, x in params.items()}
 
 
 def slow_norm(name: str, params: dict, X, *, eps: float):
-    """Return the reference's result for one sequence. Its arguments are X, the parameters in this order, and eps."""
+    """Return the reference's result for one sequence. The reference takes X, the parameters in `order`, and eps."""
     order = ("mean_D", "mean_N", "var_D", "var_N", "gain_D", "shift_D")
+    if name == "dyt":  # tanh(alpha x) gain + shift (Zhu et al. 2025)
+        alpha, gain_D, shift_D = (np.asarray(params[leaf], np.float64) for leaf in ("alpha", "gain_D", "shift_D"))
+        return np.tanh(alpha * X) * gain_D[:, None] + shift_D[:, None]
     if name in ("none", "token", "token_plain"):
         return X if name == "none" else translate.norm(params, X, eps=eps)
     module = reference_alternatives if name in ("layer_sequence", "batch_features") else reference_tokens
@@ -45,86 +48,89 @@ def slow_norm(name: str, params: dict, X, *, eps: float):
 @cases.float64()
 def test_norms_equal_the_reference():
     all_params, x_BND = {name: norm_params(name) for name in LEAVES}, cases.normal(1, B, N, D) * 3 + 2
-    tpu = layout.Layout(platform="tpu")  # computes the statistics of a few features as products
-    calls = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layout.ONE, tpu])]
-    every = jax.jit(lambda p: [NORMS[name].apply(p[name], x_BND, eps=eps, layout=over) for name, eps, over in calls])
-    for (name, eps, _), y_BND in zip(calls, every(all_params), strict=True):
+    tpu = layouts.Layout(platform="tpu")  # a TPU computes the statistics of few features as products
+    calls = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layouts.ONE, tpu])]
+    apply_all = jax.jit(
+        lambda p: [NORMS[name].apply(p[name], x_BND, eps=eps, layout=layout) for name, eps, layout in calls]
+    )
+    for (name, eps, _), y_BND in zip(calls, apply_all(all_params), strict=True):
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
-            cases.close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
+            cases.assert_close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
     assert NORMS.keys() == LEAVES.keys()
     assert {name for name, variant in NORMS.items() if variant.observe is not None} == STATISTICS.keys()
 
 
 def test_norms_start_as_standardisation():
-    """Gains and variances are 1, shifts and means 0."""
+    """Gains and variances are 1, shifts and means 0, alpha is 1/2."""
     for name, leaves in LEAVES.items():
         params = NORMS[name].init(jax.random.key(0), D=D, N=N)
         expected = {leaf: leaf.startswith(("gain", "var")) * np.ones(D if leaf.endswith("D") else N) for leaf in leaves}
+        expected |= {"alpha": 0.5} if name == "dyt" else {}
         jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_bfloat16_tokens_are_rounded_once(name):
-    """Gain and shift have more bits than the tokens.
+    """Gain and shift are float32.
 
-    The batch norm has the statistics of these tokens in float32: a mean of 9 hides the last bits of a bfloat16 sum.
+    The statistics of the batch norm are also float32: with a mean of 9, a bfloat16 sum would lose its last bits.
     """
     x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
     params = norm_params(name)
     if name in STATISTICS:
-        params |= (observed := NORMS[name].observe(x_BND))
-        assert all(leaf.dtype == np.float32 for leaf in observed.values())
-        cases.agree([*observed.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))], 1e-5)
+        params |= (statistics := NORMS[name].observe(x_BND))
+        assert all(leaf.dtype == np.float32 for leaf in statistics.values())
+        cases.assert_trees_close([*statistics.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))], 1e-5)
     y_BND = jax.jit(functools.partial(NORMS[name].apply, eps=1e-6))(params, x_BND)
     assert y_BND.dtype == jnp.bfloat16
     exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
     assert (np.abs(np.asarray(y_BND[0], np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
 
 
-DATA = layout.Layout(batch=(mesh.DATA,))
+DATA = layouts.Layout(batch=(meshes.DATA,))
 
 
-def eight_devices(function, *in_specs: P):
-    return jax.jit(mesh.sharded(function, mesh.make(data=8), in_specs=in_specs))
+def run_on_eight_devices(function, *in_specs: P):
+    return jax.jit(meshes.sharded(function, meshes.make(data=8), in_specs=in_specs))
 
 
 def gather(x_BND: jax.Array) -> jax.Array:
-    """Return the batch of all devices on every device: each puts its share among zeros, and all are added."""
-    share = jnp.arange(8) == jax.lax.axis_index(mesh.DATA)
-    return jax.lax.psum(share[:, None, None, None] * x_BND, mesh.DATA).reshape(-1, *x_BND.shape[1:])
+    """Return the batch of all devices on every device: each device pads its shard with zeros, and all are added."""
+    share = jnp.arange(8) == jax.lax.axis_index(meshes.DATA)
+    return jax.lax.psum(share[:, None, None, None] * x_BND, meshes.DATA).reshape(-1, *x_BND.shape[1:])
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 @cases.float64()
 def test_the_statistics_of_a_batch_equal_the_reference(name):
     x_BND, letter = cases.normal(1, B, N, D) * 3 + 2, "N" if 2 in AXES[name] else "D"
-    observed = NORMS[name].observe(x_BND)
-    assert [*observed] == [f"mean_{letter}", f"var_{letter}"]
-    cases.agree([*observed.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))])
+    statistics = NORMS[name].observe(x_BND)
+    assert [*statistics] == [f"mean_{letter}", f"var_{letter}"]
+    cases.assert_trees_close([*statistics.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))])
 
 
-def test_a_large_mean_leaves_the_variance_its_digits():
-    """float32 holds 10000^2 to the nearest 8 only, so E[x^2] - E[x]^2 would be noise; the means themselves to 0.001."""
+def test_the_variance_is_accurate_if_the_mean_is_large():
+    """float32 rounds 10000^2 to a multiple of 8, so E[x^2] - E[x]^2 would be noise. Means are accurate to 0.001."""
     x_BND = cases.normal(1, 8, 64, D) + 1e4
     exact = np.var(np.asarray(x_BND, np.float64), axis=(0, 1))
-    cases.close(norm.batch.observe(x_BND)["var_D"], exact, 1e-3)
-    for over, spec in ((DATA, P("data")), (layout.Layout(sequence="data"), P(None, "data"))):
-        spread = eight_devices(functools.partial(norm.batch.observe, layout=over), spec)
-        cases.close(spread(x_BND)["var_D"], exact, 1e-3)
+    cases.assert_close(norm.batch.observe(x_BND)["var_D"], exact, 1e-3)
+    for layout, spec in ((DATA, P("data")), (layouts.Layout(sequence="data"), P(None, "data"))):
+        sharded = run_on_eight_devices(functools.partial(norm.batch.observe, layout=layout), spec)
+        cases.assert_close(sharded(x_BND)["var_D"], exact, 1e-3)
 
 
-def loss_of_all(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE):
-    """Return a loss over all devices in which every token meets every other, and (statistics, output)."""
-    observed = norm.batch.observe(x_BND, layout=over)
-    y_BND = norm.batch.apply(params | observed, x_BND, eps=1e-5)
+def loss_of_all(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE):
+    """Return (loss over all devices that depends on every pair of tokens, (statistics, output))."""
+    statistics = norm.batch.observe(x_BND, layout=layout)
+    y_BND = norm.batch.apply(params | statistics, x_BND, eps=1e-5)
     total = jnp.sum(jnp.sin(y_BND) * jnp.cos(x_BND) + y_BND**3)
-    total = jax.lax.psum(total, mesh.DATA) if over.batch else total
-    return total + jnp.sum(observed["mean_D"] * observed["var_D"]), (observed, y_BND)
+    total = jax.lax.psum(total, meshes.DATA) if layout.batch else total
+    return total + jnp.sum(statistics["mean_D"] * statistics["var_D"]), (statistics, y_BND)
 
 
 def test_eight_devices_equal_one_in_statistics_output_and_gradients():
-    """The devices' shares differ in their means, so a device needs those of the others.
+    """The shards have different means, so the statistics need all devices.
 
     Training does not use the running averages: their gradient is exactly zero, so no optimiser moves them.
     """
@@ -132,12 +138,12 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
     differentiate = jax.value_and_grad(loss_of_all, argnums=(0, 1), has_aux=True)
 
     def local(params, x_BND):
-        (loss, (observed, y_BND)), (of_params, of_x) = differentiate(params, x_BND, DATA)
-        return (loss, (observed, gather(y_BND))), (of_params, gather(of_x))
+        (loss, (statistics, y_BND)), (of_params, of_x) = differentiate(params, x_BND, DATA)
+        return (loss, (statistics, gather(y_BND))), (of_params, gather(of_x))
 
-    one = jax.jit(differentiate)(params, x_BND)
-    cases.agree(eight_devices(local, P(), P("data"))(params, x_BND), one, 1e-5)
-    of_params, of_x = one[1]
+    expected = jax.jit(differentiate)(params, x_BND)
+    cases.assert_trees_close(run_on_eight_devices(local, P(), P("data"))(params, x_BND), expected, 1e-5)
+    of_params, of_x = expected[1]
     assert min(np.abs(leaf).max() for leaf in (of_params["gain_D"], of_params["shift_D"], of_x)) > 1
     assert not of_params["mean_D"].any() and not of_params["var_D"].any()
 
@@ -145,36 +151,36 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
 @cases.float64()
 @pytest.mark.parametrize("name", ["batch", "token", "layer_sequence"])
 def test_gradients_pass_through_the_statistics(name):
-    """They are those of the formula, in which mean and variance are functions of the tokens."""
+    """Gradients equal those of the formula in which mean and variance are functions of the tokens."""
     params, x_BND, w_BND = norm_params(name), cases.normal(1, B, N, D), cases.normal(2, B, N, D)
 
-    def by_hand(x_BND):
-        mean, variance = (of(x_BND, AXES[name], keepdims=True) for of in (jnp.mean, jnp.var))
+    def formula_loss(x_BND):
+        mean, variance = (function(x_BND, AXES[name], keepdims=True) for function in (jnp.mean, jnp.var))
         return jnp.sum(w_BND * params["gain_D"] * (x_BND - mean) / jnp.sqrt(variance + 0.1))
 
-    def observed(x_BND):
-        own = NORMS[name].observe(x_BND) if name in STATISTICS else {}
-        return jnp.sum(w_BND * NORMS[name].apply(params | own, x_BND, eps=0.1))
+    def norm_loss(x_BND):
+        statistics = NORMS[name].observe(x_BND) if name in STATISTICS else {}
+        return jnp.sum(w_BND * NORMS[name].apply(params | statistics, x_BND, eps=0.1))
 
-    cases.close(*(jax.jit(jax.grad(loss))(x_BND) for loss in (observed, by_hand)))
+    cases.assert_close(*(jax.jit(jax.grad(loss))(x_BND) for loss in (norm_loss, formula_loss)))
 
 
 @pytest.mark.parametrize("name", ["instance", "layer_sequence"])
 @cases.float64()
-def test_a_norm_over_tokens_that_devices_share_is_that_of_all(name):
-    """So is its gradient."""
+def test_a_norm_over_sharded_tokens_equals_the_norm_on_one_device(name):
+    """Its gradient is also equal."""
     params, x_BND = norm_params(name), cases.normal(1, B, 16, D) * 3 + 2
 
-    def loss(x_BND, **over):
-        return jnp.sin(NORMS[name].apply(params, x_BND, eps=0.1, **over)).sum((1, 2))
+    def loss(x_BND, **options):
+        return jnp.sin(NORMS[name].apply(params, x_BND, eps=0.1, **options)).sum((1, 2))
 
     def local(x_BND):
-        def shared(x_BND):
-            return jax.lax.psum(loss(x_BND, layout=layout.Layout(sequence="data")), "data")
+        def total(x_BND):
+            return jax.lax.psum(loss(x_BND, layout=layouts.Layout(sequence="data")), "data")
 
-        dx_BND = jax.grad(lambda x_BND: shared(x_BND).sum())(x_BND)
-        return shared(x_BND), jax.lax.psum(dx_BND.mean(1) ** 2, "data")
+        dx_BND = jax.grad(lambda x_BND: total(x_BND).sum())(x_BND)
+        return total(x_BND), jax.lax.psum(dx_BND.mean(1) ** 2, "data")
 
     dx_BND = jax.jit(jax.grad(lambda x_BND: loss(x_BND).sum()))(x_BND)
-    right = jax.jit(loss)(x_BND), (np.asarray(dx_BND).reshape(B, 8, -1, D).mean(2) ** 2).sum(1)
-    cases.agree(eight_devices(local, P(None, "data"))(x_BND), right)
+    expected = jax.jit(loss)(x_BND), (np.asarray(dx_BND).reshape(B, 8, -1, D).mean(2) ** 2).sum(1)
+    cases.assert_trees_close(run_on_eight_devices(local, P(None, "data"))(x_BND), expected)

@@ -20,10 +20,10 @@ POSITIONS = by_name.candidates(position)
 @pytest.mark.parametrize("d", [D, 16, 2, 1])
 @cases.float64()
 def test_sinusoids_equal_the_reference(d):
-    both = jax.jit(lambda: [position.sinusoids(n, d) for n in (jnp.arange(101), ANY_BN)])
-    p_ND, p_BND = jax.device_get(both())
-    cases.close(p_ND, reference.sinusoids(d, 101).T, 1e-12)
-    cases.close(p_BND[1], slow.sinusoid_columns(d, ANY_BN[1]).T, 1e-12)
+    compute = jax.jit(lambda: [position.sinusoids(n, d) for n in (jnp.arange(101), ANY_BN)])
+    p_ND, p_BND = jax.device_get(compute())
+    cases.assert_close(p_ND, reference.sinusoids(d, 101).T, 1e-12)
+    cases.assert_close(p_BND[1], slow.sinusoid_columns(d, ANY_BN[1]).T, 1e-12)
 
 
 def table(name: str, params: dict, positions) -> np.ndarray:
@@ -36,22 +36,22 @@ def table(name: str, params: dict, positions) -> np.ndarray:
 @pytest.mark.parametrize("name", POSITIONS)
 @cases.float64()
 def test_added_and_concatenated_positions_equal_the_reference(name):
-    params = cases.drawn(lambda key: POSITIONS[name].init(key, N=37, D=D))
-    x_BND, places = np.asarray(cases.normal(1, B, N, D)), (None, ANY_N, ANY_BN)
-    every = jax.jit(lambda params: [POSITIONS[name].apply(params, x_BND, n) for n in places])
-    for n, y_BND in zip(places, jax.device_get(every(params)), strict=True):
+    params = cases.draw_params(lambda key: POSITIONS[name].init(key, N=37, D=D))
+    x_BND, position_arrays = np.asarray(cases.normal(1, B, N, D)), (None, ANY_N, ANY_BN)
+    apply_all = jax.jit(lambda params: [POSITIONS[name].apply(params, x_BND, n) for n in position_arrays])
+    for n, y_BND in zip(position_arrays, jax.device_get(apply_all(params)), strict=True):
         for b, positions in enumerate(np.broadcast_to(np.arange(N) if n is None else n, (B, N))):
             X, P = translate.columns(x_BND[b]), table(name, params, positions)
             if name.endswith("concatenated"):
                 W = np.concatenate([params["Wx_DD"], params["Wp_DD"]], axis=1)
-                cases.close(y_BND[b], slow.concatenated_positions(X, P, W).T)
+                cases.assert_close(y_BND[b], slow.concatenated_positions(X, P, W).T)
             else:
-                cases.close(y_BND[b], reference.added_positions(X, P).T)
+                cases.assert_close(y_BND[b], reference.added_positions(X, P).T)
 
 
 @pytest.mark.parametrize("name", ["learned", "learned_concatenated"])
 def test_more_tokens_than_learned_positions_are_refused_and_one_past_the_end_is_nan(name):
-    params = cases.drawn(lambda key: POSITIONS[name].init(key, N=N, D=D))
+    params = cases.draw_params(lambda key: POSITIONS[name].init(key, N=N, D=D))
     for n in (None, jnp.arange(N + 1)):
         with raises(ValueError, f"{N + 1} tokens", f"of {N}"):
             POSITIONS[name].apply(params, cases.normal(1, B, N + 1, D), n)
@@ -62,9 +62,9 @@ def test_more_tokens_than_learned_positions_are_refused_and_one_past_the_end_is_
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_keep_the_dtype_and_do_not_round_the_angle(name):
-    """In bfloat16, 1001 would be 1000, and its sine off by 0.3; only the result is rounded, to 2^-8."""
-    params = cases.drawn(lambda key: POSITIONS[name].init(key, N=1002, D=D))
+    """In bfloat16, 1001 is rounded to 1000, which changes its sine by 0.3. Only the result may be rounded, to 2^-8."""
+    params = cases.draw_params(lambda key: POSITIONS[name].init(key, N=1002, D=D))
     n, x_BND, apply = np.array([1001]), np.zeros((1, 1, D), np.float32), jax.jit(POSITIONS[name].apply)
     narrow = apply(*jax.tree.map(lambda p: np.asarray(p, jnp.bfloat16), (params, x_BND)), n)
     assert narrow.dtype == jnp.bfloat16
-    cases.close(np.float32(narrow), apply(params, x_BND, n), 0.02)
+    cases.assert_close(np.float32(narrow), apply(params, x_BND, n), 0.02)

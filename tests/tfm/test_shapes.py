@@ -1,4 +1,4 @@
-"""Names carry shapes: letters, the check, the layout over devices, and what weight decay calls a matrix."""
+"""Shapes in names: letters, the check, PartitionSpecs, and which parameters are matrices for weight decay."""
 
 import functools
 
@@ -15,36 +15,37 @@ from tfm import shapes
 
 @functools.cache
 def tree(**settings) -> dict:
-    """The shapes of a whole model."""
+    """Return the shapes of all parameters of a model."""
     return jax.eval_shape(cases.model(**settings).init, jax.random.key(0))
 
 
 def state() -> tuple:
-    """The state of AdamW for the model above: named tuples in a tuple, with two copies of the parameter tree."""
+    """Return AdamW's state for the model above: named tuples in a tuple, with two copies of the parameter tree."""
     return jax.eval_shape(optax.adamw(1e-3).init, tree())
 
 
-def test_letters_of_strings():
+def test_letters_of_paths():
     letters = {"Uq_HKD": "HKD", "blocks/score/Uq_HKD": "MHKD", "norm/gain_D": "D", "0/mu/blocks/mlp/W1_FD": "MFD"}
-    letters |= {"blocks_WD": "WD"} | dict.fromkeys(["blocks/count", "blocks", "x_Wd", "a_B/c", "W1", "", ()], "")
+    letters |= {"blocks_WD": "WD"} | dict.fromkeys(["blocks", "x_Wd", "a_B/c", "W1", "", ()], "")
+    letters |= {"blocks/norm1/alpha": "M"}  # a number for each layer
     assert {path: shapes.letters(path) for path in letters} == letters
 
 
-def test_letters_of_key_paths_are_those_of_strings():
-    for of in (tree(), state()):
-        for path, _ in jax.tree_util.tree_leaves_with_path(of):
+def test_letters_of_key_paths_equal_those_of_strings():
+    for leaves in (tree(), state()):
+        for path, _ in jax.tree_util.tree_leaves_with_path(leaves):
             assert shapes.letters(path) == shapes.letters("/".join(shapes.names(path))), path
     key = jax.tree_util
-    rooms = key.SequenceKey(0), key.GetAttrKey("mu"), key.DictKey("blocks"), key.FlattenedIndexKey(3)
-    path = (*rooms, key.DictKey("b_HK"))
+    parents = key.SequenceKey(0), key.GetAttrKey("mu"), key.DictKey("blocks"), key.FlattenedIndexKey(3)
+    path = (*parents, key.DictKey("b_HK"))
     assert shapes.letters(path) == "MHK" and shapes.names(path)[:3] == ("0", "mu", "blocks")
     assert {"0/mu/blocks/score/Uq_HKD", "0/nu/embed/E_WD", "0/count"} < shapes.flat(state()).keys()
 
 
-def test_size():
-    assert shapes.size("Uq_HKD", {"H": 2, "K": 3, "D": 5, "W": 7}) == (2, 3, 5)
+def test_size_gives_the_numbers_of_the_letters():
+    assert shapes.shape("Uq_HKD", {"H": 2, "K": 3, "D": 5, "W": 7}) == (2, 3, 5)
     with pytest.raises(KeyError):
-        shapes.size("Uq_HKD", {"H": 2, "K": 3})
+        shapes.shape("Uq_HKD", {"H": 2, "K": 3})
 
 
 def test_check_finds_the_size_of_every_letter():
@@ -97,11 +98,11 @@ def test_specs_follow_the_rules():
 
 
 def test_a_mesh_axis_shards_one_dimension_of_a_leaf_at_most():
-    """The first letter with a rule gets the axis; of several axes it gets the first that is still free."""
-    everything = dict.fromkeys("MHNKDFWCP", "data") | {"K": "tensor"}
-    for spec in jax.tree.leaves(shapes.specs(tree(class_token=True), everything), is_leaf=lambda x: isinstance(x, P)):
-        used = [axis for axis in spec if axis is not None]
-        assert len(used) == len(set(used)) and spec[0] == "data"
+    """The first letter with a rule gets the axis. If a rule has several axes, a letter gets the first free one."""
+    rules = dict.fromkeys("MHNKDFWCP", "data") | {"K": "tensor"}
+    for spec in jax.tree.leaves(shapes.specs(tree(class_token=True), rules), is_leaf=lambda x: isinstance(x, P)):
+        axes = [axis for axis in spec if axis is not None]
+        assert len(axes) == len(set(axes)) and spec[0] == "data"
     assert shapes.specs({"U_HKD": 0}, {"H": "x", "K": "x", "D": "y"}) == {"U_HKD": P("x", None, "y")}
     specs = shapes.specs({"W_FD": 0, "b_F": 0}, {"F": ("x", "y"), "D": ("x", "y")})
     assert specs == {"W_FD": P("x", "y"), "b_F": P("x")}

@@ -11,9 +11,19 @@ import tiny
 from configs import base
 from experiments.engine import errors
 from experiments.pretrained import families
-from experiments.tools import classify, command, evaluate, export, fill, report, sample, symmetry, translate
+from experiments.tools import (
+    classify,
+    command as commands,
+    evaluate,
+    export,
+    fill,
+    report,
+    sample,
+    symmetry as symmetry_tool,
+    translate,
+)
 
-TOOLS = (sample, fill, classify, evaluate, export, report, symmetry, translate)
+TOOLS = (sample, fill, classify, evaluate, export, report, symmetry_tool, translate)
 HELP = {"size": "A size.", "share": "A share.", "names": "Several names."}
 
 
@@ -21,21 +31,21 @@ def tool(checkpoint: str, *, size: int = 3, share: float = 0.5, names: tuple[str
     print(checkpoint, size, share, names, sep="|")
 
 
-def run(action, *argv) -> tiny.Outcome:
+def run_command(action, *argv) -> tiny.Outcome:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = command.main(action, HELP, ["tool", *argv])
+        code = commands.main(action, HELP, ["tool", *argv])
     return tiny.Outcome(code, out.getvalue(), err.getvalue())
 
 
 def test_flags_are_the_arguments_with_their_defaults():
-    assert run(tool) == (0, "|3|0.5|[]\n", "")
+    assert run_command(tool) == (0, "|3|0.5|[]\n", "")
     argv = ("--checkpoint=a", "--size=7", "--share", "0.25", "--names=b", "--names=c")
-    assert run(tool, *argv) == (0, "a|7|0.25|['b', 'c']\n", "")
+    assert run_command(tool, *argv) == (0, "a|7|0.25|['b', 'c']\n", "")
 
 
 @pytest.mark.parametrize(("argument", "words"), [("--sise=7", "sise size"), ("--size=many", "size many"), ("7", '"7"')])
 def test_an_invalid_argument_is_an_error(argument, words):
-    code, out, err = run(tool, argument)
+    code, out, err = run_command(tool, argument)
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
     assert all(word in err for word in words.split())
 
@@ -50,16 +60,16 @@ def test_an_invalid_argument_is_an_error(argument, words):
     ],
 )
 def test_each_kind_of_error_has_an_exit_code(error, code, err):
-    def fails() -> None:
+    def raise_error() -> None:
         raise error
 
-    assert run(fails) == (code, "", err)
+    assert run_command(raise_error) == (code, "", err)
 
 
 def test_a_closed_output_ends_the_command_without_a_traceback(monkeypatch):
     """The output is redirected, because Python flushes it again at exit."""
 
-    class Unread(io.StringIO):
+    class ClosedOutput(io.StringIO):
         def flush(self) -> None:
             raise BrokenPipeError
 
@@ -67,18 +77,18 @@ def test_a_closed_output_ends_the_command_without_a_traceback(monkeypatch):
             return 17
 
     def redirect(source: int, target: int) -> None:
-        places.append((os.readlink(f"/proc/self/fd/{source}"), target))
+        redirections.append((os.readlink(f"/proc/self/fd/{source}"), target))
 
-    places = []
-    monkeypatch.setattr(sys, "stdout", Unread())
+    redirections = []
+    monkeypatch.setattr(sys, "stdout", ClosedOutput())
     monkeypatch.setattr(os, "dup2", redirect)
-    assert command.exit_code(lambda: None) == 1 and places == [(os.devnull, 17)]
+    assert commands.exit_code(lambda: None) == 1 and redirections == [(os.devnull, 17)]
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__.rpartition(".")[2])
 def test_a_tool_explains_all_its_arguments(tool, capsys):
     with pytest.raises(SystemExit) as end:
-        command.main(tool.run, tool.HELP, ["tool", "--help"])
+        commands.main(tool.run, tool.HELP, ["tool", "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0 and tool.__doc__.splitlines()[0] in text and "--workdir: " in text
 

@@ -23,14 +23,14 @@ N = 7
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> pathlib.Path:
+def bpe_run(tmp_path_factory) -> pathlib.Path:
     """Return the folder of a run with at most 300 tokens, next to a test.txt."""
     folder = tmp_path_factory.mktemp("bpe")
     (folder / "text.txt").write_bytes(KING)
     (folder / "test.txt").write_bytes(b"Two kings\twho read fight\n" * 3 + "kingé".encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return published.run(folder / "run", "language", **text_settings(folder / "text.txt"))
+        return published.write_run(folder / "run", "language", **text_settings(folder / "text.txt"))
 
 
 def text_settings(file: pathlib.Path) -> dict:
@@ -51,64 +51,70 @@ def sum_nats(model: open_model.Trained, token_T: np.ndarray, stride: int) -> flo
     return nats
 
 
-def test_every_token_counts_once(run, tmp_path):
-    file, model = run.with_name("test.txt"), open_model.open(run)
+def test_every_token_counts_once(bpe_run, tmp_path):
+    file, model = bpe_run.with_name("test.txt"), open_model.open(bpe_run)
     tokenizer = open_model.load_tokenizer(model)
     token_T = tokenizer.encode(file.read_text())
     first, n = len(tokenizer.decode(token_T[:1]).encode()), len(token_T) - 1
-    outcome = tiny.command(evaluate, checkpoint=run, file=file, workdir=tmp_path / "out")
+    outcome = tiny.command(evaluate, checkpoint=bpe_run, file=file, workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and f"{81 - first} bytes, 16 words): {n} tokens" in outcome.out
     assert (tmp_path / "out" / "evaluation.txt").read_text() == outcome.out
     assert f"{sum_nats(model, token_T, N) / n:.4f}" in outcome.out
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"body": file.read_text()}))
     with contextlib.redirect_stdout(io.StringIO()):
-        measures = evaluate.run(run, file=rows, field="body", stride=3)
+        measures = evaluate.run(bpe_run, file=rows, field="body", stride=3)
     nats = sum_nats(model, token_T, 3)
     expected = {"nats_per_token": nats / n, "bits_per_byte": nats / np.log(2) / (81 - first)}
     expected |= {"word_perplexity": np.exp(nats / 16), "token_perplexity": np.exp(nats / n)}
     assert {name: measures[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    frequent = int(np.bincount(token_T[1:]).argmax())
-    sums = evaluate.sum_batches(model, token_T, N=N, stride=0, ignored_id=frequent)
-    assert sum(int(n) for *_, n in sums) == np.sum(token_T[1:] != frequent)
 
 
-def test_an_export_has_the_tokenizer(run, tmp_path):
-    outcome = tiny.command(export, checkpoint=run, family="gpt2", workdir=tmp_path / "out")
+def test_the_token_that_begins_texts_is_no_target(bpe_run):
+    tokenizer, model = pretrained_tokenizer.read(bpe_run), open_model.open(bpe_run)
+    token_T = tokenizer.encode(bpe_run.with_name("test.txt").read_text())
+    encode, tokenizer.bos = tokenizer.encode, int(np.bincount(token_T[1:]).argmax())
+    tokenizer.encode = lambda text: np.array([tokenizer.bos, *encode(text)])
+    n = evaluate.sum_windows(evaluate.make_measure(model, tokenizer), token_T, N=N, stride=0, batch=5)[2]
+    assert n == np.sum(token_T[1:] != tokenizer.bos) < len(token_T) - 1
+
+
+def test_an_export_has_the_tokenizer_and_the_same_text(bpe_run, tmp_path):
+    outcome = tiny.command(export, checkpoint=bpe_run, family="gpt2", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
     with contextlib.redirect_stdout(io.StringIO()):
         text = sample.run(tmp_path / "out", prompt="A king", max_new_tokens=7, temperature=0.0)
-        assert text == sample.run(run, prompt="A king", max_new_tokens=7, temperature=0.0)
+        assert text == sample.run(bpe_run, prompt="A king", max_new_tokens=7, temperature=0.0)
 
 
-def test_another_run_of_the_config_reuses_the_tokenizer_and_reports_comparable_measures(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
+def test_another_run_of_the_config_reuses_the_tokenizer_and_reports_comparable_measures(bpe_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bpe_run.parent))
     monkeypatch.setattr(bpe, "train", None)
-    changes = tiny.TRAIN | tiny.MODEL | text_settings(run.with_name("text.txt"))
+    changes = tiny.TRAIN | tiny.MODEL | text_settings(bpe_run.with_name("text.txt"))
     work = tiny.work_of(tiny.settings("language", **changes))
-    assert work.files["tokenizer.json"] == (run / "tokenizer.json").read_bytes()
+    assert work.files["tokenizer.json"] == (bpe_run / "tokenizer.json").read_bytes()
     rows = [{"step": 1, "eval/loss": 2.0}]
-    measures = next(work.figures(tiny.drawn(work.task), tmp_path, rows))
-    part, tokenizer = text.load(str(run.with_name("text.txt"))).evaluation, pretrained_tokenizer.read(run)
+    measures = next(work.figures(tiny.draw_params(work.task), tmp_path, rows))
+    part, tokenizer = text.load(str(bpe_run.with_name("text.txt"))).evaluation, pretrained_tokenizer.read(bpe_run)
     token_T = tokenizer.join(part)
     nats, size = 2.0 * (len(token_T) - 1), perplexity.size(part, first=tokenizer.decode(token_T[:1]))
     expected = {"bits_per_byte": nats / np.log(2) / size.bytes, "word_perplexity": np.exp(nats / size.words)}
     assert measures == pytest.approx({f"eval/{name}": number for name, number in expected.items()})
 
 
-def test_a_run_does_not_resume_with_another_tokenizer(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
-    copy = shutil.copytree(run, tmp_path / "run")
+def test_a_run_does_not_resume_with_another_tokenizer(bpe_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bpe_run.parent))
+    copy = shutil.copytree(bpe_run, tmp_path / "run")
     (copy / "tokenizer.json").write_text("{}")
-    saved = json.loads((copy / "config.json").read_text()) | {"versions": {}, "devices": "", "commit": ""}
-    (copy / "config.json").write_text(json.dumps(saved))
-    changes = tiny.TRAIN | tiny.MODEL | text_settings(run.with_name("text.txt"))
+    config = json.loads((copy / "config.json").read_text()) | {"versions": {}, "devices": "", "commit": ""}
+    (copy / "config.json").write_text(json.dumps(config))
+    changes = tiny.TRAIN | tiny.MODEL | text_settings(bpe_run.with_name("text.txt"))
     outcome = tiny.run("--config", tiny.config_file(tmp_path, "language", **changes), "--workdir", str(copy))
     assert outcome.code == 2 and "tokenizer.json" in outcome.err
 
 
-def test_a_text_that_cannot_be_evaluated_is_an_error(run, tmp_path):
+def test_a_text_that_cannot_be_evaluated_is_an_error(bpe_run, tmp_path):
     (tmp_path / "short.txt").write_text("A")
     (tmp_path / "image.txt").write_bytes(b"\x89PNG")
     for file, stride, *parts in (
@@ -116,7 +122,7 @@ def test_a_text_that_cannot_be_evaluated_is_an_error(run, tmp_path):
         (tmp_path / "short.txt", 0, "short.txt", "1 token"),
         (tmp_path / "image.txt", 0, "image.txt", "PNG"),
         ("", 0, "--file"),
-        (run.with_name("test.txt"), -1, "stride", -1),
+        (bpe_run.with_name("test.txt"), -1, "stride", -1),
     ):
         with raises(errors.UserError, *parts):
-            evaluate.run(run, file=file, stride=stride)
+            evaluate.run(bpe_run, file=file, stride=stride)

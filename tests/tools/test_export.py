@@ -13,8 +13,9 @@ from errors import raises
 
 from configs import base
 from experiments.engine import errors
-from experiments.pretrained import families as table, hub, open_model
+from experiments.pretrained import families, hub, open_model
 from experiments.tools import export, sample
+from tfm import shapes
 
 PARITY = "parity with PyTorch's models needs the extra [parity]"
 W, N = 23, 13  # W: the fewest tokens of a run below
@@ -37,7 +38,8 @@ MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     **dict(share=[1, 2], E=[0, 6]),
     "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
-    **dict(score_std=[0.5], output_std=[0.0], window=[3]),
+    **dict(score_std=[0.5], output_std=[0.0], embed_std=[0.5], window=[3]),
+    **dict(mup=[16], mup_depth=["completep:1"], flax=["my_flax:Model"]),
     "scale": ["1/sqrt(D)", "1"],
     **dict.fromkeys(["cap", "output_cap"], [30.0]),
     "value": ["keys", "gated", "exclusive", "full_rank", "identity"],
@@ -60,26 +62,26 @@ REFUSED = {  # fields of the other sections that every family refuses
     "text.objective": ["causal", "prefix", "masked"],
     "text.head": ["linear", "tied", "linear+gelu", "tied+gelu", "linear+tanh", "tied+bias"],
     "image.head": ["pooled"],
-} | {"image.size": [], "text.field": []}  # of photographs, and of rows
+} | {"image.size": [], "text.field": [], "text.documents": []}  # of photographs, of rows, and of training
 
 
-def keyed(section: str, values: dict) -> dict:
+def add_section(section: str, values: dict) -> dict:
     return {f"{section}.{field}": value for field, value in values.items()}
 
 
-OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
-FREE = "M D H F score_std output_std dropout attention compute_dtype remat".split()
-ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"norm": ["token:0.1"]})
+VALUES = add_section("model", MODEL) | add_section("text", TEXT) | add_section("image", IMAGE) | REFUSED
+FREE = "M D H F score_std output_std embed_std dropout attention compute_dtype remat".split()
+ALWAYS = add_section("model", {field: MODEL[field] for field in FREE} | {"norm": ["token:0.1"]})
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
-TEXTS = ALWAYS | keyed("text", TEXT)
-TAKEN = {  # the values of OTHERS that a family accepts, in addition to the values of its run above
+TEXTS = ALWAYS | add_section("text", TEXT)
+ACCEPTED = {  # the values of OTHERS that a family accepts, in addition to the values of its run above
     "gpt2": TEXTS | {"text.head": ["tied"], "model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1]},
     "albert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1], "model.E": [6], "model.share": [2]},
-    "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
+    "vit": ALWAYS | add_section("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
     "llama": TEXTS
-    | keyed("model", {"relative_position": ["rotary:50", "rotary_halves", "rotary_halves:50:linear:2"]})
-    | keyed("model", {"mlp": ["geglu"], "bias": ["all", "attention"]})
+    | add_section("model", {"relative_position": ["rotary:50", "rotary_halves", "rotary_halves:50:linear:2"]})
+    | add_section("model", {"mlp": ["geglu"], "bias": ["all", "attention"]})
     | {"text.head": ["tied"], "model.G": [1], "model.K": [6], "model.norm": ["rms:0.1"]},
 }
 
@@ -90,7 +92,7 @@ def experiment_of(family: str) -> str:
 
 def export_run(folder, family: str, write_tokenizer=None, **changes):
     """Return a run of this config, and the folder with its export."""
-    run = published.run(folder / "run", experiment_of(family), **RUNS[family] | changes)
+    run = published.write_run(folder / "run", experiment_of(family), **RUNS[family] | changes)
     if write_tokenizer:
         write_tokenizer(run)
     outcome = tiny.command(export, checkpoint=run, family=family, workdir=folder / "out")
@@ -98,7 +100,7 @@ def export_run(folder, family: str, write_tokenizer=None, **changes):
     return run, folder / "out"
 
 
-def logits(model: open_model.Trained) -> np.ndarray:
+def compute_logits(model: open_model.Trained) -> np.ndarray:
     if model.kind == "image":
         return np.asarray(model.logits(IMAGE_BYXZ))
     words = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if model.fields.segments > 1 else WORDS_BN
@@ -117,7 +119,7 @@ def combine_accepted(family: str):
     excluded = ("model.compute_dtype", "text.source", "text.tokenizer", "image.source")  # or need a download
     for index in (0, -1):
         if index or family != "bert":  # both changes would be equal
-            yield {name: values[index] for name, values in TAKEN[family].items() if name not in excluded}
+            yield {name: values[index] for name, values in ACCEPTED[family].items() if name not in excluded}
 
 
 def find_refused(family: str, config: dict) -> str:
@@ -131,16 +133,16 @@ def find_refused(family: str, config: dict) -> str:
         fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
     settings = dict(W=W, N=N, head=kind, tied_output="tied" in extras.get("output", ""), aside={})
     settings |= dict(Z=1, patch=4, image=(8, 8), query_bias=True) | fields
-    again = table.read(spec, {"model_type": family} | table.write(spec, settings))
-    output = table.output(spec, kind, settings)
-    return "; ".join(hub.list_unlike(fields, extras, {}, again | {"output": output}))
+    fields_of_export = families.read(spec, {"model_type": family} | families.write(spec, settings))
+    output = families.output(spec, kind, settings)
+    return "; ".join(hub.list_unlike(fields, extras, {}, fields_of_export | {"output": output}))
 
 
-def test_every_setting_has_its_row():
+def test_the_table_above_has_every_setting():
     config = base.get_config("vision")
     config = {"model": config.model, "image": config.image, "text": base.get_config("language").text}
-    assert OTHERS.keys() == {f"{section}.{field}" for section in config for field in config[section].keys()}
-    assert {*table.MODEL, *table.FREE} == set(config["model"].keys())
+    assert VALUES.keys() == {f"{section}.{field}" for section in config for field in config[section].keys()}
+    assert {*families.MODEL, *families.FREE} == set(config["model"].keys())
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +161,8 @@ def exports(tmp_path_factory):
 @pytest.mark.parametrize("family", RUNS)
 def test_every_setting_is_written_or_refused_by_its_name(exports, family):
     """Each value alone is refused or accepted. All accepted values together keep the logits or parameters."""
-    accepted, settings = {}, tiny.settings(experiment_of(family), model=False, **RUNS[family]).to_dict()
-    for name, values in OTHERS.items():
+    accepted_values, settings = {}, tiny.settings(experiment_of(family), model=False, **RUNS[family]).to_dict()
+    for name, values in VALUES.items():
         section, field = name.split(".")
         for value in [value for value in values if section in settings and value != settings[section][field]]:
             config = settings | {section: settings[section] | {field: value}}
@@ -169,41 +171,43 @@ def test_every_setting_is_written_or_refused_by_its_name(exports, family):
             if message := find_refused(family, config):
                 assert name in message
             else:
-                accepted.setdefault(name, []).append(value)
-    assert accepted == TAKEN[family]
+                accepted_values.setdefault(name, []).append(value)
+    assert accepted_values == ACCEPTED[family]
     for number, *folders in exports(family):
-        run, out = map(open_model.open, folders)
-        assert (out.kind, out.facts) == (run.kind, run.facts)
+        model, export_model = map(open_model.open, folders)
+        assert (export_model.kind, export_model.facts) == (model.kind, model.facts)
         if number or family != "llama":  # then model and parameters determine the logits
-            assert {field: run.model[field] for field in out.model} | {"score": "asymmetric"} == out.model
-            jax.tree.map(np.testing.assert_array_equal, out.params, run.params)
+            assert {field: model.model[field] for field in export_model.model} | {
+                "score": "asymmetric"
+            } == export_model.model
+            jax.tree.map(np.testing.assert_array_equal, export_model.params, model.params)
         else:
-            check_near(logits(out), logits(run))
+            check_near(compute_logits(export_model), compute_logits(model))
 
 
 @pytest.mark.parametrize("family", RUNS)
 def test_transformers_reads_every_setting_that_is_written(exports, family):
     torch, transformers = (pytest.importorskip(name, reason=PARITY) for name in ("torch", "transformers"))
-    for _, run, folder in exports(family):
+    for _, run_folder, folder in exports(family):
         kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
-        theirs, info = kind.from_pretrained(folder, output_loading_info=True)
+        reference, info = kind.from_pretrained(folder, output_loading_info=True)
         assert not any(info[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-        ours, inputs = open_model.open(run), {"input_ids": torch.tensor(WORDS_BN)}
-        if ours.fields.segments > 1:
+        model, inputs = open_model.open(run_folder), {"input_ids": torch.tensor(WORDS_BN)}
+        if model.fields.segments > 1:
             inputs["token_type_ids"] = torch.tensor(SEGMENT_BN)
         if family == "vit":
             inputs = {"pixel_values": torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)}
         with torch.no_grad():
-            check_near(theirs.eval()(**inputs).logits.numpy(), logits(ours))
+            check_near(reference.eval()(**inputs).logits.numpy(), compute_logits(model))
 
 
 def test_a_setting_that_the_family_does_not_have_is_an_error(tmp_path):
     kinds = {"text": ("language", {"model.D": 8, "model.H": 4, "model.G": 2}), "image": ("vision", {})}
-    runs = {name: published.run(tmp_path / name, kind, **changes) for name, (kind, changes) in kinds.items()}
+    runs = {name: published.write_run(tmp_path / name, kind, **changes) for name, (kind, changes) in kinds.items()}
     changes = {"text__objective": "masked", "text__head": "linear", "model__segments": 0}
-    runs["masked"] = published.changed(runs["text"], tmp_path / "masked", **changes)
+    runs["masked"] = published.copy_with_changes(runs["text"], tmp_path / "masked", **changes)
     out = tmp_path / "out"
-    for run, family, *parts in (
+    for name, family, *parts in (
         ("text", "llama", "model.norm", "'token'", "'rms'"),
         ("text", "bert", runs["text"]),
         ("text", "gpt3", "family", "gpt3", "gpt2"),
@@ -212,7 +216,7 @@ def test_a_setting_that_the_family_does_not_have_is_an_error(tmp_path):
         ("image", "vit", "image.head", "'pooled'", "'class_token'"),
     ):
         with raises(errors.UserError, *parts):
-            export.run(runs[run], family=family, workdir=out)
+            export.run(runs[name], family=family, workdir=out)
     with raises(errors.UserError, "--workdir"):
         export.run(runs["text"], family="gpt2")
     assert not out.exists()
@@ -250,7 +254,7 @@ def continue_greedily(folder) -> str:
         (50256, None, [4, 3]),  # transformers writes it for every size of the vocabulary
     ],
 )
-def test_the_ids_that_end_a_text(tmp_path, ids, generation, ends):
+def test_these_ids_end_a_text(tmp_path, ids, generation, ends):
     model = open_model.open(str(publish_letters(tmp_path, generation=generation, eos_token_id=ids)))
     assert open_model.list_end_ids(model, types.SimpleNamespace(bos=3, eos=4)) == ends
 
@@ -268,28 +272,28 @@ def test_a_published_model_keeps_its_ids(tmp_path, family, ids, missing):
     folder = tmp_path / "ours"
     files = hub.write(folder, hub.read(published.save(tmp_path / "theirs", family, **ids)))
     assert sorted(files) == sorted(file.name for file in folder.iterdir())
-    written = {name: json.loads((folder / name).read_text()) for name in files if name.endswith(".json")}
-    assert {name: x for name, x in written["config.json"].items() if "token_id" in name} == ids | missing
+    contents = {name: json.loads((folder / name).read_text()) for name in files if name.endswith(".json")}
+    assert {name: x for name, x in contents["config.json"].items() if "token_id" in name} == ids | missing
     assert hub.read(folder).extras.get("ids", {}) == ids
-    assert written.get("generation_config.json") == (ids | missing if family in ("gpt2", "llama") else None)
+    assert contents.get("generation_config.json") == (ids | missing if family in ("gpt2", "llama") else None)
 
 
 def write_library_tokenizer(folder) -> None:
     """Write a tokenizer of the `tokenizers` library into the folder, with <s> = 21 and </s> = 22."""
     library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
     vocab = {word: i for i, word in enumerate([*LETTERS[:20], "<pad>", "<s>", "</s>"])}
-    words = library.Tokenizer(library.models.WordLevel(vocab, unk_token="a"))
-    words.add_special_tokens(["<pad>", "<s>", "</s>"])
-    words.save(str(folder / "tokenizer.json"))
+    tokenizer = library.Tokenizer(library.models.WordLevel(vocab, unk_token="a"))
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text("{}")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family):
     run, folder = export_run(tmp_path, family, write_library_tokenizer)
-    written = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     ids = {"pad_token_id": 20} | ({} if family == "bert" else {"bos_token_id": 21, "eos_token_id": [22, 21]})
-    assert {name: written[name] for name in written if name.endswith("token_id")} == ids
+    assert {name: config[name] for name in config if name.endswith("token_id")} == ids
     for name in ("tokenizer.json", "special_tokens_map.json"):
         assert (folder / name).read_bytes() == (run / name).read_bytes()
     for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
@@ -299,12 +303,26 @@ def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family):
 def test_transformers_ends_a_text_at_the_same_token(tmp_path):
     torch, transformers = (pytest.importorskip(name, reason=PARITY) for name in ("torch", "transformers"))
     text = continue_greedily(publish_letters(tmp_path / "theirs", "llama"))
-    ends = [LETTERS.index(text[place]) for place in (5, 4)]
+    ends = [LETTERS.index(text[position]) for position in (5, 4)]
     folder = publish_letters(tmp_path / "theirs", "llama", {"eos_token_id": ends}, eos_token_id=0)
     assert continue_greedily(folder) == text[: min(map(text.index, (text[5], text[4])))]
     export.run(folder, family="llama", workdir=tmp_path / "out")
     for path in (folder, tmp_path / "out"):
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-        ids = theirs.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
+        model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+        ids = model.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
         assert ids[-1] in ends and len(ids) < 13
         assert "".join(LETTERS[id] for id in ids[1:-1]) == continue_greedily(path)
+
+
+@pytest.mark.parametrize("experiment", ["convolution", "synthetic", "vision"])
+def test_arrays_of_any_run_are_read_by_numpy(tmp_path, experiment):
+    run = published.write_run(tmp_path / "run", experiment)
+    (file,) = export.run(run, family="npz", workdir=tmp_path / "out")
+    params = shapes.flat(open_model.open(run).params)
+    with np.load(file, allow_pickle=False) as arrays:
+        assert set(arrays.files) == params.keys()
+        for name in arrays.files:
+            np.testing.assert_array_equal(arrays[name], params[name])
+    assert experiment != "vision" or "blocks/score/Uq_HKD" in params
+    with raises(errors.UserError, "--workdir", tmp_path / "out"):
+        export.run(run, family="npz", workdir=tmp_path / "out")

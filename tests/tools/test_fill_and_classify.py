@@ -11,7 +11,7 @@ from errors import raises
 from PIL import Image
 from scipy.special import softmax
 
-from experiments.data import image_file, images, pretrained_tokenizer, tokenizer
+from experiments.data import image_file, images, pretrained_tokenizer, tokenization
 from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import classify, export, fill, sample
@@ -28,7 +28,7 @@ RUNS = {
 def runs(tmp_path_factory):
     """Return the folders of runs by their kinds."""
     folder = tmp_path_factory.mktemp("runs")
-    return {name: published.run(folder / name, kind, **changes) for name, (kind, changes) in RUNS.items()}
+    return {name: published.write_run(folder / name, kind, **changes) for name, (kind, changes) in RUNS.items()}
 
 
 def test_a_run_saves_its_tokenizer_and_the_format_of_its_images(runs):
@@ -70,26 +70,16 @@ def test_masked_tokens_are_filled_in_with_probabilities(runs, tmp_path):
 @pytest.fixture
 def bert(tmp_path):
     """Return the folder of a published BERT with a tokenizer, and the tokenizer."""
-    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocab = {word: i for i, word in enumerate([*specials, *(f"word{i}" for i in range(published.W - 5))])}
-    bert = library.Tokenizer(library.models.WordLevel(vocab, unk_token="[UNK]"))
-    bert.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    bert.add_special_tokens(specials)
-    bert.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    published.save(tmp_path, "bert")
-    bert.save(str(tmp_path / "tokenizer.json"))  # not a WordPiece, which BERT's class would load
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    return tmp_path, bert
+    return tmp_path, published.save_bert_with_tokenizer(tmp_path)
 
 
 def test_a_published_bert_fills_tokens_in(bert):
-    folder, words = bert
+    folder, tokenizer = bert
     outcome = tiny.command(fill, checkpoint=folder, prompt="word3   [MASK] word0")
     assert (outcome.code, outcome.err) == (0, "")
     text, line = outcome.out.splitlines()
     p_W = softmax(np.asarray(open_model.open(folder)(np.array([[2, 8, 4, 5, 3]]))[0, 2]))
-    token = words.decode([int(p_W.argmax())], skip_special_tokens=True)
+    token = tokenizer.decode([int(p_W.argmax())], skip_special_tokens=True)
     assert text.split() == ["word3", *token.split(), "word0"] and f"{token!r}" in line and f"{p_W.max():.3f}" in line
     bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
     published.save(folder / "bare", "bert", bare)
@@ -121,7 +111,7 @@ def test_one_output_is_a_regression_unless_the_config_names_another_problem(tmp_
     published.save(tmp_path, "vit", images, id2label={"0": "age"}, **({"problem_type": problem} if problem else {}))
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (15, 10, 2), dtype=np.uint8)).save(tmp_path / "a.png")
     model = open_model.open(tmp_path)
-    number = float(model.logits(image_file.read(tmp_path / "a.png", model.like)[0])[0, 0])
+    number = float(model.logits(image_file.read(tmp_path / "a.png", model.image_format)[0])[0, 0])
     (line,) = tiny.command(classify, checkpoint=tmp_path, file=tmp_path / "a.png").out.splitlines()[1:]
     texts = {"single_label_classification": "1.000", "multi_label_classification": f"{1 / (1 + np.exp(-number)):.3f}"}
     assert line == f"  {texts.get(problem, number)}  age" and abs(number) > 0.01
@@ -136,7 +126,7 @@ def test_the_weights_of_a_head_decide_the_number_of_classes(tmp_path, capsys):
 
 
 def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
-    byte_tokens = tokenizer.Plain("bytes", "", ("[MASK]",))
+    byte_tokens = tokenization.Plain("bytes", "", ("[MASK]",))
     id_N = fill.encode(byte_tokens, "k[MASK][MASK]nig", N)
     text, *lines = fill.table(byte_tokens, id_N, np.eye(257)[[*"\xf6".encode()]]).split("\n")
     assert text == "k\xf6nig" and len(lines) == 2
@@ -160,7 +150,7 @@ def test_an_image_file_is_classified_like_its_pixels(runs, tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
     p_C = softmax(np.asarray(open_model.open(run)(image_YX)[0]))
     line, *lines = outcome.out.splitlines()
-    assert line == f"{file}: 8 x 8 pixels, grey, resized to 8 x 8, grey, black 0 and white 16 as the model's own images"
+    assert line == f"{file}: 8 x 8 pixels, grey; resized to 8 x 8; grey, black 0 and white 16 like the model's images"
     assert [text.split()[1] for text in lines] == [str(c) for c in np.argsort(-p_C)[:5]]
     np.testing.assert_allclose([float(text.split()[0]) for text in lines], np.sort(p_C)[:-6:-1], atol=6e-3)
     assert (tmp_path / "out" / "classes.txt").read_text(encoding="utf-8") == outcome.out
@@ -177,7 +167,7 @@ def test_an_invalid_image_file_is_an_error(runs, tmp_path):
     file = save(tmp_path, np.zeros((3, 3), np.uint8), "\x1b[2J.png")
     assert "\x1b" not in tiny.command(classify, checkpoint=runs["image"], file=file).out
     with raises(errors.UserError, "image.head", "--trust=payload:s"):
-        classify.run(published.changed(runs["image"], tmp_path / "code", image__head="payload:s"), file=file)
+        classify.run(published.copy_with_changes(runs["image"], tmp_path / "code", image__head="payload:s"), file=file)
     copy = shutil.copytree(runs["image"], tmp_path / "copy")
     (copy / "data.json").unlink()
     with raises(errors.UserError, "data.json"):
@@ -189,8 +179,12 @@ def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
     arrays = {name: x for name, x in published.tensors("vit").items() if not name.endswith(sides)}
     published.save(tmp_path, "vit", arrays, qkv_bias=False)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
-    like = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
-    assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]
+    image_format = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
+    assert (
+        image_format["image"] == [15, 10, 2]
+        and image_format["mean"] == [0.1, 0.2]
+        and image_format["values"] == [0, pytest.approx(1)]
+    )
     file = save(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
     outcome = tiny.command(classify, checkpoint=tmp_path, file=file)
     assert (outcome.code, outcome.err) == (0, "")
@@ -198,16 +192,16 @@ def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
 
 
 def test_an_export_describes_the_range_of_pixels(runs, tmp_path):
-    run = shutil.copytree(runs["image"], tmp_path / "run")
-    data = json.loads((run / "data.json").read_text()) | {"values": [-1.5, 3.0]}
-    (run / "data.json").write_text(json.dumps(data))
-    outcome = tiny.command(export, workdir=tmp_path / "out", checkpoint=run, family="vit")
+    folder_of_run = shutil.copytree(runs["image"], tmp_path / "run")
+    data = json.loads((folder_of_run / "data.json").read_text()) | {"values": [-1.5, 3.0]}
+    (folder_of_run / "data.json").write_text(json.dumps(data))
+    outcome = tiny.command(export, workdir=tmp_path / "out", checkpoint=folder_of_run, family="vit")
     assert (outcome.code, outcome.err) == (0, "") and "preprocessor_config.json" in outcome.out
     file = save(tmp_path, np.random.default_rng(0).integers(0, 255, (11, 9), np.uint8))
-    models = [open_model.open(str(folder)) for folder in (run, tmp_path / "out")]
-    ours, export_format = (image_file.load_format(model.path, model.extras, Z=1, C=10) for model in models)
-    assert ours["classes"] == export_format["classes"]
-    np.testing.assert_allclose(image_file.read(file, export_format)[0], image_file.read(file, ours)[0], atol=1e-5)
+    models = [open_model.open(str(folder)) for folder in (folder_of_run, tmp_path / "out")]
+    run_format, export_format = (image_file.load_format(model.path, model.extras, Z=1, C=10) for model in models)
+    assert run_format["classes"] == export_format["classes"]
+    np.testing.assert_allclose(image_file.read(file, export_format)[0], image_file.read(file, run_format)[0], atol=1e-5)
 
 
 def test_an_assumed_format_of_images_is_printed_and_not_exported(tmp_path):

@@ -32,14 +32,14 @@ def enlarge(folder) -> pathlib.Path:
     """Save large parameters in the run, so that a text depends on the whole context."""
     rng = np.random.default_rng(2)
     params = open_model.open(folder).params
-    published.keep(folder, 3, jax.tree.map(lambda x: 2 * rng.standard_normal(x.shape, np.float32), params))
+    published.save_checkpoint(folder, 3, jax.tree.map(lambda x: 2 * rng.standard_normal(x.shape, np.float32), params))
     return folder
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> pathlib.Path:
+def byte_run(tmp_path_factory) -> pathlib.Path:
     """Return the folder of a model of bytes."""
-    return enlarge(published.run(tmp_path_factory.mktemp("causal"), "language", **SMALL))
+    return enlarge(published.write_run(tmp_path_factory.mktemp("causal"), "language", **SMALL))
 
 
 def continue_slowly(path, w_N, *, mask=masks.causal, longest=N, context=N) -> list[int]:
@@ -48,29 +48,29 @@ def continue_slowly(path, w_N, *, mask=masks.causal, longest=N, context=N) -> li
     apply = jax.jit(model.network().apply, static_argnames="mask")
     while len(w_N) < longest:
         last = w_N[-context:]
-        padded = np.array([last + [0] * (context - len(last))])
-        w_N.append(int(apply(model.params, padded, mask=mask)[0][0, len(last) - 1].argmax()))
+        w_1N = np.array([last + [0] * (context - len(last))])
+        w_N.append(int(apply(model.params, w_1N, mask=mask)[0][0, len(last) - 1].argmax()))
     return w_N
 
 
-def test_text_equals_the_full_forward_pass_and_is_printed_while_it_is_drawn(run, tmp_path, monkeypatch):
+def test_text_equals_full_forward_passes_and_is_printed_token_by_token(byte_run, tmp_path, monkeypatch):
     """A prefix model reads its prompt in both directions."""
-    folder, printed = published.changed(run, tmp_path / "prefix", text__objective="prefix"), []
-    monkeypatch.setattr(log, "say", printed.append)
+    folder, pieces = published.copy_with_changes(byte_run, tmp_path / "prefix", text__objective="prefix"), []
+    monkeypatch.setattr(log, "say", pieces.append)
     monkeypatch.chdir(tmp_path)
     sample.run(folder, prompt="kings", temperature=0.0, max_new_tokens=N - 5)
-    slowly = continue_slowly(folder, b"kings", mask=masks.either(masks.causal, masks.prefix(5)))
+    expected = continue_slowly(folder, b"kings", mask=masks.either(masks.causal, masks.prefix(5)))
     tokenizer = pretrained_tokenizer.read(folder)
-    assert "".join(printed) == "kings" + "".join(tokenizer.stream(slowly[5:], after=slowly[:5])) + "\n"
-    assert printed[0] == "kings" and len(printed) > 4
+    assert "".join(pieces) == "kings" + "".join(tokenizer.stream(expected[5:], after=expected[:5])) + "\n"
+    assert pieces[0] == "kings" and len(pieces) > 4
     assert not (tmp_path / "runs").exists()  # nothing is written
     with raises(errors.UserError, "max_new_tokens = 33", "context of 37"):
         sample.run(folder, prompt="kings", max_new_tokens=N - 4)
 
 
-def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(run, tmp_path, monkeypatch):
+def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(byte_run, tmp_path, monkeypatch):
     """A text depends only on the seed, and sample i is the first of seed + i."""
-    draw = functools.partial(sample.run, run, max_new_tokens=18, temperature=9.0)
+    draw = functools.partial(sample.run, byte_run, max_new_tokens=18, temperature=9.0)
     monkeypatch.setattr("sys.stdin", io.StringIO("A king\nA king"))
     with contextlib.redirect_stdout(io.StringIO()) as out:
         texts = draw(prompt=["A king", "w"], seed=4, workdir=tmp_path / "out")
@@ -81,41 +81,41 @@ def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(r
     assert lines[1] == texts[0] and len({*lines}) == 4
     with raises(errors.UserError, tmp_path / "out" / "sample.txt"):
         draw(prompt="A", workdir=tmp_path / "out")
-    model, ids, capacities = open_model.open(run), [[*b"A king"], [*b"w"]], []
+    model, ids, capacities = open_model.open(byte_run), [[*b"A king"], [*b"w"]], []
     options = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
     growing = generation.Generator(model.network(), model.params, context=N, grows=1, **options)
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     key_B = jax.numpy.stack([jax.random.fold_in(jax.random.key(4), b) for b in range(2)])
     parts = zip(*generation.rounds(growing, ids, key_B, steps=18), strict=True)
-    tokenizer = pretrained_tokenizer.read(run)
+    tokenizer = pretrained_tokenizer.read(byte_run)
     assert [tokenizer.decode(sum(part, row)) for row, part in zip(ids, parts, strict=True)] == texts
     assert capacities == [24]
 
 
-def test_beyond_the_context_the_window_moves(run, monkeypatch):
+def test_beyond_the_context_generation_uses_a_moving_window(byte_run, monkeypatch):
     """Inside the text and inside the prompt, on input lines; the first line is an error."""
     prompts = [b"A king who reads is", b"A king who reads is worth two kings who fight"]  # of 19 and 45 tokens
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["", *map(bytes.decode, prompts)])))
-    outcome = tiny.command(sample, checkpoint=run, prompt="-", max_new_tokens=25, temperature=0.0)
-    expected = [continue_slowly(run, text, longest=len(text) + 25) for text in prompts]
+    outcome = tiny.command(sample, checkpoint=byte_run, prompt="-", max_new_tokens=25, temperature=0.0)
+    expected = [continue_slowly(byte_run, text, longest=len(text) + 25) for text in prompts]
     error, texts = outcome.out.split("\n", 1)
     assert error.startswith("error: ") and "--prompt" in error
     assert texts == "".join(
-        pretrained_tokenizer.read(run).decode(text).translate(log.CONTROL) + "\n" for text in expected
+        pretrained_tokenizer.read(byte_run).decode(text).translate(log.CONTROL) + "\n" for text in expected
     )
 
 
 def test_relative_positions_with_a_window_have_no_limit_of_context(tmp_path, monkeypatch):
     monkeypatch.setattr(generate, "window", None)
     settings = {"model__window": 4, "model__position": "none", "model__relative_position": "rotary"}
-    folder = enlarge(published.run(tmp_path / "run", "language", **SMALL, **settings))
-    near = masks.both(masks.causal, masks.window(4))
-    expected = continue_slowly(folder, b"kings", mask=near, longest=3 * N, context=3 * N)
+    folder = enlarge(published.write_run(tmp_path / "run", "language", **SMALL, **settings))
+    mask = masks.both(masks.causal, masks.window(4))
+    expected = continue_slowly(folder, b"kings", mask=mask, longest=3 * N, context=3 * N)
     with contextlib.redirect_stdout(io.StringIO()):
         text = sample.run(folder, prompt="kings", max_new_tokens=3 * N - 5, temperature=0.0)
     assert text == pretrained_tokenizer.read(folder).decode(expected)
-    learned = tiny.settings("language", **settings | {"model__position": "learned"})  # a table of N positions
-    assert not checks.has_unlimited_context(learned.model, N=N)
+    learned_settings = tiny.settings("language", **settings | {"model__position": "learned"})  # a table of N positions
+    assert not checks.has_unlimited_context(learned_settings.model, N=N)
 
 
 def test_the_text_ends_before_the_stop_string_in_any_pieces():
@@ -133,13 +133,15 @@ def test_the_text_ends_before_the_stop_string_in_any_pieces():
 def test_stories260k_and_its_export_continue_the_story(tmp_path):
     story = (STORIES / "greedy.txt").read_text(encoding="utf-8")
     path, stop = STORIES / "stories260K.bin", story[-12:-2]
-    before = f"{story[: story.index(stop)]}\n"
-    assert len(before) > len(story) - 14
+    expected = f"{story[: story.index(stop)]}\n"
+    assert len(expected) > len(story) - 14
     options = {"temperature": 0.0, "max_new_tokens": 200, "stop": stop}
-    assert tiny.command(sample, checkpoint=path, **options) == (0, before, "")
+    assert tiny.command(sample, checkpoint=path, **options) == (0, expected, "")
     outcome = tiny.command(export, checkpoint=path, family="llama", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
-    tokenizer, copy = (open_model.load_tokenizer(open_model.open(place)) for place in (path, tmp_path / "out"))
+    tokenizer, copy = (
+        open_model.load_tokenizer(open_model.open(model_path)) for model_path in (path, tmp_path / "out")
+    )
     ids = tokenizer.encode(story.removesuffix("\n")).tolist()
     assert copy.encode(story.removesuffix("\n")).tolist() == ids and len(ids) == 201  # <s> and 200 tokens
     assert "".join(tokenizer.stream(ids)) == story.removesuffix("\n") and ids[0] == tokenizer.bos
@@ -161,26 +163,31 @@ def test_stories260k_and_its_export_continue_the_story(tmp_path):
         ({"checkpoint": "."}, "config.json"),
     ],
 )
-def test_invalid_flags_are_errors(run, tmp_path, monkeypatch, settings, words):
+def test_invalid_flags_are_errors(byte_run, tmp_path, monkeypatch, settings, words):
     monkeypatch.chdir(tmp_path)
-    refusal = tiny.refusal(sample, **{"checkpoint": run, "prompt": "A"} | settings)
+    refusal = tiny.refusal(sample, **{"checkpoint": byte_run, "prompt": "A"} | settings)
     assert all(word in refusal for word in words.split())
 
 
-def test_a_damaged_run_is_an_error(run, tmp_path):
+def test_a_damaged_run_is_an_error(byte_run, tmp_path):
     def check_error(copy, *parts, trust=()):
         with raises(errors.UserError, *parts):
             sample.run(copy, prompt="A", trust=trust)
 
-    copy = shutil.copytree(run, tmp_path / "a")
+    copy = shutil.copytree(byte_run, tmp_path / "a")
     (copy / "tokenizer.json").unlink()
     check_error(copy, "tokenizer.json")
     (copy / "tokenizer.json").write_text(json.dumps({"kind": "bytes", "characters": "", "specials": ["[MASK]"]}))
     check_error(copy, 257, 256)
-    check_error(published.changed(run, tmp_path / "b", model__F=31), "blocks/mlp/W1_FD", "(1, 32, 8)", "(1, 31, 8)")
+    check_error(
+        published.copy_with_changes(byte_run, tmp_path / "b", model__F=31),
+        "blocks/mlp/W1_FD",
+        "(1, 32, 8)",
+        "(1, 31, 8)",
+    )
     shutil.rmtree(tmp_path / "b" / "checkpoints")
     check_error(tmp_path / "b", "checkpoint")
-    copy = published.changed(run, tmp_path / "c", model__score="no_such_file:s")
+    copy = published.copy_with_changes(byte_run, tmp_path / "c", model__score="no_such_file:s")
     check_error(copy, "model.score", "--trust=no_such_file:s")
     check_error(copy, "no_such_file:s", "import", trust=("no_such_file:s",))
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")

@@ -11,7 +11,7 @@ from errors import raises
 from experiments.build import model as models, probe
 from experiments.engine import errors
 from experiments.pretrained import open_model
-from experiments.tools import symmetry as command
+from experiments.tools import symmetry as symmetry_tool
 from tfm import symmetry
 
 
@@ -37,27 +37,27 @@ def check_table(checkpoint, out: str) -> None:
 
 
 def test_the_table_of_a_run_equals_the_reference(tmp_path, monkeypatch):
-    run = published.run(tmp_path / "run", "vision", image__patch=4)
+    folder = published.write_run(tmp_path / "run", "vision", image__patch=4)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    check_table(run, tiny.command(command, checkpoint=run).out)
+    check_table(folder, tiny.command(symmetry_tool, checkpoint=folder).out)
     assert not any((tmp_path / "empty").iterdir())  # nothing is written
-    outcome = tiny.command(command, workdir=tmp_path / "out", checkpoint=run)
+    outcome = tiny.command(symmetry_tool, workdir=tmp_path / "out", checkpoint=folder)
     assert (outcome.code, outcome.err) == (0, "") and (tmp_path / "out" / "symmetry.txt").read_text() == outcome.out
     with raises(errors.UserError, "model.score", "constant"):
-        command.run(published.changed(run, tmp_path / "a", model__score="constant"))
+        symmetry_tool.run(published.copy_with_changes(folder, tmp_path / "a", model__score="constant"))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_table_of_a_published_model_equals_the_reference(family, tmp_path):
     folder = published.save(tmp_path, family)
-    check_table(folder, tiny.command(command, checkpoint=folder).out)
+    check_table(folder, tiny.command(symmetry_tool, checkpoint=folder).out)
 
 
 def test_medians_exclude_layers_without_a_form():
     s_MH = np.array([[np.nan, 0.25, 0.75], [np.nan] * 3])
     layer = symmetry.Layer(s_MH, np.array([0.5, np.nan]), np.array([-0.5, 0.0]))
-    rows = [line.split() for line in command.table({"encoder/": layer}).splitlines()]
+    rows = [line.split() for line in symmetry_tool.table({"encoder/": layer}).splitlines()]
     assert rows[1:] == [
         ["encoder/1", "0.500", "0.500", "0.500", "-0.500"],
         ["encoder/2", "nan", "nan", "nan", "0.000"],

@@ -3,17 +3,18 @@
 | file                                       | content                                                                 |
 |--------------------------------------------|-------------------------------------------------------------------------|
 | heads.py                                   | multi-head self-attention and cross-attention: from tokens to tokens    |
-| score.py, score_symmetric.py, value.py     | how two tokens are compared; what is averaged                           |
+| score.py, score_symmetric.py, value.py     | queries and keys; values and output projection                          |
 | groups.py                                  | query heads that share keys and values (MQA, GQA)                       |
 | mask.py, relative_position.py              | which tokens attend to which; positions inside the attention            |
-| explicit.py                                | the average as it is defined, with the N x S weights in memory          |
+| rotary_scaling.py                          | rotary positions for texts longer than in training                      |
+| explicit.py                                | the definition, with all N x S weights in memory                        |
 | flash.py                                   | flash attention: the same averages, block by block                      |
-| online_softmax.py, block_mask.py           | one block of flash attention: its softmax; its mask                     |
+| online_softmax.py, block_mask.py           | one block of flash attention: its softmax; its mask and bias            |
 | chunked.py                                 | attention over a few hundred tokens, in unrolled chunks                 |
-| ring.py                                    | ring attention: flash attention over tokens that devices share          |
-| splash.py, fused.py                        | the flash attention kernels of a TPU and of a GPU                       |
+| ring.py                                    | ring attention: flash attention for sequences sharded over devices      |
+| splash.py, fused.py                        | flash attention by kernels: JAX's splash on TPUs, cuDNN on GPUs         |
 | implementations.py                         | the choice between explicit, flash and the kernels                      |
-| spec.py                                    | the functions of a layer; the arguments of a forward pass               |
+| spec.py                                    | Spec: the functions of a layer; Call: the arguments of a forward pass   |
 """
 
 from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, implementations, mask  # noqa: F401

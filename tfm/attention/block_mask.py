@@ -1,7 +1,8 @@
-"""Tokens in blocks, and mask and bias of a pair of blocks.
+"""Blocks of tokens, and the mask and the bias for one block of queries and one block of keys.
 
-A block of queries is a dict with the positions `n`; a block of keys has `s` and, if the last block is padded, `real`.
-I and J count the blocks of queries and of keys; N and S are the tokens of one block.
+A block of queries is a dict with the positions `n`. A block of keys has the positions `s` and, if the last block is
+padded, `real`, which is False at padding. I and J are the numbers of blocks of queries and of keys; N and S are the
+numbers of tokens in one block.
 """
 
 import dataclasses
@@ -14,19 +15,23 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 Tree = Any
-EMPTY, PARTIAL, FULL = range(3)  # how much of a block of weights the mask allows: nothing, some, all
+EMPTY, PARTIAL, FULL = range(3)  # the mask allows none, some or all weights of a block
 
 
-def size(length: int, most: int) -> int:
-    """Return the size of equal blocks of at most `most` tokens; of several blocks a multiple of eight, if that fits."""
-    count = -(-length // most)
+def size(length: int, limit: int) -> int:
+    """Return the tokens per block if `length` tokens are cut into the fewest blocks of at most `limit` tokens.
+
+    The blocks are equal, except for the padding of the last. The size of several blocks is rounded up to a multiple of
+    eight, unless that exceeds `limit`.
+    """
+    count = -(-length // limit)
     even = -(-length // count)
     rounded = -(-even // 8) * 8
-    return rounded if count > 1 and rounded <= most else even
+    return rounded if count > 1 and rounded <= limit else even
 
 
 def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Array:
-    """Return x in blocks of `size` along the axis, with a new first axis; the last is padded by `mode` of jnp.pad."""
+    """Return x cut into blocks of `size` along `axis`, with a new first axis. `mode` of jnp.pad fills the last."""
     axis %= x.ndim
     padding = [(0, -x.shape[axis] % size if i == axis else 0) for i in range(x.ndim)]
     x = jnp.pad(x, padding, mode=mode)
@@ -34,31 +39,32 @@ def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Ar
 
 
 def zero(tree: Tree) -> jax.Array:
-    """Return 0, varying over the mesh axes over which any leaf of the tree varies.
+    """Return the integer 0, whose type varies over every mesh axis over which a leaf of the tree varies.
 
-    Adding it makes types equal for loops and branches inside `shard_map`; elsewhere it does nothing.
+    Loops and branches inside `shard_map` need equal types, and adding this zero makes them equal. Elsewhere it changes
+    nothing.
     """
     return sum(jnp.zeros_like(leaf, jnp.int32, ()) for leaf in jax.tree.leaves(tree))
 
 
 def as_partial(function: Callable | None) -> Callable | None:
-    """Return a mask or a bias as a tree: jax.tree_util.Partial(function, *arrays). None stays None."""
+    """Return a mask or a bias as a pytree: itself if it is None or a jax.tree_util.Partial, else Partial(function)."""
     return function if function is None or isinstance(function, Partial) else Partial(function)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Mask and bias as trees (`as_partial`), or None, and the soft cap of the logits (explicit.soft_cap)."""
+    """The mask and the bias as pytrees (`as_partial`) or None, and the soft cap of the logits (explicit.soft_cap)."""
 
     mask: Partial | None
     bias: Partial | None
     cap: float = dataclasses.field(metadata={"static": True})
 
     def allowed(self, query: dict, key: dict) -> jax.Array | None:
-        """Return which queries may attend to which keys, (N, S) or (B, N, S), True where they may; None if all may.
+        """Return whether each query may attend to each key, (N, S) or (B, N, S); None if every query may attend to all.
 
-        query["n"], key["s"]: the positions. key["real"]: False for padding of the last block; missing without padding.
+        A key that pads the last block is never allowed.
         """
         allowed = None if self.mask is None else self.mask(query["n"], key["s"])
         if "real" not in key:
@@ -67,7 +73,7 @@ class Rules:
         return real_NS if allowed is None else allowed & real_NS
 
     def needs(self, query: dict, key: dict) -> jax.Array:
-        """Return need_IJ: how much the blocks of queries see of the blocks of keys (EMPTY, PARTIAL or FULL)."""
+        """Return need_IJ: EMPTY, PARTIAL or FULL for every block of queries and every block of keys."""
 
         def need(query: dict, key: dict) -> jax.Array:
             allowed = self.allowed(query, key)
@@ -79,48 +85,51 @@ class Rules:
         return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
 
     def apply_if_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, *sums: Tree) -> Tree:
-        """Return function(rules, query, key, allowed, *sums): the sums themselves if EMPTY, without a mask if FULL."""
+        """Return function(self, query, key, allowed, *sums). If EMPTY, return `sums`; if FULL, `allowed` is None."""
 
-        def partial(*sums: Tree) -> Tree:
+        def apply_partial(*sums: Tree) -> Tree:
             return function(self, query, key, self.allowed(query, key), *sums)
 
-        full = functools.partial(function, self, query, key, None)
+        apply_full = functools.partial(function, self, query, key, None)
         if self.mask is None and "real" not in key:
-            return full(*sums)
-        return jax.lax.switch(need, [lambda *unchanged: unchanged, partial, full], *sums)
+            return apply_full(*sums)
+        return jax.lax.switch(need, [lambda *sums: sums, apply_partial, apply_full], *sums)
 
     def logit_bias(self, query: dict, key: dict) -> jax.Array | None:
-        """Return the bias of the logits, (H, N, S) or (B, H, N, S), or None."""
+        """Return the bias that is added to the logits of one block, (H, N, S) or (B, H, N, S), or None."""
         return None if self.bias is None else self.bias(query["n"], key["s"])
 
-    def learned(self) -> list:
-        """Return the arrays of the bias, with None for those of integers, which have no gradient."""
+    def bias_arrays(self) -> list:
+        """Return the arrays of the bias. None replaces an array of integers, which has no gradient."""
         return [leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None for leaf in jax.tree.leaves(self.bias)]
 
-    def learned_gradient(self, query: dict, key: dict, dbias: jax.Array | None) -> list:
-        """Return the gradient of `learned` from the gradient of one block of the bias."""
-        learned, (leaves, tree) = self.learned(), jax.tree.flatten(self.bias)
-        if dbias is None:
-            return learned
+    def bias_gradient(self, query: dict, key: dict, dbias: jax.Array | None) -> list:
+        """Return the gradient of `bias_arrays` from dbias, the gradient of one block of the bias.
 
-        def block_of(learned: list) -> jax.Array:
-            merged = [leaf if array is None else array for array, leaf in zip(learned, leaves, strict=True)]
+        dbias is None if no array of the bias has a gradient.
+        """
+        arrays, (leaves, tree) = self.bias_arrays(), jax.tree.flatten(self.bias)
+        if dbias is None:
+            return arrays
+
+        def compute_block(arrays: list) -> jax.Array:
+            merged = [leaf if array is None else array for array, leaf in zip(arrays, leaves, strict=True)]
             rules = dataclasses.replace(self, bias=jax.tree.unflatten(tree, merged))
             return rules.logit_bias(query, key) + jnp.zeros_like(dbias)
 
-        return jax.vjp(block_of, learned)[1](dbias)[0]
+        return jax.vjp(compute_block, arrays)[1](dbias)[0]
 
-    def gradient(self, dlearned: list) -> "Rules":
-        """Return the gradient in the form that custom_vjp requires: a Rules, with None for the mask."""
-        return Rules(None, jax.tree.unflatten(jax.tree.structure(self.bias), dlearned), self.cap)
+    def pack_gradient(self, darrays: list) -> "Rules":
+        """Return the gradient of `bias_arrays` as the Rules that jax.custom_vjp requires, with None for the mask."""
+        return Rules(None, jax.tree.unflatten(jax.tree.structure(self.bias), darrays), self.cap)
 
 
-def loop(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, every: bool = False) -> Tree:
-    """Compute carry = step(j, carry) for the blocks j that are not EMPTY, or for every block.
+def loop(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, run_all: bool = False) -> Tree:
+    """Compute carry = step(j, carry) for the blocks j that are not EMPTY, or for all blocks if `run_all`.
 
-    Not a `scan`: inside a loop over layers JAX would compute the masks of all blocks, N x S numbers, before it.
+    This is not a `lax.scan`: inside a loop over layers JAX would compute all masks, N x S numbers, in advance.
     """
-    if every:
+    if run_all:
         return jax.lax.fori_loop(0, need_J.size, step, carry)
     order_J = jnp.argsort(need_J == EMPTY, stable=True)
     return jax.lax.fori_loop(0, (need_J != EMPTY).sum(), lambda i, carry: step(order_J[i], carry), carry)

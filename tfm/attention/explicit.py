@@ -1,4 +1,4 @@
-"""Attention as it is defined, with all N x S weights in memory. Every other implementation must equal it."""
+"""Attention by its definition, with all N x S weights in memory. All implementations must give the same result."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,15 @@ from tfm.attention import groups, mask as masks
 
 
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float, cap: float = 0.0) -> jax.Array:
-    """Return l_{n,s} = scale * q_n . k_s (the exponents of E6), softly capped, in float32 or float64."""
+    """Return l_{n,s} = scale * q_n . k_s (the exponents of E6), soft-capped, in float32 (float64 for float64)."""
     dtype = jnp.promote_types(q_BHNK.dtype, jnp.float32)
     return soft_cap(scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=dtype), cap)
 
 
 def soft_cap(l_BHNS: jax.Array, cap: float) -> jax.Array:
-    """Return cap tanh(l / cap): about l if |l| is small, and never beyond +-cap (Gemma Team 2024, section 2).
+    """Return cap tanh(l / cap), which is close to l for small |l| and stays within +-cap (Gemma Team 2024, section 2).
 
-    cap = 0 returns l unchanged.
+    If cap is 0, return l unchanged.
     """
     return cap * jnp.tanh(l_BHNS / cap) if cap else l_BHNS
 
@@ -24,7 +24,7 @@ def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
     """Return A_{n,s} = exp(l_{n,s}) / sum_s' exp(l_{n,s'}) over the allowed keys; each row sums to one (E3, E22).
 
     allowed: (N, S) or (B, N, S); None allows all. A query without an allowed key gets zeros, with zero gradient. The
-    lowest finite number replaces E22's -inf, which would make such a row NaN.
+    lowest finite number replaces E22's -inf, because -inf would make such a row NaN.
     """
     if allowed is None:
         return jax.nn.softmax(l_BHNS, axis=-1)
@@ -48,13 +48,13 @@ def attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A.
 
-    mask, bias: functions of positions. bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled and capped
-    logits. n: positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1. by_keys:
-    compute k q^T instead of q k^T, so that few queries do not copy the keys. Raises ValueError if axis is a mesh axis:
-    only flash.attention can attend to tokens of several devices.
+    mask, bias: functions of positions (mask.py). The bias is added to the scaled and capped logits.
+    n: positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1.
+    by_keys: compute k q^T instead of q k^T. If there are few queries, this avoids a copy of the keys.
+    Raises ValueError if `axis` is not None: only flash.attention attends to tokens that are sharded over a mesh axis.
     """
     if axis is not None:
-        raise ValueError(f"the tokens are sharded over the mesh axis {axis!r}: use flash.attention")
+        raise ValueError(f"axis = {axis!r}, but explicit attention needs unsharded tokens. Use flash.attention.")
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
         options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "by_keys": by_keys}
         return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)

@@ -1,7 +1,7 @@
-"""Groups of heads: the H/G query heads of a group share its key and its value (GQA; Ainslie et al. 2023).
+"""Groups of heads: the H/G query heads of a group share one head of keys and values (GQA; Ainslie et al. 2023).
 
 G = H gives each query head its own keys and values; G = 1 is multi-query attention (MQA; Shazeer 2019). Query head h
-belongs to group h // (H/G). Parameters of G < H heads have G in their names (Uk_GKD), those of H heads H (Uk_HKD).
+belongs to group h // (H/G). Parameters of keys and values have G in their names if G < H (Uk_GKD), else H.
 """
 
 import functools
@@ -17,37 +17,40 @@ from tfm.attention import block_mask, mask as masks
 
 
 def name_leaf(name: str, H: int, G: int | None) -> str:
-    """Return the name of a leaf of keys or values: 'Uk_GKD'; 'Uk_HKD' if G is None or H.
+    """Return `name`, such as 'Uk_GKD', or with H in place of G, 'Uk_HKD', if G is None or H.
 
     Raises ValueError if G does not divide H.
     """
     if G is not None and (G < 1 or H % G):
-        raise ValueError(f"G = {G} heads of keys and values do not divide H = {H} heads")
+        raise ValueError(f"G = {G} heads of keys and values do not divide H = {H} query heads. Choose a divisor.")
     return name.replace("_G", "_H") if G in (None, H) else name
 
 
 def find_matrix(params: dict, name: str) -> tuple[jax.Array, jax.Array | None]:
-    """Return the matrix U and the bias b (or None) of the keys (`name` "k") or values ("v"), of H or G heads."""
+    """Return U, (H, K, D) or (G, K, D), and the bias b or None, of the keys (name "k") or of the values (name "v")."""
     return shapes.find(params, f"U{name}"), shapes.find(params, f"b{name}")
 
 
 def count(q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> int:
-    """Return the number of groups that these heads make; 1 if products broadcast a single head to all others."""
+    """Return G, the smallest number of heads above one, if two arrays have different numbers of heads above one.
+
+    Otherwise return 1: equal numbers need no groups, and a single head broadcasts.
+    """
     several = {q_BHNK.shape[1], k_BHSK.shape[1], v_BHSV.shape[1]} - {1}
     return min(several) if len(several) > 1 else 1
 
 
 def map_groups(attend: Callable, *qkv: jax.Array, bias: masks.Bias | None, **options: Any) -> tuple:
-    """Return (y_BHNV, A_BHNS or None) of attend(q, k, v, bias=..., **options), mapped over groups by jax.vmap.
+    """Return (y_BHNV, A_BHNS or None): attend(q, k, v, bias=..., **options) for every group, by jax.vmap.
 
-    `attend` is an implementation (implementations.py) and receives one head of keys and values. Mask and positions are
-    the same for all groups, so they are computed once.
+    `attend` is an implementation (implementations.py). Each of its calls receives the H/G query heads of a group and
+    one head of keys and values. Mask and positions are the same for all groups, so they are computed once.
     """
     H, G = max(x.shape[1] for x in qkv), count(*qkv)
 
     def attend_group(g: jax.Array, *qkv: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        own_bias = bias and Partial(functools.partial(slice_heads, H // G), block_mask.as_partial(bias), g)
-        return attend(*qkv, bias=own_bias, **options)
+        group_bias = bias and Partial(functools.partial(slice_heads, H // G), block_mask.as_partial(bias), g)
+        return attend(*qkv, bias=group_bias, **options)
 
     split = [x if x.shape[1] == 1 else x.reshape(x.shape[0], G, -1, *x.shape[2:]) for x in qkv]
     axes = [None if x.ndim == 4 else 1 for x in split]
@@ -56,8 +59,10 @@ def map_groups(attend: Callable, *qkv: jax.Array, bias: masks.Bias | None, **opt
 
 
 def slice_heads(size: int, bias: masks.Bias, index: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    """Return heads index * size ... (index + 1) * size - 1 of a bias. A bias of at most `size` heads is returned whole:
-    all share it, or it is sliced already."""
+    """Return heads index * size ... (index + 1) * size - 1 of bias(n, s_S).
+
+    If the bias has at most `size` heads, return all of them: they are shared, or sliced already.
+    """
     b_HNS = bias(n, s_S)
     if b_HNS.shape[-3] <= size:
         return b_HNS

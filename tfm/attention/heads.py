@@ -1,56 +1,65 @@
-"""Multi-head attention: averages with different scores and values, added up (E8-E10).
+"""Multi-head attention: every head averages values by its weights, and the outputs of the heads are added (E8-E10).
 
-The tokens attend to each other (self-attention) or to those of another sequence (cross-attention, E26). Keys and values
-can be kept in a cache: a later token then needs only its own query, key and value (E23).
+Tokens attend to each other (self-attention) or to the tokens of another sequence (cross-attention, E26). Keys and
+values can be stored in a cache: then only the query, key and value of a new token are computed (E23).
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import platform
+from tfm import platform, variant
 from tfm.attention import block_mask, explicit, groups, mask as masks, relative_position
 from tfm.attention.spec import Call, KVCache, Spec
 
 
 @jax.named_scope("attention")
 def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return Y = sum_h V_h X A_h, the tokens attending to each other (Turner 2023; E9), and {"A", "cache"}.
+    """Return Y = sum_h V_h X A_h (Turner 2023; E9), and a dict: "cache", keys and values; "measures", those of score
+    and value (variant.py); "look", activations by name. Its weights "A" are None unless call.look names them.
 
-    With a cache of S positions, tokens attend to earlier ones too, and `call.mask` must forbid later positions.
+    With call.cache, keys and values are written to the positions call.n of the cache, and the tokens attend to all of
+    its S positions. `call.mask` must then forbid later positions.
     """
     n = jnp.arange(x_BND.shape[1]) if call.n is None else call.n
     with jax.named_scope("score"):
-        q_BHNK, plain_BHNK = spec.score.apply(params["score"], x_BND, x_BND)
+        pair = spec.score.apply(params["score"], x_BND, x_BND)
+        (q_BHNK, plain_BHNK), measures = variant.split_measures(spec.score, pair)
         q_BHNK, k_BHNK = spec.relative_position.rotate(params["relative_position"], q_BHNK, plain_BHNK, n)
     with jax.named_scope("value"):
         v_BHNV = spec.value.apply(params["value"], plain_BHNK if spec.value.from_keys else x_BND)
+        v_BHNV, value_measures = variant.split_measures(spec.value, v_BHNV)
+        measures = variant.add_measures(measures, value_measures)
     cache = join_cache(k_BHNK, v_BHNV)
     with jax.named_scope("average"):
         scale, bias = spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), logit_bias(params, x_BND, spec, call)
         options = {"mask": call.mask, "scale": scale, "cap": spec.cap, "bias": bias, "n": call.n}
         if call.cache is None:
-            y_BHNV, A_BHNS = spec.attend(q_BHNK, k_BHNK, v_BHNV, axis=call.layout.sequence, **options)
+            attend = choose_attend(spec, call, "A")
+            y_BHNV, A_BHNS = attend(q_BHNK, k_BHNK, v_BHNV, axis=call.layout.sequence, **options)
         else:
             cache = {name: platform.write_cache(call.cache["self"][name], new, call.n) for name, new in cache.items()}
             y_BHNV, A_BHNS = explicit.attention(q_BHNK, *split_cache(cache), by_keys=True, **options)
     with jax.named_scope("combine"):
         y_BHNV = spec.value.post_process(params["value"], y_BHNV, x_BND, v_BHNV)
         y_BND = spec.value.out_proj(params["value"], y_BHNV, layout=call.layout)
-    return y_BND, {"A": A_BHNS, "cache": cache}
+    look = {"q": q_BHNK, "k": k_BHNK, "v": v_BHNV, "A": A_BHNS, "attention": y_BND}
+    return y_BND, {"cache": cache, "measures": measures, "look": look}
 
 
 @jax.named_scope("cross")
 def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return Y = sum_h V_h X' A_h, the tokens attending to the memory X' (E26), and {"A", "cache"}.
+    """Return Y = sum_h V_h X' A_h, where tokens attend to the memory X' (E26), and a dict as self_attention does.
 
-    A cache holds the keys and values of the memory from an earlier call.
+    call.cache has the keys and values of the memory from an earlier call.
     """
-    source_BSD = x_BND if call.cache else call.memory.x_BSD  # with a cache only the queries are used
+    source_BSD = x_BND if call.cache else call.memory.x_BSD  # with a cache, the keys of x_BND are not used
     with jax.named_scope("score"):
-        q_BHNK, k_BHSK = spec.score.apply(params["score_cross"], x_BND, source_BSD)
+        pair = spec.score.apply(params["score_cross"], x_BND, source_BSD)
+        (q_BHNK, k_BHSK), measures = variant.split_measures(spec.score, pair)
     options = {"mask": call.memory.mask, "scale": spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), "cap": spec.cap}
     if call.cache:
         cache = call.cache["cross"]
@@ -59,33 +68,42 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> t
     else:
         with jax.named_scope("value"):
             v_BHSV = spec.value.apply(params["value_cross"], k_BHSK if spec.value.from_keys else source_BSD)
+            v_BHSV, value_measures = variant.split_measures(spec.value, v_BHSV)
+            measures = variant.add_measures(measures, value_measures)
         cache = join_cache(k_BHSK, v_BHSV)
         with jax.named_scope("average"):
-            y_BHNV, A_BHNS = spec.attend(q_BHNK, k_BHSK, v_BHSV, **options)
+            y_BHNV, A_BHNS = choose_attend(spec, call, "A_cross")(q_BHNK, k_BHSK, v_BHSV, **options)
     with jax.named_scope("combine"):
         y_BHNV = spec.value.post_process(params["value_cross"], y_BHNV, x_BND, None)
         y_BND = spec.value.out_proj(params["value_cross"], y_BHNV, layout=call.layout)
-    return y_BND, {"A": A_BHNS, "cache": cache}
+    return y_BND, {"cache": cache, "measures": measures, "look": {"A_cross": A_BHNS}}
+
+
+def choose_attend(spec: Spec, call: Call, weights: str) -> Callable:
+    """Return spec.attend; or, if call.look has the name of these weights, explicit.attention, which returns them."""
+    return explicit.attention if weights in call.look else spec.attend
 
 
 def join_cache(k_BHSK: jax.Array, v_BHSV: jax.Array) -> KVCache:
-    """Return keys and values by name; if they are the same array, it is kept once."""
+    """Return keys and values as a cache; if they are the same array, the cache has it once."""
     return {"k_BHSK": k_BHSK} if v_BHSV is k_BHSK else {"k_BHSK": k_BHSK, "v_BHSV": v_BHSV}
 
 
 def split_cache(cache: KVCache) -> tuple[jax.Array, jax.Array]:
-    """Return keys and values."""
+    """Return the keys and the values of a cache."""
     return cache["k_BHSK"], cache.get("v_BHSV", cache["k_BHSK"])
 
 
 def logit_bias(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> masks.Bias | None:
-    """Return the function of positions that is added to the logits, or None.
+    """Return the bias of the logits as a function of positions (mask.Bias), or None.
 
-    It is the sum of the bias of relative positions and, if the score has attend_to_self = False, of self_bias.
+    The bias is the sum of the bias of relative positions and, if the score has attend_to_self = False, of self_bias. If
+    heads are sharded over devices, it has the heads of this device.
     """
     bias, table, layout = None, params["relative_position"], call.layout
     if spec.relative_position.bias is not None:
-        if layout.batch:  # sum the gradients of all blocks here first, and then once over the devices
+        # The zero makes the table vary over devices, so its gradient is summed over devices once, after all blocks.
+        if layout.batch:
             table = jax.tree.map(lambda leaf: leaf + block_mask.zero((x_BND, call.n)), table)
         bias = Partial(functools.partial(spec.relative_position.bias, H=spec.H), table)
     if not spec.score.attend_to_self:

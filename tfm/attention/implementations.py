@@ -1,9 +1,10 @@
-"""Implementations of attention: which function computes the averages, chosen once for a model, before tracing.
+"""Implementations of attention: the functions that compute the averages. A model chooses one before tracing.
 
-Each is `attend(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, axis) -> (y_BHNV, A_BHNS)`; A is None if the
-weights are never formed. For all of them: a head axis of size one is shared by all heads, and G heads of keys and
-values by groups of H/G queries (groups.py). A finite value that the mask hides never reaches an output. A query that
-sees nothing gets zeros, with zero gradient.
+An implementation is `attend(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, axis) -> (y_BHNV, A_BHNS)`. A is
+None if the implementation never forms the weights. explicit.attention explains the arguments. All implementations agree
+on the following. A single head of keys or values is shared by all query heads; each of G heads is shared by H/G query
+heads (groups.py). Finite keys and values that the mask forbids do not change an output. A query without an allowed key
+gets zeros, with zero gradient.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,14 @@ import jax
 from tfm.attention import explicit, flash, fused, mask as masks, splash
 
 NAMES = ("explicit", "flash")  # settings of model.attention
-FEWEST = 256  # keys from which on a TPU's kernel is faster than all weights at once
+MIN_KEYS = 256  # with fewer keys, explicit attention is faster on a TPU than the kernel
 
 
 class Implementation(NamedTuple):
-    """The function that computes attention, its name, and the reason if it is not a kernel of the device."""
+    """An attention function, its name, and the reason why it is not the kernel of the device.
+
+    The reason is '' for the kernel, for a device that has none, for "explicit" in the config, and for a ring.
+    """
 
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]
     name: str
@@ -28,8 +32,8 @@ class Implementation(NamedTuple):
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
-DEFINED = Implementation(explicit.attention, "explicit, all weights in memory")
-BLOCKS = Implementation(flash.attention, "flash attention in blocks")
+EXPLICIT = Implementation(explicit.attention, "explicit, all weights in memory")
+FLASH = Implementation(flash.attention, "flash attention in blocks")
 
 
 def choose(
@@ -46,24 +50,24 @@ def choose(
 ) -> Implementation:
     """Return the implementation for arrays of these shapes on this platform (cpu, gpu, tpu, or '' for any).
 
-    name: one of NAMES. mask: like the masks of the calls. bias: whether logits have a bias. axis: the mesh axis over
-    which tokens are sharded; both names then mean flash attention around a ring.
+    name: one of NAMES. mask: a mask of the same kind as the masks of later calls. bias: whether the logits have a bias.
+    axis: the mesh axis over which tokens are sharded; if it is set, both names give flash attention around a ring.
     """
     if axis is not None:
         return Implementation(flash.attention, "flash attention in blocks, around a ring of devices")
     if name == "explicit":
-        return DEFINED
+        return EXPLICIT
     call = {"mask": mask, "bias": bias, "axis": axis}
     if platform == "tpu":
-        if k_BHSK.shape[2] < FEWEST:
-            return Implementation(explicit.attention, "all weights at once", f"fewer than {FEWEST} keys")
-        reason = splash.refuse(q_BHNK, k_BHSK, v_BHSV, **call)
+        if k_BHSK.shape[2] < MIN_KEYS:
+            return EXPLICIT._replace(reason=f"fewer than {MIN_KEYS} keys")
+        reason = splash.find_limitation(q_BHNK, k_BHSK, v_BHSV, **call)
         if not reason:
             return Implementation(splash.attention, "flash attention by the splash kernel (TPU)")
-        return BLOCKS._replace(reason=f"no kernel: {reason}")
+        return FLASH._replace(reason=f"no kernel: {reason}")
     if platform == "gpu":
-        reason = fused.refuse(q_BHNK, k_BHSK, v_BHSV, cap=cap, **call)
+        reason = fused.find_limitation(q_BHNK, k_BHSK, v_BHSV, cap=cap, **call)
         if not reason:
             return Implementation(fused.attention, "flash attention by cuDNN's kernel (GPU)")
-        return BLOCKS._replace(reason=f"no kernel: {reason}")
-    return BLOCKS
+        return FLASH._replace(reason=f"no kernel: {reason}")
+    return FLASH

@@ -1,8 +1,8 @@
-"""One block of weights in the online softmax: its share of the averages of its queries, and its gradients.
+"""Online softmax: what one block of weights adds to the averages of its queries, and its gradients.
 
-Blocks are the dicts of block_mask.py, with `q`, or with `k` and `v`, next to the positions. The sums are scaled down
-whenever a larger logit appears (Milakov and Gimelshein 2018). The gradient computes each block of weights again from
-the logarithm of the row sums (Dao et al. 2022).
+Blocks are the dicts of block_mask.py with more arrays: `q`, multiplied by the scale, in a block of queries, and `k` and
+`v` in a block of keys. The sums are scaled down whenever a larger logit appears (Milakov and Gimelshein 2018). The
+gradient recomputes the weights from lse, the logarithm of the sums of exp(logits) (Dao et al. 2022).
 """
 
 import jax
@@ -12,12 +12,12 @@ from tfm.attention import block_mask, explicit
 
 
 def _dot(q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
-    """Return q . k. On a CPU einsum multiplies the arrays as they are stored; `matmul` would copy k first."""
+    """Return q . k for all queries and keys. On a CPU `matmul` would copy k first, but einsum does not."""
     return jnp.einsum("...nk,...sk->...ns", q_BHNK, k_BHSK)
 
 
 def logits(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return c = q . k, softly capped, and the logits: c + bias, and -inf if the key is not allowed."""
+    """Return c = q . k, soft-capped, and the logits: c + bias, or -inf if the key is not allowed."""
     bias, c_BHNS = rules.logit_bias(query, key), explicit.soft_cap(_dot(query["q"], key["k"]), rules.cap)
     l_BHNS = c_BHNS if bias is None else c_BHNS + bias.astype(c_BHNS.dtype)
     if allowed is None:
@@ -25,8 +25,8 @@ def logits(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array |
     return c_BHNS, jnp.where(allowed if allowed.ndim == 2 else allowed[:, None], l_BHNS, -jnp.inf)
 
 
-def empty(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
-    """Return the sums over no key, of the shapes that this block of keys gives."""
+def start_sums(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
+    """Return the sums of `block_forward` before the first block of keys. key: any block, for the shapes."""
     l_BHNS = jax.eval_shape(lambda: logits(rules, query, key, None)[1])
     y_BHNV = jax.eval_shape(jnp.matmul, l_BHNS, key["v"])
     zero = block_mask.zero((query, key, rules)).astype(l_BHNS.dtype)
@@ -34,9 +34,9 @@ def empty(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
     return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero)
 
 
-def empty_bias(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
-    """Return the zero gradient of a block of the bias; None if the bias learns nothing."""
-    if not jax.tree.leaves(rules.learned()):
+def zero_bias_gradient(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
+    """Return a zero gradient for one block of the bias; None if no array of the bias has a gradient."""
+    if not jax.tree.leaves(rules.bias_arrays()):
         return None
     return jnp.zeros_like(rules.logit_bias(query, key)) + block_mask.zero((query, key, rules))
 
@@ -53,28 +53,28 @@ def block_forward(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.
 
 
 def finish(sums: tuple) -> tuple[jax.Array, jax.Array]:
-    """Return y_BHNV of one block of queries, and log sum_s exp(l_{n,s}), which is infinite if a query sees no key."""
+    """Return y_BHNV and lse_BHN1 = log sum_s exp(l_{n,s}) for a block of queries; lse is inf without an allowed key."""
     top, total, y_BHNV = sums
-    blind = total == 0
-    total = jnp.where(blind, 1, total)
-    return y_BHNV / total, jnp.where(blind, jnp.inf, top + jnp.log(total))
+    no_key = total == 0
+    total = jnp.where(no_key, 1, total)
+    return y_BHNV / total, jnp.where(no_key, jnp.inf, top + jnp.log(total))
 
 
 def prepare_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: jax.Array) -> dict:
-    """Return the queries with the arrays that `block_backward` needs: dy, lse, y . dy, and transposes of q and dy."""
-    blind = lse_BHN1 == jnp.inf
-    dy_BHNV = jnp.where(blind, 0, dy_BHNV)
-    inner = jnp.where(blind, 0, y_BHNV * dy_BHNV).sum(-1, keepdims=True)
-    if lse_BHN1.shape[-3] == 1:  # weights that all heads share collect the gradients of all
+    """Return the queries and what `block_backward` needs: dy, lse, inner = y . dy, and the transposes of q and dy."""
+    no_key = lse_BHN1 == jnp.inf
+    dy_BHNV = jnp.where(no_key, 0, dy_BHNV)
+    inner = jnp.where(no_key, 0, y_BHNV * dy_BHNV).sum(-1, keepdims=True)
+    if lse_BHN1.shape[-3] == 1:  # all heads share the weights, whose gradient is the sum over heads
         inner = inner.sum(-3, keepdims=True)
     query = query | {"dy": dy_BHNV, "lse": lse_BHN1, "inner": inner}
     return query | {"q_transposed": query["q"].swapaxes(-1, -2), "dy_transposed": dy_BHNV.swapaxes(-1, -2)}
 
 
 def block_backward(rules, query, key, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
-    """Add the gradients of one block of weights to those of keys, values and queries; return the block's of the bias.
+    """Return dk, dv and dq plus the gradients from one block of weights, and the gradient of this block of the bias.
 
-    The weights A = exp(l - lse) are computed again. dl = A (dA - sum_s A dA), and sum_s A dA = y . dy. The derivative
+    The weights A = exp(l - lse) are recomputed. dl = A (dA - sum_s A dA), and sum_s A dA = y . dy. The derivative
     of a capped product c is 1 - (c / cap)^2. A^T x is computed as (x^T A)^T from transposed queries and gradients,
     which takes a fifth of the time on a CPU (512 x 512, K = 32).
     """
@@ -93,6 +93,6 @@ def block_backward(rules, query, key, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias)
 
 
 def _sum_to(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Return x summed over the axes along which `like` was broadcast: the gradient of broadcasting."""
+    """Return x summed to the shape of `like`: the gradient of broadcasting `like` to the shape of x."""
     x = x.sum(tuple(range(x.ndim - like.ndim)))
     return x.sum([i for i in range(x.ndim) if like.shape[i] == 1 < x.shape[i]], keepdims=True)

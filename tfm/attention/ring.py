@@ -1,7 +1,8 @@
-"""Ring attention: tokens are sharded over a mesh axis; queries stay, and the keys and values travel around the devices.
+"""Ring attention: sequences are sharded over a mesh axis; queries stay, and keys and values travel around the devices.
 
-No device ever holds the keys of more than one device (Liu et al. 2023). With a causal mask all devices have the same
-work in every turn if device i of P holds the tokens i, i + P, i + 2P, ... (Brandon et al. 2023, striped attention).
+In each hop, a device computes with the keys of one device, and sends them to the next (Liu et al. 2023). With a causal
+mask all devices have the same work in every hop if device i of P has the tokens i, i + P, i + 2P, ... (Brandon et al.
+2023, striped attention).
 """
 
 from collections.abc import Callable
@@ -14,21 +15,25 @@ Tree = Any
 
 
 def positions(n: jax.Array | None, N: int, S: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
-    """Return the positions of the queries and of the keys. With an axis they are the same.
+    """Return the positions of the queries and of the keys. If `axis` is set, both are n.
 
-    Raises ValueError if tokens are sharded over an axis and n is not (N,), or there are not as many keys as queries.
+    Raises ValueError if `axis` is set and n is not (N,) or N is not S.
     """
     if axis is None:
         return jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     if n is None or n.ndim > 1 or N != S:
         raise ValueError(
-            f"tokens sharded over {axis!r} need positions n of (N,), and N = S: here N = {N} queries and S = {S} keys"
+            f"N = {N} queries and S = {S} keys are sharded over axis = {axis!r}, which needs N = S and n of (N,). "
+            "Pass the positions n."
         )
     return n, n
 
 
 def send_to_next(tree: Tree, axis: str | None) -> Tree:
-    """Return what the previous device of the mesh axis holds. Without an axis, return the tree itself."""
+    """Send the tree to the next device of the mesh axis, and return the tree of the previous device.
+
+    If `axis` is None, return the tree unchanged.
+    """
     if axis is None:
         return tree
     devices = jax.lax.axis_size(axis)
@@ -36,13 +41,13 @@ def send_to_next(tree: Tree, axis: str | None) -> Tree:
 
 
 def scan_ring(hop: Callable[[Tree, Tree], Tree], carry: Tree, key: Tree, axis: str | None) -> Tree:
-    """Compute carry = hop(carry, key) once for the keys of every device of the axis, its own first."""
+    """Compute carry = hop(carry, key) for the keys of every device of the mesh axis, beginning with this device."""
     if axis is None:
         return hop(carry, key)
 
     def step(state: tuple, _: None) -> tuple[tuple, None]:
         carry, key = state
-        # The keys are sent without waiting for the hop, so that both can happen at the same time.
+        # Sending the keys does not depend on the hop, so that both can run at the same time.
         return (hop(carry, key), send_to_next(key, axis)), None
 
     return jax.lax.scan(step, (carry, key), None, length=jax.lax.axis_size(axis))[0][0]

@@ -1,9 +1,9 @@
-"""Rotary positions for texts longer than those of training: smaller rotation angles.
+"""Scaled rotary positions: smaller rotation angles, for texts longer than those of training.
 
 A scaling is a function (n, K, base, *numbers) -> (angles, length). angles: n theta_i in radians for the positions n and
-the pairs of features i = 0 ... K/2 - 1. length: a factor on the length of queries and of keys. Unscaled, theta_i =
-base^(-2i/K). N is the number of tokens in training and `factor` how many times longer texts may be. In N tokens, pair i
-makes N theta_i / (2 pi) turns.
+the pairs of features i = 0 ... K/2 - 1; the last axis counts pairs. length: a factor on the norms of queries and keys.
+Without scaling, theta_i = base^(-2i/K). N is the number of tokens of a text in training. `factor` is how many times
+longer a text may be. In N tokens, pair i makes N theta_i / (2 pi) turns.
 """
 
 import math
@@ -18,12 +18,12 @@ Angles = tuple[jax.Array, float]
 
 
 def _frequencies(K: int, base: float) -> np.ndarray:
-    """Return theta_i = base^(-2i/K)."""
+    """Return theta_i = base^(-2i/K) in radians per position."""
     return base ** (-np.arange(0, K, 2) / K)
 
 
 def _angles(n: jax.Array, theta_I: np.ndarray, length: float = 1.0) -> Angles:
-    """Return n theta_i and the length."""
+    """Return n theta_i and `length`."""
     return jnp.asarray(n)[..., None] * jnp.asarray(theta_I, float), length
 
 
@@ -40,9 +40,8 @@ def linear(n: jax.Array, K: int, base: float, factor: float) -> Angles:
 def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angles:
     """Return the angles n (base s^(K/(K-2)))^(-2i/K), s = max(1, factor (n+1)/N - factor + 1).
 
-    The base grows with the length of the text, and does not change within N tokens ("Dynamic NTK", Peng et al. 2023,
-    section 3.3). Each token is rotated by the text up to itself, as in generation, so a model with a KV cache gives the
-    same result.
+    The base grows with the length of the text beyond N tokens ("Dynamic NTK", Peng et al. 2023, section 3.3). Here the
+    length at position n is n + 1, so the angle does not depend on later tokens, and a KV cache gives the same result.
     """
     s = jnp.maximum(1, factor * (jnp.asarray(n, float) + 1) / N - (factor - 1))
     angle, length = none(n, K, base)
@@ -50,10 +49,12 @@ def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angle
 
 
 def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: float, N: float) -> Angles:
-    """Return the angles n theta_i ((1 - r_i) / factor + r_i), theta_i = base^(-2i/K) (code of Llama 3.1).
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and the factor 1 on x. theta_i = base^(-2i/K).
 
-    r_i = clip((turns_i - low) / (high - low), 0, 1), turns_i = N theta_i / (2 pi) in N tokens, the length of training.
-    Pairs of features with `high` turns or more do not change; those with `low` or fewer turn `factor` times slower.
+    (Code of Llama 3.1.)
+
+    r_i = clip((turns_i - low) / (high - low), 0, 1), turns_i = N theta_i / (2 pi). The angles of pairs with at least
+    `high` turns do not change. The angles of pairs with at most `low` turns are divided by `factor`.
     """
     theta_I = _frequencies(K, base)
     ramp_I = np.clip((N * theta_I / (2 * math.pi) - low) / (high - low), 0, 1)
@@ -63,14 +64,14 @@ def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: f
 def yarn(
     n: jax.Array, K: int, base: float, factor: float, N: float, fast: float = 32, slow: float = 1, length: float = 0
 ) -> Angles:
-    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and the length 0.1 ln(factor) + 1 if `length` is 0.
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and `length`, or 0.1 ln(factor) + 1 if it is 0.
 
-    r_i falls linearly in i from 1, at the last pair with at least `fast` turns in N tokens, to 0, at the first pair
-    with at most `slow` turns (YaRN, Peng et al. 2023, equations 17 to 22, linear in i as in their code).
+    r_i is 1 up to the last pair with at least `fast` turns in N tokens, and 0 from the first pair with at most `slow`
+    turns. Between them it falls linearly in i, as in the authors' code (YaRN, Peng et al. 2023, equations 17 to 22).
     """
 
     def pair(turns: float) -> float:
-        """Return i with N base^(-2i/K) = 2 pi turns."""
+        """Return the i, a fraction, of the pair that makes `turns` turns: N base^(-2i/K) = 2 pi turns."""
         return K * math.log(N / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), K - 1)

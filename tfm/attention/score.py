@@ -1,32 +1,33 @@
-"""Scores: a score maps tokens to queries and keys, whose product is the logit.
+"""Scores: a score maps tokens to queries and keys, whose scalar product is the logit.
 
-l_{n,s} = scale * q_n . k_s; n attends to s. A score is `(init, apply)`: `init(key, *, H, K, D, bias) -> params` and
-`apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`. A head axis of size one is shared by all heads. In self-attention
-both arguments are the same array. `Score` lists what else a score may declare.
+l_{n,s} = scale * q_n . k_s, and query n attends to key s. A score is `(init, apply)`: `init(key, *, H, K, D, bias) ->
+params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`. A head axis of size one is shared by all heads. In
+self-attention x_BND and x_BSD are the same array. `Score` lists further properties of a score.
 
-| score                       | l_{n,s}, unscaled, without biases | parameters a head | from                           |
+| score                       | l_{n,s}, unscaled, without biases | parameters / head | source                         |
 |-----------------------------|-----------------------------------|-------------------|--------------------------------|
 | none                        | x_n . x_s                         | 0                 | E4                             |
 | tied                        | U x_n . U x_s                     | D K               | E5                             |
-| tied_keynorm                | U x_n . U x_s sqrt(K) / |U x_s|   | D K               | Kitaev et al. 2020; others only|
-| tied_wide                   | as tied, of 2 K features          | 2 D K             | as many as asymmetric          |
-| tied_signed                 | U x_n . (sigma * U x_s)           | D K + K           | symmetric, but not definite    |
+| tied_keynorm                | U x_n . U x_s sqrt(K) / |U x_s|   | D K               | Kitaev et al. 2020             |
+| tied_wide                   | as tied, with 2 K features        | 2 D K             | not from a paper               |
+| tied_signed                 | U x_n . (sigma * U x_s)           | D K + K           | not from a paper               |
 | l2_tied                     | -|U x_n - U x_s|^2                | D K               | Kim et al. 2021                |
 | pairwise                    | U x_n . P U x_s                   | D K + K^2         | Courtois et al. 2024           |
 | pairwise_sym                | U x_n . (P + P^T)/2 U x_s         | D K + K^2         | Courtois et al. 2024           |
 | identity_query              | x_n, cut into heads, . U_k x_s    | D K               | Karbevski 2025                 |
 | nonlinear_query             | (x_n + f(x_n))/2, cut, . U_k x_s  | 2 D K             | Karbevski 2026                 |
-| asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; other std: `_narrow`       |
-| symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
+| asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; initial std differ         |
+| symmetric_init              | as asymmetric, at first U_k = U_q | 2 D K             | Saponati et al. 2025           |
 | asymmetric_qknorm           | RMS(U_q x_n) . RMS(U_k x_s)       | 2 D K + 2 K shared| Henry et al. 2020; Qwen3       |
 | constant                    | 0                                 | 0                 | E28                            |
 
-The heads of a group may share U_k (groups.py): then it has D K parameters a group, and in symmetric_init the heads of a
-group also begin with the same U_q.
+In tied_keynorm a token attends to itself only if it may attend to no other. tied_wide has as many parameters as
+asymmetric. The heads of a group may share U_k (groups.py), which then has D K parameters per group; in symmetric_init
+the heads of a group also begin with the same U_q.
 
-The initial logits of a query with the keys of other tokens have variance 1 in every score, if the tokens are
-independent with D features of mean 0 and variance 1, as a token norm makes them, and the scale is
-1/sqrt(features of a query).
+The initial logits of a query with the keys of other tokens have variance 1 in all scores except asymmetric_std,
+symmetric_init and constant. This assumes that tokens are independent, with D features of mean 0 and variance 1 (as
+after a token norm), and that the scale is 1/sqrt(features of a query).
 """
 
 import functools
@@ -37,22 +38,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear, mlp, norm, platform
+from tfm import initial, linear, mlp, norm, platform, variant
 from tfm.attention import groups, score_symmetric
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bilinear form
 
 
 class Score(NamedTuple):
-    """`init` and `apply` as above, and properties of the score.
+    """`init` and `apply`, described above, and properties of the score.
 
     factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
     l_{n,s} = x_n^T M_h x_s without biases and scale. None: the score has no bilinear form.
     attend_to_self: False if a token attends to itself only if it may attend to no other (relative_position.self_bias).
-    supports_rope: True if rotary positions may rotate queries and keys (relative_position.py). This requires that only
-    the product of two tokens is used: no feature may be a square or a constant.
+    supports_rope: True if rotary positions may rotate queries and keys (relative_position.py). Their features must then
+    not be squares or constants, as in l2_tied.
     supports_gqa: True if `init` also takes G, the number of heads of keys (groups.py).
-    takes_eps: True if `apply` also takes eps, the number inside the root of its norms.
+    takes_eps: True if `apply` also takes eps, which its norms add inside the square root.
+    inner: the beginnings of the names of the matrices whose initial values model.score_std scales.
+    measures: as in variant.py; `apply` then returns ((q, k), measures).
     """
 
     init: Callable[..., dict[str, Any]]
@@ -62,15 +65,17 @@ class Score(NamedTuple):
     supports_rope: bool = False
     supports_gqa: bool = False
     takes_eps: bool = False
+    inner: tuple[str, ...] = ("U",)
+    measures: variant.Weights = ()
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """Return the tokens as queries and keys: A ~ exp(x_s^T x_n), K = D, the same for all heads (E4)."""
+    """Return the tokens as queries and keys of one head, with K = D: A ~ exp(x_s^T x_n), the same in all heads (E4)."""
     return x_BND[:, None], x_BSD[:, None]
 
 
 def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """Return zeros: the weights depend only on positions, through a mask or the bias of relative positions (E28)."""
+    """Return zeros: the weights depend only on positions, by a mask or the bias of relative positions (E28)."""
     return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
 
 
@@ -84,7 +89,8 @@ def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
     """Return q_n = RMS(U_q x_n + b_q) * g_q and k_s = RMS(U_k x_s + b_k) * g_k, normalised over each head's features.
 
-    All heads share the gains. No logit exceeds |g_q| |g_k| sqrt(K) (Henry et al. 2020; with RMS norms as in Qwen3).
+    All heads share the gains g. With scale 1/sqrt(K), no logit exceeds max|g_q| max|g_k| sqrt(K), where max is over the
+    features (Henry et al. 2020; with RMS norms as in Qwen3).
     """
     q_BHNK, k_BHSK = _asymmetric(params, x_BND, x_BSD)
     q_BHNK = norm.rms.apply({"gain_D": params["gainq_K"]}, q_BHNK, eps=eps)
@@ -95,7 +101,7 @@ def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: f
     """Return q_n = (x_n + f(x_n)) / 2, cut into heads, and k_s = U_k x_s + b_k.
 
     f(x) = LN(W_2 gelu(W_1 RMS(x))) with I = D/2 hidden units has as many weights as U_q of all heads (Karbevski 2026,
-    second version). Its norms have gains only.
+    second version). LN and RMS have gains, but no shifts.
     """
     normed_BND = norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps)
     h_BNI = mlp.exact_gelu(linear.matmul(normed_BND, params["W1_ID"]))
@@ -103,11 +109,11 @@ def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: f
     return score_symmetric.identity_query(params, (x_BND + f_BND) / 2, x_BSD)
 
 
-# ------------------------------------------------------------------------------------------- parameters and their forms
+# ------------------------------------------------------------------------------------------ initial parameters, factors
 
 
 def _init(*biases: str, **std: Callable[[int, int], float]) -> Callable[..., dict]:
-    """Return an `init` of these biases, and of normal matrices with standard deviation std[name](K, D)."""
+    """Return an `init` that draws each matrix of `std` from N(0, std[name](K, D)^2). If bias is True, biases are 0."""
 
     def init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, G: int | None = None) -> dict:
         sizes, params = {"H": H, "G": G, "K": K, "D": D, "Q": 2 * K}, {}
@@ -121,45 +127,46 @@ def _init(*biases: str, **std: Callable[[int, int], float]) -> Callable[..., dic
 
 
 def _unit(K: int, D: int) -> float:
-    """Return the standard deviation of the entries of two independent matrices."""
+    """Return 1/sqrt(D), the std of independent U_q and U_k for which logits have variance 1."""
     return D**-0.5
 
 
 def _narrow(K: int, D: int) -> float:
-    """Return the standard deviation with which Saponati et al. 2025 draw U_k = U_q: PyTorch's default.
+    """Return 1/sqrt(3 D), the std with which Saponati et al. 2025 draw U_k = U_q: PyTorch's default.
 
-    Their code draws all other matrices with BERT's 0.02: at D = 256 the first is 1.8 times larger.
+    Their code draws all other matrices with BERT's std, 0.02; for D = 256, 1/sqrt(3 D) is 1.8 times larger.
     """
     return 3**-0.5 * D**-0.5
 
 
 def _tied(K: int, D: int) -> float:
-    """Return the std for which E tr((U^T U)^2)/K = 1; entries of N(0, 1/D) would give (D + K + 1)/D."""
+    """Return the std of U for which the variance E tr((U^T U)^2)/K is 1; std 1/sqrt(D) would give (D + K + 1)/D."""
     return (D * (D + K + 1)) ** -0.25
 
 
 def _l2(K: int, D: int) -> float:
     """Return the std s for which the logits of one query, with scale 1/sqrt(K + 4), have variance 1.
 
-    The variance is 4 tr(C^2) from u_n . u_s, C = U U^T, and 2 s^4 K D (D - 1) from |u_s|^2, together
-    s^4 K D (6 D + 4 K + 2).
+    Without the scale, 2 u_n . u_s gives variance 4 tr(C^2) with C = U U^T, and |u_s|^2 gives 2 s^4 K D (D - 1). The sum
+    is s^4 K D (6 D + 4 K + 2).
     """
     return ((K + 4) / (K * D * (6 * D + 4 * K + 2))) ** 0.25
 
 
 def _signed_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    sign_K = jnp.where(jnp.arange(K) < (K + 1) // 2, 1.0, -1.0)  # indefinite from the start; variance 1 + 1/D
+    # With signs of both kinds the form is indefinite from the start. The logits have variance 1 + 1/D.
+    sign_K = jnp.where(jnp.arange(K) < (K + 1) // 2, 1.0, -1.0)
     return _init("b_HK", U_HKD=_unit)(key, H=H, K=K, D=D, bias=bias) | {"sigma_HK": jnp.tile(sign_K, (H, 1))}
 
 
 def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
     if D != H * K:
-        raise ValueError(f"this score cuts tokens into heads: D = {D} must be H x K = {H} x {K}")
+        raise ValueError(f"D = {D} is not H x K = {H} x {K}, but this score cuts tokens into heads. Choose K = D / H.")
     return _init("bk_GK", Uk_GKD=_unit)(key, H=H, K=K, D=D, **more)
 
 
 def _nonlinear_query_init(key: jax.Array, *, D: int, **sizes: Any) -> dict:
-    """Scale the keys by sqrt(2): half the sum of two independent tokens has half their variance."""
+    """Draw the parameters, U_k times sqrt(2): the query (x + f(x)) / 2 has half the variance of x."""
     params, I = initial.scaled(identity_query.init(key, D=D, **sizes), 2**0.5, "U"), max(1, D // 2)  # noqa: E741
     params |= initial.normal(key, "W1_ID", D**-0.5, I=I, D=D) | initial.normal(key, "W2_DI", I**-0.5, I=I, D=D)
     return params | {"gain1_D": jnp.ones(D), "gain2_D": jnp.ones(D)}
@@ -170,14 +177,18 @@ def _qknorm_init(key: jax.Array, *, K: int, **sizes: Any) -> dict:
 
 
 def _symmetric_init(key: jax.Array, *, H: int, G: int | None = None, **sizes: Any) -> dict:
-    params, share = asymmetric_std.init(key, H=H, G=G, **sizes), H // (G or H)
-    Uk_GKD = params["Uq_HKD"][::share]
-    # A training step may give away an array only once.
-    return params | {"Uq_HKD": jnp.repeat(Uk_GKD, share, 0), groups.name_leaf("Uk_GKD", H, G): Uk_GKD.copy()}
+    params, heads_per_group = asymmetric_std.init(key, H=H, G=G, **sizes), H // (G or H)
+    Uk_GKD = params["Uq_HKD"][::heads_per_group]
+    # A copy, because a training step donates its arrays to XLA, and can donate an array only once.
+    return params | {"Uq_HKD": jnp.repeat(Uk_GKD, heads_per_group, 0), groups.name_leaf("Uk_GKD", H, G): Uk_GKD.copy()}
 
 
 def _factors(params: dict, *, D: int) -> Pair:
-    """Return U_q and U_k from the leaves. A missing U_q is the identity, cut into heads; U_k of a group is repeated."""
+    """Return U_q and U_k, multiplied by sigma and P if the score has them.
+
+    A shared U is both. Without any, U_q is the identity, cut into heads, and a missing U_k is U_q. The U_k of a group
+    is repeated for its heads.
+    """
     U = params.get("U_HKD", params.get("U_HQD"))
     Uq_HKD, Uk_HKD = params.get("Uq_HKD", U), params.get("Uk_HKD", params.get("Uk_GKD", U))
     if Uq_HKD is None:
@@ -192,7 +203,7 @@ def _factors(params: dict, *, D: int) -> Pair:
 
 
 def _qknorm_factors(params: dict, *, D: int) -> Pair:
-    """Return gain * U: the factors of queries and keys before they are normalised, which keeps their directions."""
+    """Return gain * U for queries and keys: the norms, which only change their lengths, are left out."""
     Uq_HKD, Uk_HKD = _factors(params, D=D)
     return params["gainq_K"][..., None] * Uq_HKD, params["gaink_K"][..., None] * Uk_HKD
 
@@ -202,7 +213,7 @@ def _pairwise_sym_factors(params: dict, *, D: int) -> Pair:
 
 
 def _l2_factors(params: dict, *, D: int) -> Pair:
-    """Return the factors of 2 U^T U; the other terms of the logit depend on only one of the two tokens."""
+    """Return the factors of 2 U^T U. The other terms of the logit depend on one of the two tokens only."""
     return _factors({"U_HKD": math.sqrt(2) * params["U_HKD"]}, D=D)
 
 
@@ -212,13 +223,14 @@ _bilinear = functools.partial(Score, factors=_factors, supports_rope=True)
 
 none = _bilinear(_init(), _none)
 tied = _bilinear(_init("b_HK", U_HKD=_tied), score_symmetric.tied)
-# In tied_keynorm only the queries vary in length; in pairwise_sym the mean of two matrices varies less than one.
+# For logits of variance 1, the std of tied_keynorm allows for keys of fixed length, and that of pairwise_sym for the
+# smaller variance of (P + P^T)/2.
 tied_keynorm = _bilinear(
     _init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), score_symmetric.tied_keynorm, attend_to_self=False
 )
 tied_wide = _bilinear(_init("b_HQ", U_HQD=lambda K, D: _tied(2 * K, D)), score_symmetric.tied_wide)
 tied_signed = _bilinear(_signed_init, score_symmetric.tied_signed)
-l2_tied = Score(_init(U_HKD=_l2), score_symmetric.l2_tied, _l2_factors)  # a bias would cancel
+l2_tied = Score(_init(U_HKD=_l2), score_symmetric.l2_tied, _l2_factors)  # no bias: it would cancel in U x_n - U x_s
 pairwise = _bilinear(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), score_symmetric.pairwise)
 _pairwise_sym_init = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
 pairwise_sym = _bilinear(_pairwise_sym_init, score_symmetric.pairwise_sym, factors=_pairwise_sym_factors)
@@ -230,9 +242,9 @@ asymmetric_std = _bilinear(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narro
 asymmetric_qknorm = _bilinear(_qknorm_init, _qknorm, factors=_qknorm_factors, supports_gqa=True, takes_eps=True)
 constant = Score(_init(), _constant)
 
-# The factor on the logits (E7) from K, the number of features of queries and keys, and D.
+# The factor on the logits (E7), from the numbers of features of a query, K, and of a token, D.
 SCALES = {
     "1/sqrt(K)": lambda K, D: 1 / math.sqrt(K),  # Vaswani et al. 2017, Prince 2023; the default
     "1/sqrt(D)": lambda K, D: 1 / math.sqrt(D),  # Turner 2023
-    "1": lambda K, D: 1.0,  # Prince 2023; the scale is part of U
+    "1": lambda K, D: 1.0,  # Prince 2023: the scale is part of U
 }

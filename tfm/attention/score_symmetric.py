@@ -1,6 +1,7 @@
 """Scores with one matrix U for queries and keys: the tied score, and scores between one matrix and two.
 
-They ask whether attention needs both U_q and U_k. score.py has their names and initial parameters. u_n = U_h x_n + b_h.
+They show whether attention needs both U_q and U_k. score.py has their names and initial parameters. Each function
+returns queries and keys, and its docstring states their product l_{n,s} with u_n = U_h x_n + b_h.
 """
 
 import math
@@ -17,7 +18,7 @@ Pair = tuple[jax.Array, jax.Array]  # queries and keys
 def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """Return q = U x_n and k = U x_s: A ~ exp(x_s^T U^T U x_n), one matrix and symmetric logits (E5).
 
-    D K parameters a head.
+    D K parameters per head.
     """
     return _project_both(x_BND, x_BSD, params["U_HKD"], params.get("b_HK"))
 
@@ -28,10 +29,11 @@ def _project_both(x_BND: jax.Array, x_BSD: jax.Array, U_HKD: jax.Array, b_HK: ja
 
 
 def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . sqrt(K) u_s / |u_s|: keys of one length, and no token attends to itself (Kitaev et al. 2020).
+    """l_{n,s} = u_n . sqrt(K) u_s / |u_s|: all keys have length sqrt(K) (Kitaev et al. 2020).
 
-    D K parameters a head. Not symmetric: each key is scaled on its own. Keys of length 1, as in that paper, would make
-    logits sqrt(K) times smaller than in the other scores. A zero vector stays zero, with zero gradient.
+    D K parameters per head. The logits are not symmetric, because only the keys are normalised. The paper's keys of
+    length 1 would make logits sqrt(K) times smaller than in the other scores. A zero u_s gives a zero key, with zero
+    gradient.
     """
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
     u32_BHSK = linear.to_float32(u_BHSK)
@@ -42,23 +44,25 @@ def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def tied_wide(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . u_s (E5) with Q = 2 K features: 2 D K parameters a head, as many as `asymmetric` has."""
+    """l_{n,s} = u_n . u_s (E5) with Q = 2 K features: 2 D K parameters per head, as many as `asymmetric` has."""
     return _project_both(x_BND, x_BSD, params["U_HQD"], params.get("b_HQ"))
 
 
 def tied_signed(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . (sigma * u_s), sigma free: symmetric, but not positive semi-definite as U^T U is.
+    """l_{n,s} = u_n . (sigma * u_s), with a learned sigma: symmetric, but not positive semi-definite as U^T U is.
 
-    D K + K parameters a head. Not from a paper: it separates the cost of symmetry from the cost of definiteness.
+    D K + K parameters per head. Not from a paper: comparisons with `tied` and `asymmetric` separate the cost of
+    symmetry from the cost of definiteness.
     """
     q_BHNK, k_BHSK = tied(params, x_BND, x_BSD)
     return params["sigma_HK"][:, None] * q_BHNK, k_BHSK
 
 
 def l2_tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = -|U x_n - U x_s|^2 (Kim et al. 2021): D K parameters a head, symmetric, with maximum l_{n,n} = 0.
+    """l_{n,s} = -|U x_n - U x_s|^2 (Kim et al. 2021): D K parameters per head, symmetric, with maximum l_{n,n} = 0.
 
-    It is a product of K + 4 features: with w = sqrt(2) U x and a = |w|^2 / 2 it is w_n . w_s - a_n - a_s.
+    With w = sqrt(2) U x and a = |w|^2 / 2, the logit is w_n . w_s - a_n - a_s. This is a product of K + 4 features,
+    because each a is the sum of two numbers (`_with_square`).
     """
     sides = [_with_square(x, params["U_HKD"]) for x in ((x_BND,) if x_BSD is x_BND else (x_BND, x_BSD))]
     (wq_BHNK, aq_BHN2), (wk_BHSK, ak_BHS2) = sides[0], sides[-1]
@@ -67,10 +71,10 @@ def l2_tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def _with_square(x_BND: jax.Array, U_HKD: jax.Array) -> Pair:
-    """Return w = sqrt(2) U x, and |w|^2 / 2 as a sum of two numbers, because it is large and its differences matter.
+    """Return w = sqrt(2) U x, and |w|^2 / 2 as the sum of two numbers, which keeps its small differences precise.
 
-    The first number has the 8 binary digits of bfloat16 and is exact in any product; the second has the rest, in
-    bfloat16 another 8 digits. w is rounded before it is squared: without `_round` a compiler may skip that.
+    The first number has the 8 binary digits of bfloat16 and is exact in every product; the second is the rest, with
+    another 8 digits in bfloat16. `_round` makes sure that the compiler rounds w before w is squared.
     """
     w_BHNK = _round(math.sqrt(2) * platform.matmul_heads(x_BND, U_HKD), x_BND.dtype)
     w32_BHNK = linear.to_float32(w_BHNK)
@@ -80,19 +84,19 @@ def _with_square(x_BND: jax.Array, U_HKD: jax.Array) -> Pair:
 
 
 def _round(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return x rounded to the precision of `dtype`, in its own dtype."""
+    """Return x rounded to the precision of `dtype`; the dtype of the result is that of x."""
     kind = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
 
 
 def pairwise(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . P u_s, P free: D K + K^2 parameters a head, and not symmetric (Courtois et al. 2024)."""
+    """l_{n,s} = u_n . P u_s, with a learned P: D K + K^2 parameters per head, not symmetric (Courtois et al. 2024)."""
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
     return q_BHNK, jnp.matmul(u_BHSK, params["P_HKK"].swapaxes(-1, -2))
 
 
 def pairwise_sym(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . (P + P^T)/2 u_s: D K + K^2 parameters a head, as `pairwise`, but symmetric and indefinite."""
+    """l_{n,s} = u_n . (P + P^T)/2 u_s: D K + K^2 parameters per head, symmetric, indefinite (Courtois et al. 2024)."""
     return pairwise(symmetric(params), x_BND, x_BSD)
 
 
@@ -102,7 +106,10 @@ def symmetric(params: dict) -> dict:
 
 
 def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = x_n^(h) . (U_k x_s + b_k), x^(h) the features hK ... (h+1)K-1 of x: D K parameters (Karbevski 2025)."""
+    """l_{n,s} = x_n^(h) . (U_k x_s + b_k) with the features hK ... (h+1)K-1 of x as x^(h) (Karbevski 2025).
+
+    D K parameters per head, or per group.
+    """
     K = params["Uk_HKD" if "Uk_HKD" in params else "Uk_GKD"].shape[-2]
     q_BHNK = x_BND.reshape(*x_BND.shape[:-1], -1, K).swapaxes(-2, -3)
     return q_BHNK, platform.matmul_heads(x_BSD, *groups.find_matrix(params, "k"))

@@ -8,37 +8,38 @@ import jax
 from tfm import layout as layouts
 from tfm.attention import mask as masks, relative_position, score, value
 
-# Keys k_BHSK and values v_BHSV, with G heads if heads share them (groups.py); k_BHSK alone if they are the same array.
+# {"k_BHSK": keys, "v_BHSV": values}, with G heads if heads share them (groups.py); without "v_BHSV" if values are keys.
 KVCache = dict[str, jax.Array]
 
 
 class Spec(NamedTuple):
-    """The function for each step of an attention layer; the module of the same name states its signature."""
+    """The functions of an attention layer. The modules score, value and relative_position state their signatures."""
 
     score: score.Score
     value: value.Value
     relative_position: relative_position.RelativePosition
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]  # computes the averages (implementations.py)
     scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
-    H: int  # number of heads, for relative positions without parameters
-    cap: float = 0.0  # soft cap of the logits (explicit.soft_cap); 0: none
+    H: int  # number of heads, for a bias without parameters (relative_position.alibi)
+    cap: float = 0.0  # soft cap of the logits (explicit.soft_cap); 0: no cap
 
 
 class Memory(NamedTuple):
-    """The encoder's tokens, to which a decoder attends, and the mask of the valid ones."""
+    """The encoder's tokens (None if call.cache has their keys and values), and the mask of the valid tokens."""
 
     x_BSD: jax.Array | None
     mask: masks.Mask | None
 
 
 class Call(NamedTuple):
-    """The arguments of one forward pass: mask, positions, random keys, devices, caches, and which aux to return."""
+    """The arguments of one forward pass: mask, positions, random keys, devices, caches, and what to return in aux."""
 
     mask: masks.Mask | None = None
     n: jax.Array | None = None  # positions of the tokens, (N,) or (B, N); None: 0 ... N-1
+    code_n: jax.Array | None = None  # positions for the position code, if it restarts in a sequence; None: n
     key_B: jax.Array | None = None  # a random key for each sequence in training; None in evaluation
     layout: layouts.Layout = layouts.ONE  # the devices that share the model, inside shard_map
     memory: Memory | None = None
     cache: dict[str, KVCache] | None = None  # this layer's keys and values of earlier tokens, "self" and "cross"
-    keep: bool = False  # return keys and values
-    maps: bool = False  # return the attention weights A_BHNS
+    keep: bool = False  # return keys and values as aux["cache"]
+    look: tuple[str, ...] = ()  # activations to return in aux["look"] (block.Order)

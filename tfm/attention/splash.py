@@ -1,7 +1,8 @@
-"""Flash attention on a TPU by JAX's splash kernel, which skips blocks in which a mask allows nothing.
+"""Flash attention on a TPU by JAX's splash kernel, which skips blocks in which the mask allows no key.
 
-The kernel is jax.experimental.pallas.ops.tpu.splash_attention. `refuse` lists what it cannot compute: a bias, positions
-other than 0 ... N-1, heads of many features, tokens sharded over devices, masks of traced arrays (except padding).
+The kernel is jax.experimental.pallas.ops.tpu.splash_attention. It supports no bias, no explicit positions, no tokens
+sharded over devices, no masks of traced arrays (except padding and documents), no 64-bit numbers, and at most
+MAX_FEATURES per head.
 """
 
 import functools
@@ -18,26 +19,27 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tfm.attention import mask as masks
 
-LANES = 128  # of a TPU; the sides of a block are multiples of it
-SIDES = (512, 384, 256, 128)  # the side of a block is the first that divides the tokens; published runs use 512
-FEATURES = 512  # the most of a head; more do not fit next to the matrix units
+LANES = 128  # lanes of a TPU's vector registers; the sides of a block are multiples of this number
+SIDES = (512, 384, 256, 128)  # a block has the first side that divides the number of tokens; published runs use 512
+MAX_FEATURES = 512  # features of a head; more do not fit into the memory next to the matrix units
 Tree = Any
 
 
-def refuse(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | None) -> str:
+def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | None) -> str:
     """Return the reason why the kernel cannot compute these averages, or '' if it can.
 
-    The arrays may be jax.ShapeDtypeStruct.
+    bias: whether the logits have a bias. The arrays may be jax.ShapeDtypeStruct.
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    for holds, reason in (
+    mask, _ = masks.split_documents(mask)
+    for applies, reason in (
         (axis is not None, "devices share the tokens"),
-        (bias, "the logits have a bias, which the kernel does not take"),
+        (bias, "the logits have a bias, which the kernel does not support"),
         (k_BHSK.dtype == jnp.float64, "the numbers have 64 bits"),
-        (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > FEATURES, f"a head has more than {FEATURES} features"),
+        (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > MAX_FEATURES, f"a head has more than {MAX_FEATURES} features"),
         (masks.evaluate(mask, np.arange(S - N, S), np.arange(S))[0] is None, "the mask depends on traced arrays"),
     ):
-        if holds:
+        if applies:
             return reason
     return ""
 
@@ -45,37 +47,54 @@ def refuse(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | None) -> str
 def attention(
     q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis=None, interpret: bool = False
 ) -> tuple[jax.Array, None]:
-    """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights; arguments as of explicit.attention.
+    """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
-    Logits, weights and sums are float32. Differentiable in reverse mode. interpret: run Pallas' interpreter, on any
-    device. Raises ValueError for arguments that `refuse` names, and for positions n.
+    Logits, weights and sums are float32. The result has gradients in reverse mode. interpret: run the interpreter of
+    Pallas, which works on any device. Raises ValueError if n is not None or `find_limitation` gives a reason.
     """
-    reason = refuse(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None, axis=axis)
+    reason = find_limitation(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None, axis=axis)
     if reason or n is not None:
-        raise ValueError(f"splash attention: {reason or 'the positions must be 0 ... N-1'}")
+        raise ValueError(f"splash.attention: {reason or 'n must be None'}. Use flash.attention.")
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    known_NS, valid_BS = masks.evaluate(mask, np.arange(S - N, S), np.arange(S))
+    same_mask, document_BS = masks.split_documents(mask)  # the mask that is the same in all sequences, and documents
+    allowed_NS, valid_BS = masks.evaluate(same_mask, np.arange(S - N, S), np.arange(S))
     qkv = [_save(x) for x in _pad(scale, q_BHNK, k_BHSK, v_BHSV)]
-    shown_NS = np.zeros((qkv[0].shape[2], qkv[1].shape[2]), bool)
-    shown_NS[:N, :S] = known_NS
-    ids = None
-    if valid_BS is not None:  # queries and valid keys have segment 0
-        end = ((0, 0), (0, shown_NS.shape[1] - S))
-        hidden_BS = jnp.pad(~valid_BS, end, constant_values=True).astype(jnp.int32)
-        ids = jnp.zeros_like(hidden_BS, shape=(len(hidden_BS), shown_NS.shape[0])), hidden_BS
-    causal = mask is masks.causal and shown_NS.shape == (N, N)  # the kernel computes this mask
-    kernel_mask = splash.CausalMask((N, N)) if causal else splash.NumpyMask(shown_NS)
+    padded_NS = np.zeros((qkv[0].shape[2], qkv[1].shape[2]), bool)
+    padded_NS[:N, :S] = allowed_NS
+    ids = _number_segments(document_BS, valid_BS, N=N, S=S, padded=padded_NS.shape)
+    is_causal = same_mask is masks.causal and padded_NS.shape == (N, N)  # the kernel computes this mask
+    kernel_mask = splash.CausalMask((N, N)) if is_causal else splash.NumpyMask(padded_NS)
     run = functools.partial(_run_kernel, kernel_mask, cap=cap, interpret=interpret)
     y_BHNV = _average(run, *qkv, ids)[:, :, :N].astype(v_BHSV.dtype)
-    if valid_BS is None and known_NS.any(-1).all():
+    if document_BS is not None:
+        allowed_NS &= np.eye(N, S, S - N, dtype=bool)  # of its document, a query is sure to see only itself
+    if valid_BS is None and allowed_NS.any(-1).all():
         return y_BHNV, None
-    seeing = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
-    return jnp.where(seeing[..., None] if seeing.ndim == 1 else seeing[:, None, :, None], y_BHNV, 0), None
+    has_keys = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
+    return jnp.where(has_keys[..., None] if has_keys.ndim == 1 else has_keys[:, None, :, None], y_BHNV, 0), None
+
+
+def _number_segments(
+    document_BS: jax.Array | None, valid_BS: jax.Array | None, *, N: int, S: int, padded: tuple[int, int]
+) -> tuple[jax.Array, jax.Array] | None:
+    """Return the segments of queries and of keys: a query attends to the keys of its segment. Return None for one.
+
+    A segment is a document, or segment 0 if there are none. Invalid keys and padding are in segment -1. padded: the
+    numbers of queries and keys with padding.
+    """
+    if document_BS is None and valid_BS is None:
+        return None
+    key_BS = jnp.zeros(valid_BS.shape, jnp.int32) if document_BS is None else document_BS
+    query_BN = key_BS[:, S - N :]
+    key_BS = key_BS if valid_BS is None else jnp.where(valid_BS, key_BS, -1)
+    pairs = zip((query_BN, key_BS), padded, strict=True)
+    return tuple(jnp.pad(x, ((0, 0), (0, n - x.shape[1])), constant_values=-1) for x, n in pairs)
 
 
 def _pad(scale: float, *qkv: jax.Array) -> list[jax.Array]:
-    """Return scale * q, k and v, with tokens padded to a multiple of LANES and a single head repeated to H or G
-    heads.
+    """Return scale * q, k and v with H, G and G heads: single heads are repeated.
+
+    Tokens are padded to a multiple of LANES.
     """
     H, G = max(x.shape[1] for x in qkv), max(x.shape[1] for x in qkv[1:])
     queries = (scale * qkv[0].astype(jnp.float32)).astype(qkv[1].dtype)
@@ -85,8 +104,9 @@ def _pad(scale: float, *qkv: jax.Array) -> list[jax.Array]:
 
 
 def _save(x_BHNK: jax.Array) -> jax.Array:
-    """Name an array to be saved for the gradient by a loop over layers, with tokens along the lanes if a head does not
-    fill these.
+    """Return x, named so that a loop over layers saves it for the gradient.
+
+    x is saved with tokens along the lanes if the features of a head do not fill the lanes.
     """
     if x_BHNK.shape[3] % LANES == 0:
         return checkpoint_name(x_BHNK, "attention")
@@ -103,16 +123,16 @@ def _run_kernel(
     cap: float,
     interpret: bool,
 ) -> jax.Array:
-    """Return y_BHNV of the kernel.
+    """Return y_BHNV as the kernel computes it. ids: the segments of queries and keys (splash.SegmentIds), or None.
 
-    Tokens lie along the lanes if a head's features do not fill these: with GPT-2's, half would be padding.
+    Tokens lie along the lanes if the features of a head do not fill the lanes: GPT-2's 64 features fill half of them.
     """
-    rows, keys = (next(side for side in SIDES if x.shape[2] % side == 0) for x in (q_BHNK, k_BGSK))
+    queries, keys = (next(side for side in SIDES if x.shape[2] % side == 0) for x in (q_BHNK, k_BGSK))
     narrow = q_BHNK.shape[3] % LANES or v_BGSV.shape[3] % LANES
     layout = splash.QKVLayout.SEQ_MINOR if narrow else splash.QKVLayout.HEAD_DIM_MINOR
-    along = dict.fromkeys(("q_layout", "k_layout", "v_layout"), layout)
+    layouts = dict.fromkeys(("q_layout", "k_layout", "v_layout"), layout)
     names = [f"block_{name}" for name in "q q_dkv q_dq kv kv_compute kv_dkv kv_dkv_compute kv_dq".split()]
-    sizes = splash.BlockSizes(**dict.fromkeys(names[:3], rows), **dict.fromkeys(names[3:], keys), **along)
+    sizes = splash.BlockSizes(**dict.fromkeys(names[:3], queries), **dict.fromkeys(names[3:], keys), **layouts)
     options = {"block_sizes": sizes, "attn_logits_soft_cap": cap or None, "interpret": interpret}
     kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * q_BHNK.shape[1]), **options)
     if ids is None:
@@ -123,37 +143,39 @@ def _run_kernel(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _average(run: Callable, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None) -> jax.Array:
     """Return run(q, k, v, ids), with a gradient that works inside `jax.shard_map`."""
-    return _trace_apart(run, q_BHNK, k_BGSK, v_BGSV, ids)
+    return _trace_untyped(run, q_BHNK, k_BGSK, v_BGSV, ids)
 
 
 def _forward(run: Callable, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None) -> tuple[jax.Array, Callable]:
+    """Return y_BHNV, and the function of jax.vjp that `_backward` calls."""
     qkv = q_BHNK, k_BGSK, v_BGSV
 
-    def both(q_BHNK, k_BGSK, v_BGSV, ids):
+    def run_vjp(q_BHNK, k_BGSK, v_BGSV, ids):
         return jax.vjp(lambda *qkv: run(*qkv, ids), q_BHNK, k_BGSK, v_BGSV)
 
-    y_BHNV, back = _trace_apart(both, *qkv, ids)
+    y_BHNV, vjp = _trace_untyped(run_vjp, *qkv, ids)
     y_BHNV = checkpoint_name(y_BHNV, "attention")
 
-    def name(x: jax.Array) -> jax.Array:  # a loop over layers saves named arrays for the gradient
+    def name_array(x: jax.Array) -> jax.Array:  # a loop over layers saves named arrays for the gradient
         if any(x is array for array in qkv) or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return y_BHNV if x.shape == y_BHNV.shape else checkpoint_name(x, "attention")
 
-    return y_BHNV, jax.tree.map(name, back)
+    return y_BHNV, jax.tree.map(name_array, vjp)
 
 
-def _backward(run: Callable, back: Callable, dy_BHNV: jax.Array) -> tuple:
-    return *_trace_apart(lambda back, dy_BHNV: back(dy_BHNV), back, dy_BHNV), None
+def _backward(run: Callable, vjp: Callable, dy_BHNV: jax.Array) -> tuple:
+    return *_trace_untyped(lambda vjp, dy_BHNV: vjp(dy_BHNV), vjp, dy_BHNV), None
 
 
 _average.defvjp(_forward, _backward)
 
 
-def _trace_apart(function: Callable, *arguments: Tree) -> Tree:
-    """Return function(*arguments), also inside `jax.shard_map`, whose types the kernel does not support.
+def _trace_untyped(function: Callable, *arguments: Tree) -> Tree:
+    """Return function(*arguments), traced without the mesh axes over which types vary inside `jax.shard_map`.
 
-    The function is traced in a thread of its own, without these types; its results then get the types of the arguments.
+    The kernel does not support such types. A new thread traces the function, because there the types have no mesh axes.
+    Each result then varies over all axes over which an argument varies.
     """
     leaves = jax.tree.leaves(arguments)
     axes = frozenset().union(*map(_varying, leaves))
@@ -171,4 +193,4 @@ def _trace_apart(function: Callable, *arguments: Tree) -> Tree:
 def _varying(x: jax.Array) -> frozenset[str]:
     """Return the mesh axes over which x varies, inside `jax.shard_map`."""
     kind = jax.typeof(x)
-    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)  # the second: JAX 0.11 on
+    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)  # the second since JAX 0.11

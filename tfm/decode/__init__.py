@@ -1,3 +1,3 @@
-"""Words from a trained model, one after the other: kept keys and values (KV cache), drawing, beam search."""
+"""Decoding: texts from a trained model, token by token, with a KV cache, by sampling or beam search."""
 
 from tfm.decode import beam, generate, kv_cache, sampling  # noqa: F401

@@ -1,13 +1,13 @@
 """Generation with a next-token model (E24): draw a token, append it, and repeat.
 
-The functions take an incremental model (E23), which is two functions:
+The model is two functions (E23), which return the logits of the next token of each sequence:
 
-    start(prompt_BN, length_B) -> logits_BW, cache      reads right-padded prompts; logits after their last token
-    step(cache, w_B, n_B) -> logits_BW, cache           reads token w at position n; logits of the next token
+    start(prompt_BN, length_B) -> logits_BW, cache      reads right-padded prompts of length_B tokens
+    step(cache, w_B, n_B) -> logits_BW, cache           reads token w_B at position n_B
 
-`window` wraps `start` into two such functions for texts longer than the model's context. Every leaf of the cache has
-the leading axis B. Position n of sequence b is drawn with a key that depends only on (key, b, n): not on the other
-sequences, the padding, or the pieces in which a text is generated.
+`window` makes two such functions for texts longer than the model's context. Every leaf of the cache has the leading
+axis B. The token at position n of sequence b is drawn with a random key that depends only on (key, b, n). It does not
+depend on other sequences, on padding, or on how many calls of `extend` generate a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ Stop = Sequence[int] | jax.Array | None
 def window(start: Start, *, context: int, capacity: int) -> tuple[Start, Step]:
     """Return `start` and `step` for texts longer than the context of a causal model.
 
-    Each token is predicted from the last `context` tokens, which the model's own `start` reads again. The cache is the
-    text, w_BT with T = capacity >= context.
+    For each token, the argument `start` reads the last `context` tokens again. The cache of the returned functions is
+    the text, w_BT with T = capacity >= context.
     """
 
     def predict(w_BT: jax.Array, n_B: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -45,24 +45,24 @@ def window(start: Start, *, context: int, capacity: int) -> tuple[Start, Step]:
     return begin, step
 
 
-def bucket(n: int, most: int | None = None) -> int:
-    """Return the next power of two, but at most `most`: pad prompts of n tokens to it, so that few lengths are
-    compiled.
+def bucket(n: int, context: int | None = None) -> int:
+    """Return the length to which to pad prompts of n tokens, so that few lengths are compiled.
 
-    Raises ValueError if n < 1 or n > most, the context of the model.
+    This is the next power of two, but at most the context of the model. Raises ValueError if n < 1 or n > context.
     """
     if n < 1:
-        raise ValueError("a prompt must hold at least one token")
-    if most is not None and n > most:
-        raise ValueError(f"the prompt has {n} tokens, but the context of the model holds {most}")
+        raise ValueError(f"the prompt has {n} tokens. Use at least one.")
+    if context is not None and n > context:
+        raise ValueError(f"the prompt has {n} tokens, but the model's context is {context}. Shorten the prompt.")
     size = 1 << (n - 1).bit_length()
-    return size if most is None else min(size, most)
+    return size if context is None else min(size, context)
 
 
 class State(NamedTuple):
-    """Texts during generation.
+    """Texts during generation, and the model's cache.
 
-    w_BN has length_B tokens, then id 0; a text may have at most limit_B. done_B: finished texts.
+    w_BN has length_B tokens per text, at most limit_B, followed by id 0. done_B: whether a text is complete. key_B: a
+    random key per text.
     """
 
     w_BN: jax.Array
@@ -74,44 +74,46 @@ class State(NamedTuple):
 
 
 def begin(start: Start, *prompts: jax.Array, steps: int, stop: Stop = None, **options: float) -> State:
-    """Return the state after the prompts and one of at most `steps` tokens; continue with `extend` until done_B.all().
+    """Read prompts, and draw the first of at most `steps` tokens. Call `extend` on the result until done_B.all().
 
-    prompts: prompt_BN, right-padded; length_B, tokens of each; a key, or key_B. sampling: arguments of
-    sampling.filter_logits. Raises ValueError for prompts without a token, and negative steps.
+    prompts: prompt_BN, right-padded; length_B, its numbers of tokens; a random key, or key_B. options: arguments of
+    sampling.filter_logits. Raises ValueError if a prompt has no token or steps is negative.
     """
     prompt_BN, length_B, key = prompts
-    w_BN, length_B, logits_BW, cache = read(start, prompt_BN, length_B, steps=steps)
+    w_BN, length_B, logits_BW, cache = read_prompts(start, prompt_BN, length_B, steps=steps)
     key_B, done_B = sampling.split_key(key, len(length_B)), jnp.full(len(length_B), steps == 0)
     state = State(w_BN, length_B, length_B + steps, done_B, key_B, cache)
     return _append(state, logits_BW, stop=stop, **options)
 
 
-def read(
+def read_prompts(
     start: Start, prompt_BN: jax.Array, length_B: jax.Array, *, steps: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-    """Return w_B(N+steps), with id 0 after each prompt; length_B; and the logits_BW and cache of `start`.
+    """Return w_B(N+steps), the prompts followed by id 0; length_B; and the logits_BW and the cache of `start`.
 
-    Raises ValueError for negative steps, and for lengths outside 1 to N if they are known during tracing.
+    Raises ValueError if steps is negative, length_B is not (B,), or a length known during tracing is not in 1 ... N.
     """
     B, N = prompt_BN.shape
     if steps < 0:
-        raise ValueError(f"the number of tokens to append must be 0 or more, not {steps}")
+        raise ValueError(f"steps = {steps} must be at least 0. Choose how many tokens to append.")
     if np.shape(length_B) != (B,):
-        raise ValueError(f"{B} prompts have {B} lengths, not an array of shape {np.shape(length_B)}")
-    known_B = [N] if isinstance(length_B, jax.core.Tracer) else np.asarray(jax.device_get(length_B))
-    if N == 0 or min(known_B, default=1) < 1:
-        raise ValueError("a prompt must hold at least one token")
-    if max(known_B, default=1) > N:
-        raise ValueError(f"a prompt of {max(known_B)} tokens does not fit into {N} columns")
+        raise ValueError(
+            f"length_B has shape {np.shape(length_B)}, but {B} prompts need {B} lengths. Pass one per prompt."
+        )
+    lengths = [N] if isinstance(length_B, jax.core.Tracer) else np.asarray(jax.device_get(length_B))
+    if N == 0 or min(lengths, default=1) < 1:
+        raise ValueError("a prompt has 0 tokens. Use prompts of at least one token.")
+    if max(lengths, default=1) > N:
+        raise ValueError(f"a prompt has length {max(lengths)}, but prompt_BN has {N} columns. Choose at most {N}.")
     length_B = jnp.asarray(length_B)
     w_BN = jnp.where(jnp.arange(N) < length_B[:, None], prompt_BN, 0)
     return jnp.pad(w_BN, ((0, 0), (0, steps))), length_B, *start(w_BN, length_B)
 
 
 def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None, **options: float) -> State:
-    """Append up to `steps` tokens to every unfinished text, within the limit_B of the state.
+    """Append up to `steps` tokens to every unfinished text, and at most limit_B - length_B.
 
-    Generation in pieces gives the same text as at once.
+    Several calls give the same texts as one call with the sum of their steps.
     """
 
     def unfinished(loop: tuple[jax.Array, State]) -> jax.Array:
@@ -119,7 +121,7 @@ def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = Non
 
     def advance(loop: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
         count, state = loop
-        n_B = state.length_B - 1  # a finished text reads its last token again, so its cache does not change
+        n_B = state.length_B - 1  # a complete text reads its last token again, which does not change its cache
         w_B = jnp.take_along_axis(state.w_BN, n_B[:, None], axis=1)[:, 0]
         logits_BW, cache = step(state.cache, w_B, n_B)
         return count + 1, _append(state._replace(cache=cache), logits_BW, stop=stop, **options)
@@ -130,18 +132,18 @@ def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = Non
 def _append(state: State, logits_BW: jax.Array, *, stop: Stop, **options: float) -> State:
     """Append one token to every unfinished text."""
     key_B = jax.vmap(jax.random.fold_in)(state.key_B, state.length_B)
-    drawn_B = sampling.draw(key_B, logits_BW, state.w_BN, state.length_B, **options).astype(state.w_BN.dtype)
-    here_BN = (jnp.arange(state.w_BN.shape[1]) == state.length_B[:, None]) & ~state.done_B[:, None]
+    new_B = sampling.draw(key_B, logits_BW, state.w_BN, state.length_B, **options).astype(state.w_BN.dtype)
+    is_new_BN = (jnp.arange(state.w_BN.shape[1]) == state.length_B[:, None]) & ~state.done_B[:, None]
     length_B = state.length_B + ~state.done_B
     return state._replace(
-        w_BN=jnp.where(here_BN, drawn_B[:, None], state.w_BN),
+        w_BN=jnp.where(is_new_BN, new_B[:, None], state.w_BN),
         length_B=length_B,
-        done_B=state.done_B | is_stop(drawn_B, stop) | (length_B >= state.limit_B),
+        done_B=state.done_B | is_stop(new_B, stop) | (length_B >= state.limit_B),
     )
 
 
 def is_stop(w: jax.Array, stop: Stop) -> jax.Array:
-    """Return which tokens end a text."""
+    """Return whether each token is one of `stop`, which end a text."""
     return jnp.isin(w, jnp.asarray(() if stop is None else stop, w.dtype))
 
 
@@ -150,9 +152,10 @@ def generate(
 ) -> tuple[jax.Array, jax.Array]:
     """Return w_B(N+steps) and length_B: each prompt, directly followed by up to `steps` tokens.
 
-    prompts: prompt_BN, right-padded (to a `bucket`); length_B, tokens of each; a key, or key_B. options: arguments of
-    `sampling.filter_logits`, such as temperature. A token in `stop` is the last of a text; id 0 follows the last token.
-    One compiled loop ends when every text has ended. Raises ValueError for prompts without a token, and negative steps.
+    prompts: prompt_BN, right-padded (to a `bucket`); length_B, its numbers of tokens; a random key, or key_B. options:
+    arguments of sampling.filter_logits, such as temperature. A text ends with the first token in `stop`; id 0 follows
+    the last token. The loop ends when every text has ended. Raises ValueError if a prompt has no token or steps is
+    negative.
     """
     state = extend(step, begin(start, *prompts, steps=steps, stop=stop, **options), steps=steps, stop=stop, **options)
     return state.w_BN, state.length_B

@@ -11,7 +11,7 @@ import pytest
 import reference
 from cases import MASKS, B, H, K, N, S, paper_allowed
 
-from tfm.attention import explicit, mask
+from tfm.attention import explicit, mask as masks
 
 
 def draw_qkv() -> list[jax.Array]:
@@ -24,36 +24,36 @@ def test_weights_and_averages_equal_the_reference(cap):
     qkv = q_BHNK, k_BHSK, v_BHSK = draw_qkv()
 
     @jax.jit
-    def every(*qkv):
+    def compute_all(*qkv):
         attend = functools.partial(explicit.attention, *qkv, scale=0.3, cap=cap)
         return {name: attend(mask=the_mask) for name, the_mask in MASKS.items()}, attend(
             mask=MASKS["both"], by_keys=True
         )
 
-    results, by_keys = jax.device_get(every(*qkv))
-    cases.agree(by_keys, results["both"])
+    results, by_keys = jax.device_get(compute_all(*qkv))
+    cases.assert_trees_close(by_keys, results["both"])
     for name, b, h in itertools.product(MASKS, range(B), range(H)):
         y_BHNK, A_BHNS = results[name]
         L = 0.3 * reference.naive_logits(np.asarray(k_BHSK[b, h]).T, np.asarray(q_BHNK[b, h]).T)
         A = reference.attention_matrix(cap * np.tanh(L / cap) if cap else L, paper_allowed(name, b))
-        cases.close(A_BHNS[b, h], A.T)
-        cases.close(y_BHNK[b, h], reference.weighted_average(np.asarray(v_BHSK[b, h]).T, A).T)
+        cases.assert_close(A_BHNS[b, h], A.T)
+        cases.assert_close(y_BHNK[b, h], reference.weighted_average(np.asarray(v_BHSK[b, h]).T, A).T)
 
 
-def test_a_query_that_sees_nothing_gives_zeros_without_an_intermediate_nan():
-    """Its gradient is zero, too."""
+def test_a_query_without_keys_gives_zeros_and_no_intermediate_nan():
+    """Its gradient is zero, and debug_nans finds no NaN."""
 
-    def shut(n_N, s_S):  # the causal mask, but query 3 of the first sequence sees nothing
+    def blind_mask(n_N, s_S):  # causal, but query 3 of the first sequence has no keys
         blind_BN = (jnp.arange(B) == 0)[:, None] & (n_N == S - N + 3)[None, :]
-        return mask.causal(n_N, s_S) & ~blind_BN[:, :, None]
+        return masks.causal(n_N, s_S) & ~blind_BN[:, :, None]
 
     def loss(qkv, weight):
-        y_BHNK, A_BHNS = explicit.attention(*qkv, mask=shut, scale=1.0)
+        y_BHNK, A_BHNS = explicit.attention(*qkv, mask=blind_mask, scale=1.0)
         return jnp.sum(jnp.sin(y_BHNK + 1) * weight) + jnp.sum(jnp.sin(A_BHNS + 1) * weight), (y_BHNK, A_BHNS)
 
     is_blind = jnp.zeros((B, 1, N, 1)).at[0, :, 3].set(1.0)
     with jax.debug_nans(True):
         gradient = functools.partial(jax.grad(loss, has_aux=True), draw_qkv())
-        (of_blind, (y_BHNK, A_BHNS)), (of_all, _) = gradient(is_blind), gradient(jnp.ones_like(is_blind))
+        (blind_gradient, (y_BHNK, A_BHNS)), (full_gradient, _) = gradient(is_blind), gradient(jnp.ones_like(is_blind))
     assert not y_BHNK[0, :, 3].any() and not A_BHNS[0, :, 3].any() and y_BHNK[1, :, 3].all()
-    assert not any(leaf.any() for leaf in of_blind) and all(leaf.any() for leaf in of_all)
+    assert not any(leaf.any() for leaf in blind_gradient) and all(leaf.any() for leaf in full_gradient)

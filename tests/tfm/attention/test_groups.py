@@ -1,6 +1,6 @@
-"""Heads that share keys and values in groups (MQA, GQA) are heads with equal keys and values.
+"""Grouped heads (MQA, GQA) equal heads with repeated keys and values.
 
-They are so in the slow reference, in every implementation (test_ring.py: on a ring), in a cache and on devices.
+This holds for the slow reference, every implementation (test_ring.py tests the ring), a cache and several devices.
 """
 
 import functools
@@ -21,8 +21,8 @@ from score_cases import SCORES
 
 from experiments.build import model as models, sharding
 from experiments.engine import compilation, errors, mesh as meshes
-from tfm import head, layout as layouts, shapes
-from tfm.attention import explicit, flash, mask, relative_position, value
+from tfm import head as heads, layout as layouts, shapes
+from tfm.attention import explicit, flash, mask as masks, relative_position, value
 
 H, K = 8, 2
 D = H * K
@@ -30,14 +30,14 @@ D = H * K
 
 def draw(variant, G: int, **sizes) -> dict:
     """Draw the parameters of a score or value whose keys or values have G heads."""
-    return cases.drawn(lambda key: variant.init(key, G=G, H=H, K=K, D=D, **sizes))
+    return cases.draw_params(lambda key: variant.init(key, G=G, H=H, K=K, D=D, **sizes))
 
 
 def repeat(params: dict) -> dict:
-    """Return parameters with keys and values for each query head, equal ones within a group."""
+    """Repeat the keys and values of each group for its query heads."""
     params = jax.device_get(params)
-    many = {name: np.repeat(leaf, H // len(leaf), 0) if "_G" in name else leaf for name, leaf in params.items()}
-    return {name.replace("_G", "_H"): leaf for name, leaf in many.items()}
+    leaves = {name: np.repeat(leaf, H // len(leaf), 0) if "_G" in name else leaf for name, leaf in params.items()}
+    return {name.replace("_G", "_H"): leaf for name, leaf in leaves.items()}
 
 
 def parameters(G: int, bias: bool = True) -> dict:
@@ -49,33 +49,33 @@ def attend(params: dict, x_BND: jax.Array, *, positions=relative_position.none, 
     implementation = flash.attention if call.get("layout", layouts.ONE).sequence else explicit.attention
     choices = dict(score=SCORES["asymmetric"]._replace(attend_to_self=attend_to_self), relative_position=positions)
     spec = cases.spec(**choices, H=H, attend=implementation).attention
-    return cases.self_attention(params, x_BND, spec=spec, mask=mask.causal, **call)
+    return cases.self_attention(params, x_BND, spec=spec, mask=masks.causal, **call)
 
 
 @pytest.mark.parametrize(("G", "bias"), [(2, True), (1, False)])
 @cases.float64()
-def test_the_slow_reference_with_equal_keys_and_values_for_the_heads_of_a_group(G, bias):
+def test_grouped_heads_equal_the_reference_with_repeated_keys_and_values(G, bias):
     params, x_BND = parameters(G, bias), cases.normal(1, 1, N, D)
     y_BND, A_BHNS, cache = jax.device_get(jax.jit(attend)(params, x_BND))
     assert shapes.check(params) == dict(H=H, G=G, K=K, D=D) and {x.shape[1] for x in cache.values()} == {G}
-    of_score, p = (jax.tree.map(np.asarray, repeat(params[name])) for name in ("score", "value"))
+    score_params, p = (jax.tree.map(np.asarray, repeat(params[name])) for name in ("score", "value"))
     X, A = np.asarray(x_BND[0]).T, []
     for h in range(H):
-        L = reference.scaled(reference_scores.logits("asymmetric", of_score, X, X, h), "1/sqrt(K)", K=K, D=D)
+        L = reference.scaled(reference_scores.logits("asymmetric", score_params, X, X, h), "1/sqrt(K)", K=K, D=D)
         A += [reference.attention_matrix(L, np.triu(np.ones((N, N), bool)))]
-        cases.close(A_BHNS[0, h], A[h].T)
+        cases.assert_close(A_BHNS[0, h], A[h].T)
     Y = reference.low_rank_multi_head(X, p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D"))
-    cases.close(y_BND[0], Y.T)
+    cases.assert_close(y_BND[0], Y.T)
 
 
 BLOCKS = {"flash in blocks": functools.partial(flash.attention, queries=3, keys=2)}
-BOTH = {"explicit": explicit.attention, "flash": flash.attention}
+WHOLE_SEQUENCES = {"explicit": explicit.attention, "flash": flash.attention}
 
 
-@pytest.mark.parametrize(("G", "value_heads", "ways"), [(2, 2, BLOCKS), (4, 1, BOTH)])
+@pytest.mark.parametrize(("G", "value_heads", "ways"), [(2, 2, BLOCKS), (4, 1, WHOLE_SEQUENCES)])
 @cases.float64()
 def test_every_implementation_and_its_gradient_equal_explicit_attention_of_repeated_heads(G, value_heads, ways):
-    """The call has a learned bias, the lengths of a batch, and positions for each sequence or a cap."""
+    """The call has a learned bias, padding, and either positions for each sequence or a cap."""
     shape = {"q": (B, H, N, K), "k": (B, G, N, K), "v": (B, value_heads, N, 7), "b_HR": (H, 2 * N - 1)}
     arrays = {name: cases.normal(i, *size) for i, (name, size) in enumerate(shape.items())}
 
@@ -83,22 +83,22 @@ def test_every_implementation_and_its_gradient_equal_explicit_attention_of_repea
         return explicit.attention(*(jnp.repeat(x, H // x.shape[1], 1) for x in qkv), **call)
 
     @jax.jit
-    def every(arrays) -> list:
+    def compute_all(arrays) -> list:
         call = {"n": jnp.asarray(cases.ANY_BN % N)} if ways is BLOCKS else {"n": None, "cap": 1.3}
         call |= dict(name="padding", bias=True, N=N)
         return [averages.gradients(arrays, attend=way, **call) for way in (repeat_heads, *ways.values())]
 
-    expected, *results = jax.device_get(every(arrays))
+    expected, *results = jax.device_get(compute_all(arrays))
     for result in results:
-        cases.agree(result, expected, 1e-10)
+        cases.assert_trees_close(result, expected, 1e-10)
     assert all(expected[0][name].any() for name in arrays)
 
 
 @cases.float64()
-def test_devices_that_share_heads_and_tokens_compute_what_one_does():
-    """Each of two devices has two of four heads of keys, for four of eight heads of queries.
+def test_sharded_heads_and_tokens_have_the_gradient_of_one_device():
+    """Each of two devices has two of four key heads and four of eight query heads.
 
-    The bias has all eight heads, and no token attends to itself.
+    Every device has the biases of all eight heads, and no token attends to itself.
     """
     mesh, order = meshes.make(fsdp=2, tensor=2, sequence=2), np.array([0, 2, 4, 6, 1, 3, 5, 7])
     params = parameters(4) | {"relative_position": {"b_HR": cases.normal(3, H, 15)}}
@@ -106,39 +106,39 @@ def test_devices_that_share_heads_and_tokens_compute_what_one_does():
     specs = shapes.specs(params, layout.rules)
     assert specs["score"]["Uk_GKD"] == P("tensor", None, "fsdp") and specs["value"]["bv_GK"] == P("tensor")
 
-    def gradients(params: dict, x_BND: jax.Array, over: layouts.Layout = layouts.ONE) -> dict:
+    def gradients(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE) -> dict:
         def total(params: dict) -> jax.Array:
-            params, n = layouts.gather_features(params, over), layouts.positions(over, x_BND.shape[1])
-            call = dict(positions=relative_position.relative, attend_to_self=False, n=n, layout=over)
+            params, n = layouts.gather_features(params, layout), layouts.positions(layout, x_BND.shape[1])
+            call = dict(positions=relative_position.relative, attend_to_self=False, n=n, layout=layout)
             number = jnp.sin(attend(params, x_BND, **call)[0]).sum()
-            return jax.lax.psum(number, over.tokens if over.sequence else ())
+            return jax.lax.psum(number, layout.tokens if layout.sequence else ())
 
         return jax.grad(total)(params)
 
-    of_device = functools.partial(gradients, over=layout)
-    sharded = meshes.sharded(of_device, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=specs)
-    cases.agree(jax.jit(sharded)(params, x_BND[:, order]), jax.jit(gradients)(params, x_BND))
+    gradients_on_device = functools.partial(gradients, layout=layout)
+    sharded = meshes.sharded(gradients_on_device, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=specs)
+    cases.assert_trees_close(jax.jit(sharded)(params, x_BND[:, order]), jax.jit(gradients)(params, x_BND))
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].supports_gqa and SCORES[name].factors])
-def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
+def test_factors_queries_and_keys_equal_those_of_repeated_keys(name):
     params, x_BND = draw(SCORES[name], 2, bias=True), cases.normal(1, B, N, D)
-    cases.agree(*(SCORES[name].factors(p, D=D) for p in (params, repeat(params))), 1e-12)
+    cases.assert_trees_close(*(SCORES[name].factors(p, D=D) for p in (params, repeat(params))), 1e-12)
     apply = jax.jit(SCORES[name].apply)
     (q, k), expected = jax.device_get([apply(p, x_BND, x_BND) for p in (params, repeat(params))])
-    cases.agree((q, np.repeat(k, H // 2, 1)), expected, 1e-6)
+    cases.assert_trees_close((q, np.repeat(k, H // 2, 1)), expected, 1e-6)
     initial = SCORES[name].init(jax.random.key(0), G=2, H=H, K=K, D=D, bias=False)
     keys = np.repeat(initial["Uk_GKD"], H // 2, 0)
     assert name == "identity_query" or (keys == np.asarray(initial["Uq_HKD"])).all() == (name == "symmetric_init")
 
 
-def test_heads_leave_out_the_value_of_their_group():
+def test_exclusive_heads_subtract_the_value_of_their_group():
     y_BHNK, v_BGNK = cases.normal(1, B, H, N, K), cases.normal(2, B, 2, N, K)
     values = v_BGNK, np.repeat(v_BGNK, H // 2, 1)
-    cases.close(*(value.exclusive.post_process({}, y_BHNK, None, v) for v in values), 1e-6)
+    cases.assert_close(*(value.exclusive.post_process({}, y_BHNK, None, v) for v in values), 1e-6)
 
 
-def test_the_optimiser_takes_heads_of_keys_for_heads():
+def test_parameters_of_key_heads_are_matrices_with_the_sides_of_query_heads():
     for name in ("blocks/score/Uk_GKD", "blocks/value/Uv_GKD"):
         assert shapes.sides(name) == shapes.sides(name.replace("G", "H")) and shapes.is_matrix(name)
     assert not shapes.is_matrix("blocks/score/bk_GK")
@@ -146,25 +146,25 @@ def test_the_optimiser_takes_heads_of_keys_for_heads():
 
 def language(**changes) -> models.Model:
     m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.relative_position": "rotary"} | changes).model
-    return models.build_language_model(m, head=head.next_word, W=11, N=8)
+    return models.build_language_model(m, head=heads.next_word, W=11, N=8)
 
 
 def test_a_cache_of_fewer_heads_gives_the_same_logits_with_less_memory_and_fewer_products():
-    all_heads, few = language(), language(**{"model.G": 2})
-    params, call = cases.drawn(few.init), dict(mask=mask.causal)
+    all_heads, grouped = language(), language(**{"model.G": 2})
+    params, call = cases.draw_params(grouped.init), dict(mask=masks.causal)
     w_BN, length_B = jnp.asarray(np.random.default_rng(0).integers(0, 11, (3, 8))), jnp.array([3, 3, 3])
-    apply, step = (jax.jit(functools.partial(of, **call)) for of in (few.apply, few.step))
+    apply, step = (jax.jit(functools.partial(function, **call)) for function in (grouped.apply, grouped.step))
     logits_BNW, _ = apply(params, w_BN)
-    _, cache = jax.jit(functools.partial(few.start, capacity=8, **call))(params, w_BN[:, :3], length_B)
+    _, cache = jax.jit(functools.partial(grouped.start, capacity=8, **call))(params, w_BN[:, :3], length_B)
     for n in range(3, 8):
         logits_BW, cache = step(params, cache, w_BN[:, n], length_B + n - 3)
-        cases.close(logits_BW, logits_BNW[:, n], 1e-5)
+        cases.assert_close(logits_BW, logits_BNW[:, n], 1e-5)
     tree, start = jax.eval_shape(all_heads.init, jax.random.key(0)), functools.partial(all_heads.start, capacity=8)
     larger_cache = jax.eval_shape(functools.partial(start, **call), tree, w_BN[:, :3], length_B)[1]
     assert 3 * compilation.tree_bytes(cache) == compilation.tree_bytes(larger_cache)
     flops = compilation.flops(functools.partial(all_heads.apply, **call), tree, w_BN)
-    fewer = 2 * 2 * (6 - 2) * 2 * 12 * 2 * w_BN.size  # layers, keys and values, heads, K, D, two FLOPs, tokens
-    assert compilation.flops(apply, params, w_BN) == flops - fewer
+    saved_flops = 2 * 2 * (6 - 2) * 2 * 12 * 2 * w_BN.size  # layers, keys and values, heads, K, D, two FLOPs, tokens
+    assert compilation.flops(apply, params, w_BN) == flops - saved_flops
 
 
 @pytest.mark.parametrize(

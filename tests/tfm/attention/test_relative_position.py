@@ -16,9 +16,9 @@ from errors import raises
 from tfm import shapes
 from tfm.attention import relative_position, rotary_scaling
 
-EVEN = 14  # features of a head, in pairs
-# Around the borders of the buckets, 8 * 16^(j/8): 8, 11.3, 16, 22.6, 32, 45.3, 64, 90.5, and none later
-WIDE = np.array([0, 1, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 45, 46, 63, 64, 90, 91, 127, 128, 129, 500])
+EVEN_K = 14  # features of a head, in pairs
+# Offsets around the borders of the buckets, 8 * 16^(j/8): 8, 11.3, 16, 22.6, 32, 45.3, 64, 90.5
+BUCKET_BORDERS = np.array([0, 1, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 45, 46, 63, 64, 90, 91, 127, 128, 129, 500])
 ROTARY = {"rotary": relative_position.rotary, "rotary_halves": relative_position.rotary_halves}
 BIASES = {name: getattr(relative_position, name) for name in ("relative", "buckets", "alibi")}
 each_rotary, each_bias = pytest.mark.parametrize("name", ROTARY), pytest.mark.parametrize("name", BIASES)
@@ -28,18 +28,18 @@ each_rotary, each_bias = pytest.mark.parametrize("name", ROTARY), pytest.mark.pa
 @cases.float64()
 def test_rotary_equals_the_reference(name):
     halves = name == "rotary_halves"
-    q_BHNK, k_BHNK = both = jax.device_get([cases.normal(i, B, heads, N, EVEN) for i, heads in ((1, H), (2, 1))])
+    q_BHNK, k_BHNK = vectors = jax.device_get([cases.normal(i, B, heads, N, EVEN_K) for i, heads in ((1, H), (2, 1))])
     for base, n in ((1e4, ANY_BN), (5e5, ANY_N)):
         variant = ROTARY[name] if base == 1e4 else relative_position.rotary_of(base, halves=halves)
-        turned = jax.device_get(jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n))
+        rotated = jax.device_get(jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n))
         for b, positions in enumerate(np.broadcast_to(n, (B, N))):
-            for plain, fast in zip(both, turned, strict=True):
+            for plain, fast in zip(vectors, rotated, strict=True):
                 for h in range(plain.shape[1]):
-                    cases.close(fast[b, h], slow.rotary(plain[b, h].T, positions, base=base, halves=halves).T)
+                    cases.assert_close(fast[b, h], slow.rotary(plain[b, h].T, positions, base=base, halves=halves).T)
 
 
-# With these numbers and the positions below some pairs of features stay, some are scaled and some are in between.
-SCALED = {
+# With these numbers, some pairs of features are unscaled, some are scaled, and some are in between.
+SCALINGS = {
     "linear": ((2.5,), 1.0),
     "dynamic": ((3.0, 4.0), 1.0),
     "llama3": ((4.0, 1.0, 5.0, 60.0), 1.0),
@@ -48,36 +48,38 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize("kind", SCALINGS)
 @cases.float64()
 def test_scaled_rotary_equals_the_reference_and_changes_nothing_at_factor_one(kind):
-    (numbers, length), kind = SCALED[kind], kind.split(",")[0]
-    q_BHNK, k_BHNK = jax.device_get([cases.normal(i, B, heads, N, EVEN) for i, heads in ((1, H), (2, 1))])
-    base, n, theirs = 500.0, np.stack([ANY_N + 9 * b for b in range(B)]), getattr(slow_decoders, kind)
-    same = (3.0, 1000.0) if kind == "dynamic" else (1.0, *numbers[1:])
+    (numbers, length), kind = SCALINGS[kind], kind.split(",")[0]
+    q_BHNK, k_BHNK = jax.device_get([cases.normal(i, B, heads, N, EVEN_K) for i, heads in ((1, H), (2, 1))])
+    base, n, reference_scaling = 500.0, np.stack([ANY_N + 9 * b for b in range(B)]), getattr(slow_decoders, kind)
+    neutral = (3.0, 1000.0) if kind == "dynamic" else (1.0, *numbers[1:])
 
-    def turned(halves: bool, own: tuple) -> tuple:
+    def rotate(halves: bool, scaling_numbers: tuple) -> tuple:
         variant = relative_position.rotary_of(
-            base, halves=halves, scaling=lambda n, K, base: rotary_scaling.KINDS[kind](n, K, base, *own)
+            base, halves=halves, scaling=lambda n, K, base: rotary_scaling.KINDS[kind](n, K, base, *scaling_numbers)
         )
         return jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n)
 
-    for plain, fast in zip((q_BHNK, k_BHNK), turned(True, numbers), strict=True):
+    for plain, fast in zip((q_BHNK, k_BHNK), rotate(True, numbers), strict=True):
         for b, h in itertools.product(range(B), range(plain.shape[1])):
-            how = dict(base=base, halves=True, length=length)
-            right = slow_decoders.scaled_rotary(plain[b, h].T, n[b], lambda *of: theirs(*of, *numbers), **how)
-            cases.close(fast[b, h], right.T)
+            options = dict(base=base, halves=True, length=length)
+            expected = slow_decoders.scaled_rotary(
+                plain[b, h].T, n[b], lambda *arguments: reference_scaling(*arguments, *numbers), **options
+            )
+            cases.assert_close(fast[b, h], expected.T)
     unscaled = relative_position.rotary_of(base).rotate({}, q_BHNK, k_BHNK, n)
-    for one, plain in zip(turned(False, same), unscaled, strict=True):
-        cases.close(one, plain)
+    for rotated, plain in zip(rotate(False, neutral), unscaled, strict=True):
+        cases.assert_close(rotated, plain)
 
 
 @each_rotary
-def test_rotary_keeps_the_dtype_does_not_round_the_angle_and_turns_pairs(name):
-    q_BHNK, k_BHNK = (cases.normal(i, B, H, 1, EVEN).astype(jnp.bfloat16) for i in (1, 2))
-    turned = ROTARY[name].rotate({}, q_BHNK, k_BHNK, jnp.array([1001]))
+def test_rotary_keeps_the_dtype_does_not_round_the_angle_and_needs_an_even_k(name):
+    q_BHNK, k_BHNK = (cases.normal(i, B, H, 1, EVEN_K).astype(jnp.bfloat16) for i in (1, 2))
+    rotated = ROTARY[name].rotate({}, q_BHNK, k_BHNK, jnp.array([1001]))
     exact = ROTARY[name].rotate({}, q_BHNK.astype(jnp.float32), k_BHNK.astype(jnp.float32), jnp.array([1001]))
-    for narrow, wide in zip(turned, exact, strict=True):
+    for narrow, wide in zip(rotated, exact, strict=True):
         assert narrow.dtype == jnp.bfloat16
         np.testing.assert_array_equal(narrow, wide.astype(jnp.bfloat16))
     with raises(ValueError, "K = 13"):
@@ -99,15 +101,15 @@ def slow_bias(name: str, params: dict, h: int):
 @cases.float64()
 def test_biases_equal_the_reference(name):
     """A bias keeps symmetric logits symmetric if b(k) = b(-k), as in ALiBi."""
-    params = jax.device_get(cases.drawn(lambda key: BIASES[name].init(key, H=H, K=K, N=N)))  # NumPy arrays
+    params = jax.device_get(cases.draw_params(lambda key: BIASES[name].init(key, H=H, K=K, N=N)))  # NumPy arrays
     bias = jax.jit(functools.partial(BIASES[name].bias, params, H=H))
-    s_S = np.concatenate([np.arange(S), WIDE])
-    for n in (ANY_N, ANY_BN, WIDE):
+    s_S = np.concatenate([np.arange(S), BUCKET_BORDERS])
+    for n in (ANY_N, ANY_BN, BUCKET_BORDERS):
         b_BHNS = np.asarray(bias(n, s_S))
         assert b_BHNS.shape == (*n.shape[:-1], H, n.shape[-1], len(s_S))
         for b, h in itertools.product(range(len(n) if n.ndim == 2 else 1), range(H)):
-            one = b_BHNS[b, h] if n.ndim == 2 else b_BHNS[h]
-            cases.close(one, slow.biases(slow_bias(name, params, h), s_S, n[b] if n.ndim == 2 else n).T)
+            b_NS = b_BHNS[b, h] if n.ndim == 2 else b_BHNS[h]
+            cases.assert_close(b_NS, slow.biases(slow_bias(name, params, h), s_S, n[b] if n.ndim == 2 else n).T)
     b_HNN = np.asarray(bias(np.arange(N), np.arange(N)))
     assert np.array_equal(b_HNN, b_HNN.swapaxes(1, 2)) == (name == "alibi")
 

@@ -1,4 +1,4 @@
-"""Scores and scales (E4-E7, E11) against the slow references, their properties, and what makes comparisons fair."""
+"""Scores and scales (E4-E7, E11): against the slow references, symmetry, parameter counts, initial values."""
 
 import functools
 import itertools
@@ -14,23 +14,28 @@ import reference_decoders
 import reference_scores
 from cases import B, N, S
 from errors import raises
-from score_cases import SCORES, SYMMETRIC, TURNED, D, H, K, drawn
+from score_cases import SCORES, SYMMETRIC, SYMMETRIC_WITH_ROTARY, D, H, K, draw_params
 
 from experiments.engine import optim
-from tfm import block, initial, shapes
+from tfm import block as blocks, initial, shapes
 from tfm.attention import explicit, relative_position, score
 
-# For each head: the parameters of queries and keys, and how many more there are with biases.
+# {score: (parameters for each head without biases, biases for each head)}
 COUNTS = dict.fromkeys(("none", "constant"), (0, 0)) | {"tied_signed": (D * K + K, K), "l2_tied": (D * K, 0)}
 COUNTS |= dict.fromkeys(("tied", "tied_keynorm", "identity_query"), (D * K, K))
 COUNTS |= dict.fromkeys(("pairwise", "pairwise_sym"), (D * K + K * K, K))
-COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # gains that the heads share
+COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # the heads share the gains
 COUNTS |= {"nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
 reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
-every = pytest.mark.parametrize("name", SCORES)
-SAME = {"symmetric_init", "asymmetric_std", "constant"}  # they compare tokens as another score does
+each_score = pytest.mark.parametrize("name", SCORES)
+# Equal to another score up to initial values, or constant.
+SAME_AS_OTHER_SCORES = {
+    "symmetric_init",
+    "asymmetric_std",
+    "constant",
+}
 both_types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 
 
@@ -43,74 +48,79 @@ def logits(name: str, params: dict, x_BND, x_BSD) -> jax.Array:
 
 
 TOKENS = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-WITH = [(name, bias) for name in SCORES if name not in SAME for bias in (True, False)]
+NAMES_AND_BIASES = [(name, bias) for name in SCORES if name not in SAME_AS_OTHER_SCORES for bias in (True, False)]
 
 
 @functools.cache
 @cases.float64()
-def computed() -> tuple[dict, dict]:
-    """Return logits by score and bias of two sequences, of one, and of one and its copy; and the parameters."""
-    trees = {of: drawn(*of) for of in WITH}
+def compute_logits() -> tuple[dict, dict]:
+    """Return ({(score, bias): three logits}, parameters).
+
+    The logits are between two sequences, within one sequence, and between it and its copy.
+    """
+    trees = {of: draw_params(*of) for of in NAMES_AND_BIASES}
 
     @jax.jit
-    def every(trees, x_BND, x_BSD, copy_BND):
+    def compute_all(trees, x_BND, x_BSD, copy_BND):
         pairs = (x_BND, x_BSD), (x_BND, x_BND), (x_BND, copy_BND)
         return {of: [logits(of[0], params, *pair) for pair in pairs] for of, params in trees.items()}
 
-    x_BND, x_BSD = cases.wide(TOKENS)
-    return every(trees, x_BND, x_BSD, x_BND), trees
+    x_BND, x_BSD = cases.to_float64(TOKENS)
+    return compute_all(trees, x_BND, x_BSD, x_BND), trees
 
 
-@pytest.mark.parametrize(("name", "bias"), WITH)
+@pytest.mark.parametrize(("name", "bias"), NAMES_AND_BIASES)
 def test_logits_equal_the_reference_and_common_queries_and_keys_are_the_same(name, bias):
-    by_score, trees = computed()
+    by_score, trees = compute_logits()
     fast, of_one, of_copy = by_score[name, bias]
     assert fast.shape == (B, 1 if name == "none" else H, N, S) and fast.dtype == np.float64
     for b, h in itertools.product(range(B), range(fast.shape[1])):
         X = np.asarray(TOKENS[1][b]).T, np.asarray(TOKENS[0][b]).T
         L = reference.naive_logits(*X) if name == "none" else reference_scores.logits(name, trees[name, bias], *X, h)
-        cases.close(fast[b, h], L.T)
-    cases.close(of_one, of_copy, 1e-14)
+        cases.assert_close(fast[b, h], L.T)
+    cases.assert_close(of_one, of_copy, 1e-14)
     difference = np.abs(of_one - of_one.swapaxes(2, 3)).max()
     assert difference < 1e-13 if name in SYMMETRIC else difference > 0.1
 
 
-def test_bfloat16_is_close_to_float64():
+def test_bfloat16_logits_are_close_to_float64():
     @jax.jit
-    def every(trees, *pair):
+    def compute_all(trees, *pair):
         return {name: (SCORES[name].apply(p, *pair), logits(name, p, *pair)) for name, p in trees.items()}
 
-    trees = {name: drawn(name) for name, bias in WITH if bias}
-    for name, (qk, l_BHNS) in every(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (trees, *TOKENS))).items():
+    trees = {name: draw_params(name) for name, bias in NAMES_AND_BIASES if bias}
+    for name, (qk, l_BHNS) in compute_all(
+        *jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (trees, *TOKENS))
+    ).items():
         assert {x.dtype for x in qk} == {jnp.dtype(jnp.bfloat16)} and l_BHNS.dtype == np.float32
-        cases.close(l_BHNS, computed()[0][name, True][0], 2e-2)
+        cases.assert_close(l_BHNS, compute_logits()[0][name, True][0], 2e-2)
 
 
 @cases.float64()
 def test_which_scores_are_symmetric_with_rotary_positions():
     """U^T R_{n-s} U is the transpose of U^T R_{s-n} U, unless signs or a matrix are between the two."""
-    names = [name for name in SCORES if SCORES[name].supports_rope and name not in SAME]
+    names = [name for name in SCORES if SCORES[name].supports_rope and name not in SAME_AS_OTHER_SCORES]
     variants, x_BND = (relative_position.rotary, relative_position.rotary_halves), cases.normal(1, B, N, 12)
 
     @jax.jit
-    def every(trees):
+    def compute_all(trees):
         by_score = {}
         for name, params in trees.items():
             qk = SCORES[name].apply(params, x_BND, x_BND)
-            rotated = [variant.rotate({}, *qk, jnp.arange(N)) for variant in variants]
-            by_score[name] = [explicit.logits(*sides, scale=1.0) for sides in rotated]
+            rotated_logits = [variant.rotate({}, *qk, jnp.arange(N)) for variant in variants]
+            by_score[name] = [explicit.logits(*sides, scale=1.0) for sides in rotated_logits]
         return by_score
 
-    for name, rotated in every({name: drawn(name, K=4, D=12) for name in names}).items():
-        for l_BHNN in rotated:
+    for name, rotated_logits in compute_all({name: draw_params(name, K=4, D=12) for name in names}).items():
+        for l_BHNN in rotated_logits:
             difference = np.abs(l_BHNN - l_BHNN.swapaxes(2, 3)).max()
-            assert difference < 1e-13 if name in TURNED else difference > 0.1, name
+            assert difference < 1e-13 if name in SYMMETRIC_WITH_ROTARY else difference > 0.1, name
 
 
 @both_types
 def test_tied_logits_are_symmetric_to_the_last_bit(dtype, name="tied"):
-    """A product with its own transpose must be symmetric: older libraries on some CPUs change the order of its sums."""
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), drawn(name, K=31, D=37))
+    """Libraries on some CPUs sum x x^T in another order than its transpose. There, a small difference is allowed."""
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), draw_params(name, K=31, D=37))
     x_BND = cases.normal(1, 2, 67, 37).astype(dtype)
     l_BHNN = np.asarray(jax.jit(logits, static_argnums=0)(name, params, x_BND, x_BND))
     product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
@@ -119,10 +129,10 @@ def test_tied_logits_are_symmetric_to_the_last_bit(dtype, name="tied"):
     np.testing.assert_allclose(l_BHNN, l_BHNN.swapaxes(2, 3), rtol=0, atol=0 if exact else 1e-6 * np.abs(l_BHNN).max())
 
 
-@pytest.mark.parametrize("name", [name for name, bias in WITH if not bias and SCORES[name].factors])
+@pytest.mark.parametrize("name", [name for name, bias in NAMES_AND_BIASES if not bias and SCORES[name].factors])
 def test_factors_make_the_bilinear_form(name):
     """l = x_n^T U_q^T U_k x_s, times the scales of tied_keynorm's keys, or minus l2_tied's squared lengths."""
-    by_score, trees = computed()
+    by_score, trees = compute_logits()
     params = {leaf: np.asarray(numbers) for leaf, numbers in trees[name, False].items()}
     Uq_HKD, Uk_HKD = (np.asarray(U, np.float64) for U in SCORES[name].factors(params, D=D))
     form = np.einsum("bnd,hkd,hke,bse->bhns", TOKENS[0], Uq_HKD, Uk_HKD, TOKENS[1], optimize=True)
@@ -135,7 +145,7 @@ def test_factors_make_the_bilinear_form(name):
     if name == "l2_tied":
         square = [(np.einsum("hkd,bnd->bhnk", params["U_HKD"], x) ** 2).sum(-1) for x in TOKENS]
         form -= square[0][..., None] + square[1][:, :, None]
-    cases.close(by_score[name, False][0], form, 1e-5)
+    cases.assert_close(by_score[name, False][0], form, 1e-5)
 
 
 def test_flags_and_scales_of_scores():
@@ -149,7 +159,7 @@ def test_flags_and_scales_of_scores():
 
 
 def test_normalised_keys_have_one_length_and_a_zero_vector_stays_zero():
-    params, x_BND = drawn("tied_keynorm", bias=False), cases.normal(1, B, N, D).at[1, 3].set(0.0)
+    params, x_BND = draw_params("tied_keynorm", bias=False), cases.normal(1, B, N, D).at[1, 3].set(0.0)
 
     def number(x_BND):
         k_BHNK = score.tied_keynorm.apply(params, x_BND, x_BND)[1]
@@ -163,17 +173,17 @@ def test_normalised_keys_have_one_length_and_a_zero_vector_stays_zero():
 
 @both_types
 def test_squared_lengths_keep_their_digits(dtype):
-    """For K = 32, |u|^2 is about 100; a compiled program has the distances within 2^-15 of that."""
-    arguments = (drawn("l2_tied", H=2, K=32, D=64), 0.55 * cases.normal(1, 2, 41, 64))
+    """For K = 32, |u|^2 is about 100. Compiled distances are accurate to 2^-15 of it."""
+    arguments = (draw_params("l2_tied", H=2, K=32, D=64), 0.55 * cases.normal(1, 2, 41, 64))
     params, x_BND = jax.tree.map(lambda leaf: leaf.astype(dtype), arguments)
     q_BHNK, k_BHNK = jax.jit(score.l2_tied.apply)(params, x_BND, x_BND)
     assert q_BHNK.dtype == dtype
-    found = explicit.logits(q_BHNK, k_BHNK, scale=1.0)
+    result = explicit.logits(q_BHNK, k_BHNK, scale=1.0)
     w_BHNK = np.asarray(q_BHNK[..., :32], np.float64)
     exact = -((w_BHNK[:, :, :, None] - w_BHNK[:, :, None]) ** 2).sum(-1) / 2
     largest = (w_BHNK**2).sum(-1).max() / 2
-    assert 50 < largest < 200 and np.abs(found - exact).max() < 2**-15 * largest
-    first = np.asarray(k_BHNK[..., -2], np.float64)  # alone it would be as far off as 2^-9
+    assert 50 < largest < 200 and np.abs(result - exact).max() < 2**-15 * largest
+    first = np.asarray(k_BHNK[..., -2], np.float64)  # the first of the two features is rounded, to about 2^-9
     assert 2**-10 * largest < np.abs(first + (w_BHNK**2).sum(-1) / 2).max() < 2**-8 * largest
 
 
@@ -185,16 +195,18 @@ def test_squared_lengths_have_the_gradient_of_their_formula():
         u_BHNK = jnp.einsum("hkd,bnd->bhnk", params["U_HKD"], x_BND)
         return -((u_BHNK[:, :, :, None] - u_BHNK[:, :, None]) ** 2).sum(-1)
 
-    of = [lambda params: logits("l2_tied", params, x_BND, x_BND), direct]
-    cases.agree(*(jax.jit(jax.grad(lambda p, f=f: (weight_BHNN * f(p)).sum()))(drawn("l2_tied")) for f in of))
+    functions = [lambda params: logits("l2_tied", params, x_BND, x_BND), direct]
+    cases.assert_trees_close(
+        *(jax.jit(jax.grad(lambda p, f=f: (weight_BHNN * f(p)).sum()))(draw_params("l2_tied")) for f in functions)
+    )
 
 
-# Only the scores about the initial scale differ: 1/sqrt(3) on both sides, and the wider spectrum of U^T U.
+# These scores have another variance: 1/sqrt(3) for queries and keys, and the wider spectrum of U^T U.
 VARIANCE = {"asymmetric_std": 1 / 9, "symmetric_init": (12 + 48 + 1) / 48 / 9}
 
 
-def test_logits_of_other_tokens_begin_with_variance_one():
-    """The variance is that of a query's scaled logits over the other keys, of normalised tokens, in 150 models."""
+def test_initial_logits_of_other_tokens_have_variance_one():
+    """The variance is over the other keys of a query, for normalised tokens, averaged over 150 models."""
     heads, k, runs, n = 4, 12, 150, 32
     d = heads * k
     names = [name for name in SCORES if name != "constant"]
@@ -204,35 +216,39 @@ def test_logits_of_other_tokens_begin_with_variance_one():
 
     @jax.jit
     @jax.vmap
-    def of_run(key, x_ND):
-        found = {}
+    def compute_logits_of_run(key, x_ND):
+        result = {}
         for name in names:
             params = SCORES[name].init(key, H=heads, K=k, D=d, bias=True)
             features = SCORES[name].apply(params, x_ND[None], x_ND[None])[0].shape[-1]
-            found[name] = score.SCALES["1/sqrt(K)"](features, d) * logits(name, params, x_ND[None], x_ND[None])
-        return found
+            result[name] = score.SCALES["1/sqrt(K)"](features, d) * logits(name, params, x_ND[None], x_ND[None])
+        return result
 
-    for name, l in of_run(keys[0], x_RND).items():
-        others = np.asarray(l)[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
-        near = 0.04
-        assert float(others.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=near), name
+    for name, l in compute_logits_of_run(keys[0], x_RND).items():
+        l_RHNS = np.asarray(l)[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
+        tolerance = 0.04
+        assert float(l_RHNS.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=tolerance), name
 
 
-@every
+@each_score
 def test_a_score_has_its_number_of_parameters_and_the_same_matrices_without_biases(name):
-    count, more = COUNTS[name]
-    with_biases, without = initial_params(name, True), initial_params(name, False)
-    assert [shapes.total(without), shapes.total(with_biases)] == [H * count, H * (count + more)]
-    shapes.check(with_biases)
-    for leaf, value in with_biases.items():
-        assert (leaf[0] == "b") == (leaf not in without) and (leaf in without or not value.any())
-    for leaf, found in initial.scaled(drawn(name), 0.25, "U").items():
-        np.testing.assert_array_equal(found, drawn(name)[leaf] * (0.25 if leaf.startswith("U") else 1))
-    jax.tree.map(np.testing.assert_array_equal, {leaf: with_biases[leaf] for leaf in without}, without)
+    count, bias_count = COUNTS[name]
+    params, params_without_biases = initial_params(name, True), initial_params(name, False)
+    assert [shapes.total(params_without_biases), shapes.total(params)] == [H * count, H * (count + bias_count)]
+    shapes.check(params)
+    for leaf, value in params.items():
+        assert (leaf[0] == "b") == (leaf not in params_without_biases) and (
+            leaf in params_without_biases or not value.any()
+        )
+    for leaf, result in initial.scaled(draw_params(name), 0.25, "U").items():
+        np.testing.assert_array_equal(result, draw_params(name)[leaf] * (0.25 if leaf.startswith("U") else 1))
+    jax.tree.map(
+        np.testing.assert_array_equal, {leaf: params[leaf] for leaf in params_without_biases}, params_without_biases
+    )
 
 
-def test_parameters_of_one_name_begin_alike():
-    """test_initial.py has the other scores."""
+def test_parameters_of_one_name_have_the_same_initial_values():
+    """test_initial.py tests the other scores."""
     params = {name: initial_params(name) for name in SCORES}
     plain, half = params["asymmetric"], params["asymmetric_std"]["Uq_HKD"]
     for leaf in ("Uq_HKD", "Uk_HKD"):
@@ -244,27 +260,31 @@ def test_parameters_of_one_name_begin_alike():
     np.testing.assert_array_equal(params["tied_signed"]["sigma_HK"], [[1, 1, 1, -1, -1]] * H)
 
 
-def test_the_rest_of_a_block_begins_alike_and_the_score_with_the_scale_of_its_design():
-    def begun(name: str, std: float = 1.0) -> dict:
+def test_the_score_does_not_change_the_initial_values_of_the_rest_of_a_block():
+    def initialise(name: str, std: float = 1.0) -> dict:
         parts, sizes = cases.spec(score=SCORES[name], H=H, score_std=std), dict(D=D, H=H, K=K, F=7, M=2, N=N)
-        return block.init(jax.random.key(3), spec=parts, bias=True, cross=True, **sizes)
+        return blocks.init(jax.random.key(3), spec=parts, bias=True, cross=True, **sizes)
 
-    first, other, scaled = begun("asymmetric"), begun("pairwise"), begun("pairwise", 0.5)
+    first, second, scaled = initialise("asymmetric"), initialise("pairwise"), initialise("pairwise", 0.5)
     for part in ("score", "score_cross"):
-        np.testing.assert_array_equal(scaled[part].pop("U_HKD"), other[part].pop("U_HKD") / 2)
-    jax.tree.map(np.testing.assert_array_equal, scaled, other)
+        np.testing.assert_array_equal(scaled[part].pop("U_HKD"), second[part].pop("U_HKD") / 2)
+    jax.tree.map(np.testing.assert_array_equal, scaled, second)
     for part in first.keys() - {"score", "score_cross"}:
-        jax.tree.map(np.testing.assert_array_equal, first[part], other[part])
+        jax.tree.map(np.testing.assert_array_equal, first[part], second[part])
 
 
 def test_weight_decay_changes_the_matrices_of_scores():
-    decayed = {leaf: here for name in SCORES for leaf, here in optim.matrices(initial_params(name, bias=True)).items()}
+    decays = {
+        leaf: has_decay
+        for name in SCORES
+        for leaf, has_decay in optim.matrices(initial_params(name, bias=True)).items()
+    }
     matrices = {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK", "W1_ID", "W2_DI"}
-    assert {leaf for leaf, here in decayed.items() if here} == matrices
-    others = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "gain1_D", "gain2_D"}
-    assert {leaf for leaf, here in decayed.items() if not here} == others
+    assert {leaf for leaf, has_decay in decays.items() if has_decay} == matrices
+    other_leaves = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "gain1_D", "gain2_D"}
+    assert {leaf for leaf, has_decay in decays.items() if not has_decay} == other_leaves
 
 
-def test_queries_that_are_tokens_need_as_many_features():
+def test_identity_query_needs_as_many_features_as_tokens():
     with raises(ValueError, "D = 16"):
         score.identity_query.init(jax.random.key(0), H=3, K=5, D=16, bias=True)

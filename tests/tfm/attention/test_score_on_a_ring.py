@@ -1,9 +1,9 @@
 """On a ring, a symmetric score of one head, without a mask, cannot prefer every predecessor.
 
-l(n, n-1) > l(n, n+1) = l(n+1, n) > l(n+1, n+2) = ... comes round to l(n, n-1) > l(n, n-1). So the log-odds of the
+l(n, n-1) > l(n, n+1) = l(n+1, n) > l(n+1, n+2) = ... leads around to l(n, n-1) > l(n, n-1). So the log-odds of the
 predecessor against the successor, log A(n, n-1) - log A(n, n+1), sum to zero over the ring. At least one token gives
-its predecessor at most half of the mass that the two share. (All other tokens may do better: this says nothing about a
-symmetric score's accuracy.) test_score.py has the symmetry; this test trains models: pytest -m slow.
+its predecessor at most half of the mass of the two. (All other tokens may do better, so this does not bound a
+symmetric score's accuracy.) test_score.py tests the symmetry; this test trains models: pytest -m slow.
 """
 
 import jax
@@ -12,8 +12,8 @@ import pytest
 import tiny
 from score_cases import SYMMETRIC
 
-from experiments import synthetic
-from experiments.engine import mesh, run_plan, train_step as steps
+from experiments import synthetic as synthetic_task
+from experiments.engine import mesh as meshes, run_plan, train_step
 
 
 def log_odds(l_BNS):
@@ -23,19 +23,19 @@ def log_odds(l_BNS):
     return l_BNS[..., n, n - 1] - l_BNS[..., n, (n + 1) % len(n)]
 
 
-STUDIED = {"model.M": 1, "model.H": 1, "model.D": 64, "synthetic.task": "ring"}
-STUDIED |= {"optim.learning_rate": 3e-3, "optim.warmup_steps": 50, "optim.weight_decay": 0.0}
-STUDIED |= {"train.steps": 300, "train.batch_size": 32}
+SETTINGS = {"model.M": 1, "model.H": 1, "model.D": 64, "synthetic.task": "ring"}
+SETTINGS |= {"optim.learning_rate": 3e-3, "optim.warmup_steps": 50, "optim.weight_decay": 0.0}
+SETTINGS |= {"train.steps": 300, "train.batch_size": 32}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["asymmetric", *sorted(SYMMETRIC)])
 def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_do_not(name):
     """The model has one head, and the bounds hold from step 0 on."""
-    settings, devices = tiny.settings("synthetic", **STUDIED | {"model.score": name}), mesh.make(data=1)
-    task = synthetic.prepare(settings, devices).task
+    settings, devices = tiny.settings("synthetic", **SETTINGS | {"model.score": name}), meshes.make(data=1)
+    task = synthetic_task.prepare(settings, devices).task
     plan = run_plan.make_plan(settings, task, devices)
-    state = steps.initial_state(task, plan.optimiser, seed=settings.seed, mesh=devices)
+    state = train_step.initial_state(task, plan.optimiser, seed=settings.seed, mesh=devices)
     odds, metrics = [], {"alive": True}
     for step in range(plan.steps + 1):
         if step in (0, plan.steps):
@@ -43,11 +43,12 @@ def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_d
             A_BNS = np.where(np.eye(A_BNS.shape[-1]), 1, A_BNS[0, :, 0])
             assert (A_BNS > 0).all()
             odds.append(log_odds(np.log(A_BNS)))
-        state, metrics = plan.step(state, mesh.place_batch(devices, task.train[step]), metrics["alive"])
+        state, metrics = plan.step(state, meshes.place_batch(devices, task.train[step]), metrics["alive"])
     assert metrics["alive"]
     for odds_BN in odds if name != "asymmetric" else ():
         largest = np.abs(odds_BN).max()
-        assert largest > 1e-3 and (odds_BN.min(-1) <= 1e-4 * largest).all()  # at most half of what the two share
+        # Some token gives its predecessor at most half of the mass of both neighbours.
+        assert largest > 1e-3 and (odds_BN.min(-1) <= 1e-4 * largest).all()
         np.testing.assert_allclose(odds_BN.sum(-1), 0, atol=1e-4 * largest)
     if name == "asymmetric":
         assert (np.abs(odds[0].sum(-1)) > 1e-3).all() and (odds[1] > 0).all() and (odds[1].sum(-1) > 1).all()

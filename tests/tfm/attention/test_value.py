@@ -18,7 +18,7 @@ VALUES = {"low_rank": value.low_rank, "full_rank": value.full_rank, "identity": 
 
 
 def draw_score(name: str) -> dict:
-    return cases.drawn(lambda key: cases.SCORES[name].init(key, H=H, K=K, D=D, bias=True))
+    return cases.draw_params(lambda key: cases.SCORES[name].init(key, H=H, K=K, D=D, bias=True))
 
 
 def attend(values: str, scores: str, params: dict, score_params: dict, x_BND, x_BSD):
@@ -31,19 +31,20 @@ def attend(values: str, scores: str, params: dict, score_params: dict, x_BND, x_
 
 @pytest.mark.parametrize("scores", ["asymmetric", "none"])
 @cases.float64()
-def test_values_of_full_rank_and_the_tokens_themselves_are_averaged_as_in_the_reference(scores):
-    """The score `none` has one head for all, and so have its averages. (test_heads.py has values of low rank.)"""
+def test_values_of_full_rank_and_identity_values_equal_the_reference(scores):
+    """The score `none` has one head for all values. (test_heads.py tests values of low rank.)"""
     x_BND, x_BSD = jax.device_get((cases.normal(2, B, N, D), cases.normal(3, B, S, D)))
     variants, score_params = [("full_rank", True), ("full_rank", False), ("identity", True)], draw_score(scores)
     trees = [
-        cases.drawn(lambda key, n=n, b=b: VALUES[n].init(key, H=H, K=K, D=D, M=1, bias=b), seed=1) for n, b in variants
+        cases.draw_params(lambda key, n=n, b=b: VALUES[n].init(key, H=H, K=K, D=D, M=1, bias=b), seed=1)
+        for n, b in variants
     ]
 
     @jax.jit
-    def every(trees, *arrays):
+    def attend_all(trees, *arrays):
         return [attend(name, scores, params, *arrays) for (name, _), params in zip(variants, trees, strict=True)]
 
-    results = jax.device_get(every(trees, score_params, x_BND, x_BSD))
+    results = jax.device_get(attend_all(trees, score_params, x_BND, x_BSD))
     for (name, bias), params, y_BND in zip(variants, trees, results, strict=True):
         for b in range(B):
             X_query, X_key = translate.columns(x_BND[b]), translate.columns(x_BSD[b])
@@ -53,15 +54,15 @@ def test_values_of_full_rank_and_the_tokens_themselves_are_averaged_as_in_the_re
             else:
                 Y = reference.multi_head(X_key, list(np.asarray(params["V_HDD"])), A)
                 Y = reference.total(Y, [[beta] * N for beta in np.asarray(params["bo_D"])]) if bias else Y
-            cases.close(y_BND[b], Y.T)
+            cases.assert_close(y_BND[b], Y.T)
 
 
 @cases.float64()
-def test_full_rank_low_rank_and_concatenated_heads_are_one():
+def test_full_rank_low_rank_and_concatenated_heads_are_equal():
     """E8 with V_h := U_h U_{v,h} = E9 = E10, in the code as in the papers.
 
-    The proof of E10 cuts any Omega_c into the U_h, so that column block h meets head h. The product of Omega_c with the
-    stacked heads is then the sum over heads of U_h with head h.
+    For E10, column block h of Omega_c is U_h. The product of Omega_c with the stacked heads is then the sum over h of
+    U_h times head h.
     """
     Omega_c, U_v, x_BND = cases.normal(4, D, H * K), cases.normal(5, H, K, D), cases.normal(2, 1, N, D)
     U = reference_tokens.cut(Omega_c, H)
@@ -69,16 +70,16 @@ def test_full_rank_low_rank_and_concatenated_heads_are_one():
     score_params = draw_score("asymmetric")
     A = translate.weights("asymmetric", score_params, X, X, scale="1", allowed=None, heads=H)
     concatenated = reference.concatenated_multi_head(X, Omega_c, U_v, A)
-    cases.close(reference.low_rank_multi_head(X, U, U_v, A), concatenated)
-    cases.close(reference.multi_head(X, V, A), concatenated)
+    cases.assert_close(reference.low_rank_multi_head(X, U, U_v, A), concatenated)
+    cases.assert_close(reference.multi_head(X, V, A), concatenated)
     low_rank = {"Uo_HDK": jnp.asarray(np.stack(U)), "Uv_HKD": U_v}
     for name, params in (("low_rank", low_rank), ("full_rank", {"V_HDD": jnp.asarray(np.stack(V))})):
         y_BND = jax.jit(functools.partial(attend, name, "asymmetric"))(params, score_params, x_BND, x_BND)
-        cases.close(y_BND[0], concatenated.T)
+        cases.assert_close(y_BND[0], concatenated.T)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values_keep_bfloat16(name):
-    params = cases.drawn(lambda key: VALUES[name].init(key, H=H, K=K, D=D, M=1, bias=True))
+    params = cases.draw_params(lambda key: VALUES[name].init(key, H=H, K=K, D=D, M=1, bias=True))
     params, x_BND = jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 2, D), jnp.bfloat16)
     assert VALUES[name].out_proj(params, VALUES[name].apply(params, x_BND)).dtype == jnp.bfloat16

@@ -1,4 +1,4 @@
-"""Beam search against its definition in plain Python, and against all continuations there are."""
+"""Beam search against its definition in plain Python, and against the list of all continuations."""
 
 import functools
 import itertools
@@ -23,16 +23,16 @@ def log_p(text) -> np.ndarray:
 
 
 def search_by_definition(prompt, log_p, *, size: int, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
-    """Return (score, text) of a beam search by its definition, which goes on to the last step; the best is first."""
-    ended, live = [], [(0.0, list(prompt))]
+    """Return [(score, text)] of a beam search by its definition, the best first. It always takes all steps."""
+    finished, live = [], [(0.0, list(prompt))]
     for length in range(1, steps + 1):
-        longer = [(total + p, text + [w]) for total, text in live for w, p in enumerate(log_p(text)) if p > -np.inf]
-        longer.sort(reverse=True)
-        live = [hypothesis for hypothesis in longer if hypothesis[1][-1] not in stop][:size]
+        extended = [(total + p, text + [w]) for total, text in live for w, p in enumerate(log_p(text)) if p > -np.inf]
+        extended.sort(reverse=True)
+        live = [hypothesis for hypothesis in extended if hypothesis[1][-1] not in stop][:size]
         ends = live if length == steps else []
-        ends = ends + [hypothesis for hypothesis in longer[:size] if hypothesis[1][-1] in stop]
-        ended += [(total / ((5 + length) / 6) ** alpha, text) for total, text in ends]
-    return sorted(ended, reverse=True)[:size]
+        ends = ends + [hypothesis for hypothesis in extended[:size] if hypothesis[1][-1] in stop]
+        finished += [(total / ((5 + length) / 6) ** alpha, text) for total, text in ends]
+    return sorted(finished, reverse=True)[:size]
 
 
 def check_hypotheses(w_QN, score_Q, expected: list[tuple[float, list[int]]]) -> None:
@@ -44,12 +44,12 @@ CASES = [(stop, alpha) for stop in [(-1, -1), (3, -1), (2, 6)] for alpha in (0.0
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_it_is_the_search_of_the_definition(size):
-    """Prompts have unequal lengths, and ending before the last step changes nothing.
+def test_beam_search_equals_its_definition(size):
+    """Prompts have unequal lengths, and stopping before the last step changes nothing.
 
     One compilation serves all prompts, stop tokens and penalties.
     """
-    model, competing = recurrent.incremental(), 0
+    model, unequal_lengths = recurrent.incremental(), 0
     search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=size, steps=6))
     search(*recurrent.prompts(4, 4, 4, columns=4, seed=1), stop=np.array([1, -1]), length_penalty=np.float32(0.5))
     traces = list(model.traces)
@@ -61,8 +61,8 @@ def test_it_is_the_search_of_the_definition(size):
             call = dict(size=size, steps=6, stop=stop, alpha=alpha)
             expected = search_by_definition(PROMPTS_BN[b, :length].tolist(), log_p, **call)
             check_hypotheses(w_BQN[b], score_BQ[b], expected)
-            competing += len({len(text) for _, text in expected}) > 1
-    assert competing > 5 or size == 1  # hypotheses of several lengths
+            unequal_lengths += len({len(text) for _, text in expected}) > 1
+    assert unequal_lengths > 5 or size == 1  # results contain hypotheses of several lengths
     assert model.traces == traces and set(traces) == {"start", "step"}
 
 
@@ -91,8 +91,8 @@ def model_of_three():
     return start, step
 
 
-def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
-    """27 = 3^3 hypotheses hold all texts of three of the tokens; the rest of the beam is empty."""
+def test_a_beam_of_all_continuations_returns_them_in_order():
+    """27 = 3^3 hypotheses are all texts of three possible tokens. With stop tokens, the rest of the beam is empty."""
     search = jax.jit(functools.partial(beam.search, *model_of_three(), beam=27, steps=3))
     for stop, alpha in itertools.product([(-1, -1), (14, -1), (13, 15)], (0.0, 2.0, -0.5)):
         w_BQN, score_BQ = jax.device_get(search(PROMPTS_BN, LENGTH_B, stop=np.array(stop), length_penalty=alpha))
@@ -105,8 +105,8 @@ def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
             np.testing.assert_array_equal(w_BQN[b, count:], np.tile([*PADDED_BN[b], 0, 0, 0], (27 - count, 1)))
 
 
-def test_the_search_is_over_when_nothing_can_win():
-    """A certain stop token ends it after the step that reads the token before: any further step would give NaN."""
+def test_the_search_stops_when_no_live_hypothesis_can_win():
+    """A stop token of probability 1 ends the search. Any later step would give NaN."""
 
     def step(cache, w_B, n_B):
         one_B3 = jnp.log(jnp.tile(jnp.array([0.0, 1.0, 0.0]), (len(w_B), 1)))
@@ -116,14 +116,14 @@ def test_the_search_is_over_when_nothing_can_win():
         return jnp.log(jnp.tile(jnp.array([0.6, 0.0, 0.4]), (len(w_BN), 1))), {}
 
     search = jax.jit(functools.partial(beam.search, start, step, beam=2, steps=9, stop=[1]))
-    words, score = search(jnp.array([[2]], jnp.int16), jnp.array([1]))
-    assert words.dtype == jnp.int16  # that of the prompt
-    np.testing.assert_array_equal(words[0, :, :4], [[2, 0, 1, 0], [2, 2, 1, 0]])
+    w_BQN, score = search(jnp.array([[2]], jnp.int16), jnp.array([1]))
+    assert w_BQN.dtype == jnp.int16  # the dtype of the prompt
+    np.testing.assert_array_equal(w_BQN[0, :, :4], [[2, 0, 1, 0], [2, 2, 1, 0]])
     np.testing.assert_allclose(score, jnp.log(jnp.array([[0.6, 0.4]])), rtol=1e-6)
 
 
-def test_a_negative_penalty_does_not_end_it_early():
-    """0 0 1, of probability 0.72, comes after two that ended; only if it had forty words it would be worse."""
+def test_a_negative_penalty_does_not_end_the_search_too_early():
+    """The text 0 0 1 of probability 0.72 ends after two others. Its score is the second best with the penalty -1."""
 
     def step(cache, w_B, n_B):
         return jnp.log(jnp.where(n_B[:, None] > 1, jnp.array([0.0, 1.0, 0.0]), jnp.array([0.8, 0.2, 0.0]))), cache
@@ -132,16 +132,16 @@ def test_a_negative_penalty_does_not_end_it_early():
         return jnp.log(jnp.array([[0.9, 0.1, 0.0]])), {}
 
     call = dict(beam=2, steps=40, stop=[1], length_penalty=-1.0)
-    words, score = jax.jit(functools.partial(beam.search, start, step, **call))(np.array([[2]]), np.array([1]))
-    np.testing.assert_array_equal(words[0, :, :4], [[2, 0, 0, 1], [2, 0, 1, 0]])
+    w_BQN, score = jax.jit(functools.partial(beam.search, start, step, **call))(np.array([[2]]), np.array([1]))
+    np.testing.assert_array_equal(w_BQN[0, :, :4], [[2, 0, 0, 1], [2, 0, 1, 0]])
     np.testing.assert_allclose(score[0], np.log([0.72, 0.18]) * [8 / 6, 7 / 6], rtol=1e-5)
 
 
-def test_no_steps_return_the_prompt():
+def test_zero_steps_return_the_prompt():
     model = recurrent.incremental()
     search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=2, steps=0, length_penalty=0.6))
-    words, score = search(PROMPTS_BN, LENGTH_B)
-    np.testing.assert_array_equal(words, np.repeat(PADDED_BN[:, None], 2, axis=1))
+    w_BQN, score = search(PROMPTS_BN, LENGTH_B)
+    np.testing.assert_array_equal(w_BQN, np.repeat(PADDED_BN[:, None], 2, axis=1))
     np.testing.assert_array_equal(score, [[0, -np.inf]] * 3)
 
 

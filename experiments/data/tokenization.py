@@ -17,7 +17,9 @@ KINDS = ("bytes", "characters")
 BPE = "bpe:8192"  # an example of the form (bpe.py)
 UNKNOWN, MASK = "[UNK]", "[MASK]"
 SEPARATOR = "\0"  # between two documents
-LONGEST, PIECE = 2**21, 2**16  # characters; the tokenizers library needs about 240 bytes of memory for each
+# Characters: documents longer than LONGEST are cut into pieces of at least PIECE, because the tokenizers library needs
+# about 240 bytes of memory for each character.
+LONGEST, PIECE = 2**21, 2**16
 LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
@@ -25,33 +27,38 @@ class Piece(NamedTuple):
     """A whole document, or a part of one that is longer than LONGEST characters."""
 
     text: str
-    begins: bool  # the document
-    ends: bool  # the document
+    begins: bool  # whether it is the beginning of the document
+    ends: bool  # whether it is the end of the document
 
 
 class Tokenizer:
-    """Token ids 0 .. size-1 and their text. A model may have more rows; ids from `size` on have no text.
+    """The interface of all tokenizers: token ids 0 .. size-1 and their text. Further ids of a model have no text.
 
-    special: ids of special tokens, such as the id between two documents. files: contents by name, from which
-    `pretrained_tokenizer.read` restores this tokenizer. Every tokenizer has
+    special: ids of special tokens, such as the id between two documents. document_start: the last of the tokens that
+    `join` puts between two documents, from which the first token of the second one is predicted; None if there are
+    none. files: contents by name, from which `pretrained_tokenizer.read` restores this tokenizer. A subclass defines
 
         encode(text, *, specials=True): int32 ids, with the specials around a text (<s>, or [CLS] and [SEP]). Raises
             UserError if the text is not Unicode or has an unknown character.
         name(id): the name of an id, also of a special token.
-        pieces(ids): the bytes that each id adds to the text; or decode and stream.
+        pieces(ids): the bytes that each id adds to the text. It may override decode and stream instead.
     """
 
     size: int
     special: frozenset[int]
     files: dict[str, bytes]
-    bos = eos = mask = pad = between = unknown = None  # ids of these special tokens; between: separates documents
+    bos = eos = mask = pad = between = unknown = document_start = None  # ids; `between` separates documents
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text, with U+FFFD for bytes that are not UTF-8."""
         return b"".join(self.pieces(to_list(ids))).decode("utf-8", "replace")
 
+    def show(self, id: int) -> str:
+        """Return the text of an id, or its name if it has no text."""
+        return self.decode([id]) or self.name(id)
+
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        """Yield the text that each id adds to the text of the ids `after`, in complete characters."""
+        """Yield the text that each id adds to the text of the ids `after`, which come first, in complete characters."""
         before, decoder = to_list(after), codecs.getincrementaldecoder("utf-8")("replace")
         contents = self.pieces(itertools.chain(before, map(int, ids)))
         for content in itertools.islice(contents, len(before)):
@@ -83,7 +90,7 @@ class Tokenizer:
 
 @dataclasses.dataclass
 class Plain(Tokenizer):
-    """256 bytes, or characters by code point, followed by special tokens, which decode to their names."""
+    """A tokenizer of bytes or of `characters`. Each has an id, and so has each special token, in order, after them."""
 
     kind: str
     characters: str
@@ -97,21 +104,25 @@ class Plain(Tokenizer):
         self.mask, self.unknown = ids.get(MASK), ids.get(UNKNOWN)
         self.special = frozenset({*ids.values()} | {i for i, content in enumerate(self._contents) if content == b"\0"})
         points = [*map(ord, self.characters)]
-        # Code point -> id. The last entry is for all points above the largest known one.
+        # Code point -> id. The last entry is for all code points after those of `characters`.
         self._ids = np.full(max(points, default=0) + 2, -1 if self.unknown is None else self.unknown, np.int32)
         self._ids[points] = np.arange(len(points), dtype=np.int32)
         self.files = {"tokenizer.json": json.dumps(dataclasses.asdict(self)).encode()}
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(np.uint8) if self.kind == "bytes" else super().dtype  # a text of bytes has no special tokens
+        return np.dtype(np.uint8) if self.kind == "bytes" else super().dtype  # in a text, bytes have no special tokens
+
+    @property
+    def document_start(self) -> int | None:
+        return self._contents.index(b"\0") if b"\0" in self._contents else None
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         content = check_unicode(text).encode()
         return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._look_up(text)
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of the pieces, NUL included. A character that is not in the training text is '[UNK]'."""
+        """Yield the ids of the pieces; NUL stays a token. An unknown character is '[UNK]', or raises UserError."""
         if self.kind == "bytes":
             return (np.frombuffer(piece, np.uint8) for piece in text)
         return (self._look_up(piece).astype(self.dtype) for piece in decode_pieces(text))
@@ -123,7 +134,7 @@ class Plain(Tokenizer):
         return self.decode([id])
 
     def _look_up(self, text: str) -> np.ndarray:
-        """Return the ids of characters. Raises UserError if one is unknown."""
+        """Return the ids of characters. Raises UserError if one is unknown and there is no '[UNK]'."""
         id_T = self._ids[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), len(self._ids) - 1)]
         if id_T.size and id_T.min() < 0:
             character = text[int(id_T.argmin())]
@@ -134,14 +145,15 @@ class Plain(Tokenizer):
 def make(
     kind: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> Plain:
-    """Return the tokenizer of a training text (as in `Tokenizer.join`).
+    """Return a tokenizer of bytes, or of the characters of a training text.
 
-    It has the characters of the text, and NUL if either text has several documents. If the evaluation text has other
-    characters, '[UNK]' joins the special tokens. Raises UserError for an unknown kind, and if a document is not UTF-8.
+    text, evaluation: as in `Tokenizer.join`. The characters include NUL if either text has several documents. If the
+    evaluation text has further characters, '[UNK]' is added to the special tokens. Raises UserError for an unknown
+    kind, and if a document is not UTF-8.
     """
     if kind not in KINDS:
         hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join((*KINDS, BPE))
-        raise errors.UserError(f"text.tokenizer = {kind} is unknown{hint}: choose {names}, or a path that exists")
+        raise errors.UserError(f"text.tokenizer = {kind} is unknown{hint}. Choose {names}, or a path that exists.")
     if kind == "bytes":
         return Plain(kind, "", specials)
     train, evaluated = (set(itertools.chain.from_iterable(decode_pieces(part))) for part in (text, evaluation))
@@ -152,7 +164,7 @@ def make(
 
 
 def check_unicode(text: str) -> str:
-    """Return the text. Raises UserError if it is not Unicode: a terminal may pass half a character."""
+    """Return the text. Raises UserError if it has half a character, which a terminal may pass."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -166,7 +178,7 @@ def to_list(ids: Sequence[int] | np.ndarray) -> list[int]:
 
 
 def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
-    """Yield the pieces of a text as characters. Raises UserError, with the file of a text.Part, if it is not UTF-8."""
+    """Yield the pieces of a text as characters. Raises UserError if it is not UTF-8; for a text.Part, with the file."""
     decoder, document = codecs.getincrementaldecoder("utf-8")(), 0
     for piece in itertools.chain(text, [b""]):
         try:
@@ -176,16 +188,16 @@ def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
             name = text.names[document] if hasattr(text, "names") else "a document"
             near = error.object[max(error.start - 20, 0) : error.start + 20]
             raise errors.UserError(
-                f"{name} is not UTF-8 text, near {near!r}: convert it or set text.tokenizer = bytes"
+                f"{name} is not UTF-8 text, near {near!r}. Convert it or set text.tokenizer = bytes."
             ) from error
         document += piece.count(b"\0")
 
 
 def documents(text: Iterable[bytes]) -> Iterator[Piece]:
-    """Yield the documents of a text that are not empty; a long document in pieces of at least PIECE characters.
+    """Yield the documents of a text that are not empty. Cut documents of more than LONGEST characters into pieces.
 
-    A piece ends at the end of a line, after a letter or digit if possible: no known byte-level tokenizer has a token
-    that continues there.
+    A piece has at least PIECE characters and ends at the end of a line. If possible it ends after a letter or digit,
+    because no known byte-level tokenizer has a token that continues there.
     """
     rest, begins = "", True
     for characters in decode_pieces(text):

@@ -10,94 +10,94 @@ from errors import raises
 from hypothesis import strategies as st
 from small_files import BYTES, TABLE, WORDS, pieces
 
-from experiments.data import pretrained_tokenizer, tokenizer
+from experiments.data import pretrained_tokenizer, tokenization
 from experiments.engine import errors
 
 DOCUMENTS = st.lists(st.text(max_size=11).map(str.encode), min_size=1, max_size=5)
 
 
-@hypothesis.given(DOCUMENTS, st.sampled_from(tokenizer.KINDS))
+@hypothesis.given(DOCUMENTS, st.sampled_from(tokenization.KINDS))
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_encoded_text_is_decoded_to_itself(documents, kind):
-    joined = b"\0".join(documents)
-    chosen = tokenizer.make(kind, [joined], specials=("[MASK]",))
-    ids = chosen.join([joined])
-    assert ids.dtype == np.uint8 and chosen.decode(ids) == joined.decode()
+    text = b"\0".join(documents)
+    tokenizer = tokenization.make(kind, [text], specials=("[MASK]",))
+    ids = tokenizer.join([text])
+    assert ids.dtype == np.uint8 and tokenizer.decode(ids) == text.decode()
     for document in documents:
-        assert chosen.decode(chosen.encode(document.decode())) == document.decode()
+        assert tokenizer.decode(tokenizer.encode(document.decode())) == document.decode()
 
 
-@pytest.mark.parametrize("kind", tokenizer.KINDS)
+@pytest.mark.parametrize("kind", tokenization.KINDS)
 def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
-    """Like a published tokenizer, it puts nothing between documents."""
-    ours = tokenizer.make(kind, ["ab cé€".encode()], specials=("[MASK]",))
-    (tmp_path / "tokenizer.json").write_bytes(ours.files["tokenizer.json"])
-    chosen = pretrained_tokenizer.read(tmp_path)
-    assert chosen.special == ours.special == {chosen.size - 1} | ({0} if kind == "bytes" else set())
-    assert chosen.size == ours.size and chosen.mask == ours.mask == chosen.size - 1
-    assert (chosen.bos, chosen.eos, chosen.pad) == (None, None, None)
-    ids = chosen.encode("cab€é")
-    np.testing.assert_array_equal(ids, ours.encode("cab€é"))
-    np.testing.assert_array_equal(chosen.join([b"cab\0", "€é".encode()]), ids)
-    assert chosen.decode(ids) == "cab€é" and chosen.decode([chosen.mask]) == "[MASK]"
-    assert "".join(chosen.stream([*ids, chosen.mask, *ids[:2], -1, chosen.size])) == "cab€é[MASK]ca"
-    assert list(chosen.stream(chosen.encode("a€")[1:], after=ids))[0] == "€"
-    assert tokenizer.make(kind, [b"a"]).mask is None
+    """Like a published tokenizer, it inserts no separator between documents."""
+    expected = tokenization.make(kind, ["ab cé€".encode()], specials=("[MASK]",))
+    (tmp_path / "tokenizer.json").write_bytes(expected.files["tokenizer.json"])
+    tokenizer = pretrained_tokenizer.read(tmp_path)
+    assert tokenizer.special == expected.special == {tokenizer.size - 1} | ({0} if kind == "bytes" else set())
+    assert tokenizer.size == expected.size and tokenizer.mask == expected.mask == tokenizer.size - 1
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (None, None, None)
+    ids = tokenizer.encode("cab€é")
+    np.testing.assert_array_equal(ids, expected.encode("cab€é"))
+    np.testing.assert_array_equal(tokenizer.join([b"cab\0", "€é".encode()]), ids)
+    assert tokenizer.decode(ids) == "cab€é" and tokenizer.decode([tokenizer.mask]) == "[MASK]"
+    assert "".join(tokenizer.stream([*ids, tokenizer.mask, *ids[:2], -1, tokenizer.size])) == "cab€é[MASK]ca"
+    assert list(tokenizer.stream(tokenizer.encode("a€")[1:], after=ids))[0] == "€"
+    assert tokenization.make(kind, [b"a"]).mask is None
 
 
 def test_bytes_are_their_own_ids_and_characters_are_numbered_in_order_and_specials_follow():
-    chosen, document = tokenizer.make("bytes", []), bytes(range(256))
+    chosen, document = tokenization.make("bytes", []), bytes(range(256))
     assert chosen.size == 256 and chosen.special == {0} and chosen.join([b"a\0", b"b"]).tolist() == [97, 0, 98]
     assert chosen.join([document]).tolist() == list(document)
     assert chosen.decode(list(document)) == document.decode("utf-8", "replace")
-    chosen = tokenizer.make("characters", ["béa😀b".encode()], specials=("[MASK]", "[SEP]"))
+    chosen = tokenization.make("characters", ["béa😀b".encode()], specials=("[MASK]", "[SEP]"))
     assert chosen.characters == "abé😀" and chosen.special == {4, 5} and chosen.size == 6
     assert chosen.encode("😀ab").tolist() == [3, 0, 1]
-    assert chosen.mask == 4 and tokenizer.make("characters", [b"a"]).mask is None
+    assert chosen.mask == 4 and tokenization.make("characters", [b"a"]).mask is None
     assert chosen.decode([0, 4, 3, 5]) == "a[MASK]😀[SEP]"
-    assert chosen.decode([0, -1, 6, 1]) == "ab"  # rows of a model without a token
-    assert tokenizer.make("characters", [b"ab"]).characters == "ab"  # no separator for a single document
-    two = tokenizer.make("characters", [b"ab", b"\0ca"])
-    assert two.characters == "\0abc" and two.join([b"ab\0ca"]).tolist() == [1, 2, 0, 3, 1]
-    assert two.join([b"ab"]).tolist() == [1, 2]
-    evaluated = tokenizer.make("characters", [b"ab"], evaluation=[b"a\0b"])
-    assert evaluated.join([b"a\0b"]).tolist() == [1, 0, 2] and evaluated.specials == ()
+    assert chosen.decode([0, -1, 6, 1]) == "ab"  # ids without a token are skipped
+    assert tokenization.make("characters", [b"ab"]).characters == "ab"  # no separator for a single document
+    two_documents = tokenization.make("characters", [b"ab", b"\0ca"])
+    assert two_documents.characters == "\0abc" and two_documents.join([b"ab\0ca"]).tolist() == [1, 2, 0, 3, 1]
+    assert two_documents.join([b"ab"]).tolist() == [1, 2]
+    with_evaluation = tokenization.make("characters", [b"ab"], evaluation=[b"a\0b"])
+    assert with_evaluation.join([b"a\0b"]).tolist() == [1, 0, 2] and with_evaluation.specials == ()
 
 
-@pytest.mark.parametrize("unseen", ["c", " ", "é", "😀"])  # between, below and above the known code points
+@pytest.mark.parametrize("unseen", ["c", " ", "é", "😀"])  # code points between, below and above the known ones
 def test_unseen_characters_are_unknown(unseen):
     documents, strange = [b"abd"], [f"a{unseen}d".encode()]
-    chosen = tokenizer.make("characters", documents, specials=("[MASK]",), evaluation=strange)
+    chosen = tokenization.make("characters", documents, specials=("[MASK]",), evaluation=strange)
     assert chosen.specials == ("[MASK]", "[UNK]") and chosen.characters == "abd"
     assert chosen.join(strange).tolist() == [0, 4, 2] and chosen.decode([0, 4, 2]) == "a[UNK]d"
-    reordered = tokenizer.make("characters", documents, specials=("[UNK]", "[MASK]"), evaluation=strange)
+    reordered = tokenization.make("characters", documents, specials=("[UNK]", "[MASK]"), evaluation=strange)
     assert reordered.specials == ("[UNK]", "[MASK]") and reordered.join(strange).tolist() == [0, 3, 2]
-    without = tokenizer.make("characters", documents, evaluation=[b"da"])
-    assert without.specials == ()
+    without_unknown = tokenization.make("characters", documents, evaluation=[b"da"])
+    assert without_unknown.specials == ()
     with raises(errors.UserError, repr(unseen)):
-        without.join(strange)
+        without_unknown.join(strange)
 
 
 def test_an_unknown_kind_lists_the_known_ones_and_characters_need_utf8():
     with raises(errors.UserError, "text.tokenizer = charcters", "characters", "bpe:8192"):
-        tokenizer.make("charcters", [])
+        tokenization.make("charcters", [])
     latin = "naïve".encode("latin-1")
     for documents, evaluation in (([b"a\0", latin], []), ([b"a"], [latin])):
         with raises(errors.UserError, "na\\xefve", "= bytes"):
-            tokenizer.make("characters", documents, evaluation=evaluation)
+            tokenization.make("characters", documents, evaluation=evaluation)
     with raises(errors.UserError, "na\\xefve"):
-        tokenizer.make("characters", [b"a"]).join([latin])
-    assert tokenizer.make("bytes", [latin]).join([latin]).tolist() == list(latin)
+        tokenization.make("characters", [b"a"]).join([latin])
+    assert tokenization.make("bytes", [latin]).join([latin]).tolist() == list(latin)
 
 
-# The pieces of llama2.c.
+# The pieces of llama2.c
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
 LLAMA2C = pretrained_tokenizer.read_pieces(pieces(TABLE))
 
 
-def joined_slowly(text: str) -> list[bytes]:
-    """Return the pieces by their definition: look at all neighbours, merge the best pair, and repeat."""
+def join_slowly(text: str) -> list[bytes]:
+    """Return the pieces by their definition: merge the best of all neighbouring pairs, and repeat."""
     contents = []
     for character in " " + text if text else "":
         content = character.encode()
@@ -115,22 +115,22 @@ def joined_slowly(text: str) -> list[bytes]:
 def test_the_best_neighbours_join_first_and_pieces_stream_as_they_decode(text, next_ids):
     ids = LLAMA2C.encode(text)
     assert ids.dtype == np.int32 and ids[0] == LLAMA2C.bos == 1
-    assert [TABLE[id][0] for id in ids[1:]] == joined_slowly(text)
+    assert [TABLE[id][0] for id in ids[1:]] == join_slowly(text)
     np.testing.assert_array_equal(LLAMA2C.encode(text, specials=False), ids[1:])
     assert LLAMA2C.decode(ids) == LLAMA2C.decode(ids[1:]) == LLAMA2C.decode([*ids, LLAMA2C.eos]) == text
     assert "".join(LLAMA2C.stream(iter(next_ids))) == LLAMA2C.decode(next_ids)
     assert text + "".join(LLAMA2C.stream(np.array(next_ids, int), after=ids)) == LLAMA2C.decode([*ids, *next_ids])
 
 
-def test_letters_never_become_specials_or_bytes():
+def test_letters_are_never_joined_to_special_tokens_or_bytes():
     letters = [(letter.encode(), 0.0) for letter in "<0x41>su"] + [(b"<0", 1.0), (b"x41>", 1.0), (b"x4", 2), (b"1>", 1)]
     table = [(b"<unk>", 0.0), (b"<s>", 9.0), (b"</s>", 0.0), (b"<0x41>", 9.0), (b"<s", 3), *letters, (b"<", 5.0)]
     chosen = pretrained_tokenizer.Pieces(*zip(*table, strict=True))
     ids = chosen.encode("<0x41>", specials=False)
     assert [table[id][0] for id in ids] == [b"<unk>", b"<0", b"x41>"]
-    assert chosen.encode("<", specials=False)[1] == table.index((b"<", 0.0))  # of two equal pieces the first
+    assert chosen.encode("<", specials=False)[1] == table.index((b"<", 0.0))  # the first of two equal pieces
     assert [table[id][0] for id in chosen.encode("<s>", specials=False)] == [b"<unk>", b"<s", b">"]
-    assert chosen.encode("A").tolist() == [1, 0, 3]  # through its byte; the space before it has neither piece nor byte
+    assert chosen.encode("A").tolist() == [1, 0, 3]  # as a byte; the space before it is unknown
     assert chosen.decode([1, 0, 3]) == "<unk>A"
     assert LLAMA2C.decode([-1, LLAMA2C.size, 10**9, LLAMA2C.bos, LLAMA2C.eos]) == ""
     assert LLAMA2C.decode(np.array([], np.int32)) == LLAMA2C.decode(LLAMA2C.encode("")) == ""
@@ -146,7 +146,7 @@ def test_other_content_is_not_read_as_pieces(tmp_path, content):
         pretrained_tokenizer.read(tmp_path)
 
 
-def test_the_published_pieces_give_every_text_back():
+def test_the_published_pieces_decode_every_text_to_itself():
     file = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K" / "tok512.bin"
     if not os.environ.get("TFM_DATA") or not file.is_file():
         pytest.skip("TFM_DATA names no folder with stories260K/tok512.bin")
@@ -158,11 +158,11 @@ def test_the_published_pieces_give_every_text_back():
 
 def test_a_character_is_streamed_after_its_last_byte_and_a_continuation_begins_with_its_space():
     ids = LLAMA2C.encode("€a", specials=False)[1:]
-    consumed = []
-    stream = LLAMA2C.stream(consumed.append(id) or id for id in ids)
-    assert next(stream) == "€" and len(consumed) == 3
-    assert list(stream) == ["a"] and len(consumed) == 4
-    assert list(LLAMA2C.stream(ids[:2])) == ["\N{REPLACEMENT CHARACTER}"]  # it ends inside a character
+    read_ids = []
+    stream = LLAMA2C.stream(read_ids.append(id) or id for id in ids)
+    assert next(stream) == "€" and len(read_ids) == 3
+    assert list(stream) == ["a"] and len(read_ids) == 4
+    assert list(LLAMA2C.stream(ids[:2])) == ["\N{REPLACEMENT CHARACTER}"]  # the stream ends inside a character
     assert list(LLAMA2C.stream(ids[2:], after=ids[:2])) == ["€", "a"]
     assert list(LLAMA2C.stream([], after=ids)) == []
     prompt = LLAMA2C.encode("ab")

@@ -1,0 +1,32 @@
+"""Do rotary positions help small models? Five kinds of positions and four other techniques, three widths, ten seeds.
+
+python launch.py --config configs/positions.py --workdir runs/positions
+351 runs, 81 of them to choose rates; not run yet. It compares rotary positions (the reference) with learned,
+sinusoidal and ALiBi positions and none; and with rotary positions, dynamic tanh, multi-token prediction, stochastic
+depth and label smoothing. The metric is the cross-entropy of the next character, also if another loss is trained.
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config("ablation", of=base.get_config("configs.arms.multi_token"))
+    config.study.arms = [
+        ("none", {"model.relative_position": "none"}),
+        ("learned", {"model.relative_position": "none", "model.position": "learned"}),
+        ("sinusoidal", {"model.relative_position": "none", "model.position": "sinusoidal"}),
+        ("alibi", {"model.relative_position": "alibi"}),
+        ("dynamic_tanh", {"model.norm": "dyt", "model.embed_std": 8.0}),
+        ("multi_token", {"targets.later": 0.3}),
+        ("stochastic_depth", {"model.block": "configs.arms.stochastic_depth:order"}),
+        ("label_smoothing", {"train.loss": "label_smoothing:0.1"}),
+        ("rotary", {}),
+    ]
+    config.study.conditions = [(f"D{D}", {"model.D": D}) for D in (32, 64, 128)]
+    config.study.update(seeds=[*range(10)], metric="eval/cross_entropy")
+    config.study.tune = [["optim.learning_rate", [2e-3, 4e-3, 8e-3]]]
+    config.study.tune_seeds = [1000]
+    config.text.update(source="tinyshakespeare", tokenizer="characters")
+    config.model.update(M=2, D=64, position="none", relative_position="rotary")
+    config.train.update(steps=300, batch_size=16, log_every=50, metrics=["cross_entropy"])
+    return config

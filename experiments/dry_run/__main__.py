@@ -1,0 +1,40 @@
+"""Compile a function of your own for a TPU that this machine does not have, and report its memory and collectives.
+
+python -m experiments.dry_run my_file:step --topology=v5e-1 [--json=FILE]
+
+my_file.py has the function `step`, jitted or not, and a function example(devices) or example(). It returns the tuple of
+step's arguments: arrays or jax.ShapeDtypeStruct, with shardings on several chips. Nothing is run.
+"""
+
+import sys
+
+from experiments.dry_run import dry_run as dry_runs, topology as topologies, user_function as user_functions
+from experiments.engine import compilation, errors, mesh as meshes
+from experiments.tools import command as commands
+
+HELP = {
+    "topology": f"The chips: {', '.join(topologies.NAMES)}. Without it: this machine's devices.",
+    "json": "With --topology: a file for the compiler's report.",
+    "example": "The function of the same file that returns the arguments.",
+}
+
+
+def run(functions: list[str], *, topology: str = "", json: str = "", example: str = "example") -> None:
+    """Compile the function named by the one element of `functions`, and print the compiler's report.
+
+    Raises UserError for a mistake in the user's code, and RunError if the compiler refuses the program.
+    """
+    errors.refuse(
+        (len(functions) != 1, f"write one function, such as my_file:step, not: {' '.join(functions) or 'nothing'}"),
+        (json and not topology, f"--json={json} needs --topology: add it, such as --topology=v5e-1"),
+    )
+    target = topologies.describe(topology) if topology else None
+    if target is None:
+        compilation.start("any")
+    devices = target.devices if target else meshes.make().devices.flatten().tolist()
+    request = user_functions.load(functions[0], devices, example)
+    dry_runs.compile_and_report([request], target, json)
+
+
+if __name__ == "__main__":
+    sys.exit(commands.main(run, HELP, sys.argv, positional="functions"))

@@ -1,0 +1,79 @@
+"""A function of the user's as a program to compile: "my_file:step" with the arguments that `example` returns.
+
+The user's file has a function example(devices), or example(), next to `step`. It returns the tuple of step's arguments:
+arrays, jax.ShapeDtypeStruct, or trees of them. Only their shapes, dtypes and shardings are used.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.dry_run import topology as topologies
+from experiments.engine import by_name, errors
+
+FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments: arrays or jax.ShapeDtypeStruct"
+
+
+def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
+    """Return the request to compile the user's function `name`, "my_file:step", for these devices.
+
+    example: the function of the same file that returns the arguments. Raises UserError, with the user's file and line,
+    if the code fails or cannot be traced for these arguments.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not by_name.CODE.fullmatch(name):
+        raise errors.UserError(
+            f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
+        )
+    module = by_name.import_user_module("function", name, module_name.removesuffix(".py"), attribute)
+    function, make, file = getattr(module, attribute), getattr(module, example, None), module.__file__
+    errors.refuse(
+        (not callable(function), f"{file}: {attribute} must be a function, not {function!r:.60}"),
+        (not callable(make), f"{file} needs {FORM.format(example)}"),
+    )
+    with by_name.user_errors(file):
+        arguments = make(devices) if inspect.signature(make).parameters else make()
+    if type(arguments) is not tuple or not any(map(is_array, jax.tree.leaves(arguments))):
+        raise errors.UserError(f"{file} needs {FORM.format(example)}. It returned {arguments!r:.60}")
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    request = topologies.Request(name, jitted, make_abstract(arguments, devices, f"{file}: {example}"))
+
+    def explain(error: BaseException) -> str:
+        code = getattr(inspect.unwrap(function), "__code__", None)  # an object that can be called has none
+        place = "" if by_name.find_user_line(error) else f"{attribute}, line {code.co_firstlineno if code else 1}: "
+        return f"{place}{by_name.describe_error(error)}"
+
+    with by_name.user_errors(file, explain=explain):
+        jitted.lower(*request.arguments)  # JAX keeps the result, which the compilation uses
+    return request
+
+
+def make_abstract(arguments: tuple, devices: Sequence[Any], label: str) -> tuple:
+    """Return the arguments with a jax.ShapeDtypeStruct in place of each array; other leaves stay as they are.
+
+    A ShapeDtypeStruct keeps its sharding. An array is replicated, because it is on this machine's devices. Raises
+    UserError, which begins with `label`, if a sharding has other devices than `devices`.
+    """
+    structs = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    meshes = [struct.sharding.mesh for struct in structs if isinstance(struct.sharding, NamedSharding)]
+    replicated = NamedSharding((meshes or [Mesh(np.array(devices), ("devices",))])[0], PartitionSpec())
+
+    def convert(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+        if sharding and not sharding.device_set <= set(devices):
+            raise errors.UserError(f"{label}: the sharding {sharding} must be over the argument `devices`")
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)  # float64 -> float32
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding or replicated)
+
+    return jax.tree.map(convert, arguments)
+
+
+def is_array(leaf: Any) -> bool:
+    """Return True for an array, concrete or abstract."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

@@ -1,0 +1,75 @@
+"""Watches: numbers of a training step that are logged next to its loss (train.watch)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.engine import by_name, errors
+from tfm import shapes
+
+
+class Watch(NamedTuple):
+    """`init(params) -> state` and `update(state, *, gradient, updates, params) -> (state, {name: number})`.
+
+    gradient, updates and params are trees of the same structure: the gradient of the loss, what the optimiser adds to
+    the parameters, and the parameters before this step. The state is part of the checkpoints; a skipped step does not
+    change it. The numbers are logged as train/NAME.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[..., tuple[Any, dict[str, jax.Array]]]
+
+
+def sum_squares(tree: Any) -> dict[str, jax.Array]:
+    """Return the sum of squares of the parameters of each layer: "block_1", ..., and of the stages outside: "embed"."""
+    total: dict[str, jax.Array] = {}
+    for path, leaf in shapes.flat(tree).items():
+        nodes, squares = path.split("/"), jnp.square(leaf.astype(jnp.float32))
+        if shapes.STACKED in nodes:
+            prefix = "/".join([*nodes[: nodes.index(shapes.STACKED)], "block_"])
+            sums = {f"{prefix}{m + 1}": x for m, x in enumerate(squares.reshape(len(leaf), -1).sum(-1))}
+        else:
+            sums = {nodes[0]: squares.sum()}
+        total |= {name: total.get(name, 0.0) + x for name, x in sums.items()}
+    return total
+
+
+def _measure_gradients(state: Any, *, gradient: Any, updates: Any, params: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """Return the norm of each layer's gradient."""
+    return state, {f"gradient_norm/{name}": jnp.sqrt(x) for name, x in sum_squares(gradient).items()}
+
+
+def _measure_updates(state: Any, *, gradient: Any, updates: Any, params: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """Return |update| / |parameters| of each layer; 0 if the parameters are 0."""
+    change, size = sum_squares(updates), sum_squares(params)
+    ratios = {name: jnp.sqrt(change[name] / jnp.where(size[name] > 0, size[name], jnp.inf)) for name in size}
+    return state, {f"update_ratio/{name}": x for name, x in ratios.items()}
+
+
+def _start(params: Any) -> tuple:
+    return ()
+
+
+WATCHES = {"gradient_norms": Watch(_start, _measure_gradients), "update_ratios": Watch(_start, _measure_updates)}
+
+
+def choose(names: Sequence[str], params: Any) -> dict[str, Watch]:
+    """Return the watches that train.watch names. params: the shapes of the parameters.
+
+    Raises UserError if there is none of a name, or if the user's fails or returns anything but single numbers.
+    """
+    chosen = {name: by_name.choose("watch", name, WATCHES) for name in names}
+    for name, watch in chosen.items():
+        with by_name.user_errors(f"train.watch has {name}"):
+            state = jax.eval_shape(watch.init, params)
+            trees = {"gradient": params, "updates": params, "params": params}
+            new, numbers = jax.eval_shape(
+                lambda state, trees, update=watch.update: update(state, **trees), state, trees
+            )
+        if jax.tree.structure(new) != jax.tree.structure(state) or any(x.shape for x in jax.tree.leaves(numbers)):
+            raise errors.UserError(
+                f"train.watch has {name}: `update` must return (state like that of `init`, {{name: number}})"
+            )
+    return chosen

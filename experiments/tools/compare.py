@@ -1,0 +1,197 @@
+"""Compare runs: their curves in one figure, the settings in which they differ, and their results.
+
+python -m experiments.tools.compare RUN RUN ... --metric=eval/accuracy --output=DIR
+compare.run(["RUN", "RUN"], metric="eval/accuracy", output="DIR")
+
+A RUN is the folder of a run, finished or not. It may also be a CSV file of another program, with a column of steps
+(step, steps, iter or iteration) and columns named like our metrics: train/loss, eval/loss, eval/accuracy.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from experiments.data import files as data_files, tables as data_tables
+from experiments.engine import checkpoint, config as configs, disk, errors, log, run_plan
+from experiments.figures import plots
+from experiments.studies import figures as study_figures, sentences, styles, tables
+from experiments.tools import command as commands
+
+HELP = {
+    "metric": "The metric to draw and to compare: eval/loss, eval/accuracy, train/loss, ...",
+    "output": "The figure's file (.png, .svg or .pdf), or the folder for compare.png.",
+}
+STEPS = ("step", "steps", "iter", "iteration")  # names of the column of steps, in any case
+NOISE = (
+    "One run of a setting says nothing about noise: with another seed the order may change. A study trains several "
+    "seeds of each setting, and gives intervals (docs/studies.md)."
+)
+
+
+class Run(NamedTuple):
+    """A run, or a CSV file, which has only a label and rows. The summary is {} if the run is not finished."""
+
+    label: str
+    rows: list[dict[str, Any]]  # of metrics.jsonl, and the evaluation in the summary
+    settings: dict[str, Any] = {}  # by full name
+    summary: dict[str, Any] = {}
+    data: str | None = None  # digest of the data; None: unknown
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
+
+    def final(self, metric: str) -> str:
+        """Return the last value of a metric as text; NONE if the run has not measured it."""
+        x = next((row[metric] for row in reversed(self.rows) if metric in row), tables.NONE)
+        is_finite = x is not None and (x == tables.NONE or math.isfinite(x))
+        return "not finite" if not is_finite else x if x == tables.NONE else sentences.format_number(x)
+
+    def steps(self) -> str:
+        """Return '100', '60 of 100' for a run that is not finished, or 'diverged at 35'."""
+        if self.summary.get("diverged_at"):
+            return f"diverged at {self.summary['diverged_at']:,}"
+        last = max((row["step"] for row in self.rows), default=0)
+        planned = self.settings.get("train.steps", last)
+        return f"{last:,.0f}" if last == planned else f"{last:,.0f} of {planned:,}"
+
+
+def run(
+    runs: Sequence[commands.Path], *, metric: str = "eval/loss", output: commands.Path = "compare.png"
+) -> pathlib.Path:
+    """Print the tables, draw the figure, and return its path.
+
+    Raises UserError if there are fewer than two runs, if one is a study or unreadable, or if none has the metric.
+    """
+    paths = list(dict.fromkeys(map(os.fspath, runs)))
+    if len(paths) < 2:
+        raise errors.UserError("name at least two runs: python -m experiments.tools.compare runs/a runs/b")
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    loaded = [load(path, f"{i} {os.path.relpath(path, common)}") for i, path in enumerate(paths, 1)]
+    if not stack(loaded, metric):
+        available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
+        raise errors.UserError(f"--metric={metric} has no finite value in these runs. They have: {available}")
+    file = pathlib.Path(output)
+    file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
+    with disk.writing(file):
+        draw(loaded, metric, file)
+    blocks = [tables.align(tabulate_settings(loaded)), tables.align(tabulate_results(loaded, metric))]
+    blocks.append("\n".join(textwrap.fill(note, width=110) for note in [*list_notes(loaded, metric), NOISE]))
+    log.say("\n\n".join([*filter(None, blocks), f"  {file}"]), "\n")
+    return file
+
+
+def load(path: str, label: str) -> Run:
+    """Load a run's folder or a CSV file. Raises UserError if it is neither, or the folder of a study."""
+    folder = pathlib.Path(path)
+    if folder.is_file():
+        return Run(label, read_csv(folder))
+    with disk.reading(folder / "config.json", TypeError):
+        if not (folder / "config.json").exists():
+            raise ValueError("this is neither a CSV file nor the folder of a run, which has a config.json")
+        content = disk.read_json(folder / "config.json", says="its settings")
+        settings, data = configs.flat(content["config"]), content.get("data") or {}
+    if "study.arms" in settings:
+        raise errors.UserError(f"{path} is a study: its report.html compares its runs. Name folders of single runs")
+    rows, file = log.read(folder, warn=True), folder / "summary.json"
+    summary = disk.read_json(file, says="the result") if file.exists() else {}
+    ends_early = settings.get("train.patience", 0) > 0
+    if summary.get("steps") != settings.get("train.steps") and not ends_early:  # the run goes on with more steps
+        summary = {}
+    last = {key: x for key, x in summary.items() if key.startswith(run_plan.EVAL)}
+    rows += [{"step": summary["steps"]} | last] if last else []
+    return Run(label, rows, settings, summary, data.get("sha256"))
+
+
+def read_csv(file: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the numbers in a CSV file as rows of metrics.jsonl. Raises UserError if the steps are missing."""
+    rows: list[dict[str, Any]] = []
+    with disk.reading(file):
+        for _, cells in data_tables.read_cells(data_files.on_disk(file)):
+            names = {name.strip().lower(): name for name in cells}
+            step = next((names[name] for name in STEPS if name in names), None)
+            if step is None:
+                raise ValueError(f"the columns are {', '.join(cells)}. Name one of them {' or '.join(STEPS)}")
+            rows.append({"step": float(cells.pop(step))})
+            for name, cell in cells.items():
+                with contextlib.suppress(ValueError):  # empty, or a text
+                    rows[-1][name.strip()] = float(cell)
+    return rows
+
+
+def stack(runs: Sequence[Run], metric: str) -> dict[str, study_figures.Curve]:
+    """Return label -> steps (I) and values (1, I) of the runs that have finite values of the metric."""
+    curves = {run.label: plots.read_points(run.rows, metric)[0] for run in runs}
+    return {label: (step_I, value_I[None]) for label, (step_I, value_I) in curves.items() if len(step_I)}
+
+
+def draw(runs: Sequence[Run], metric: str, file: pathlib.Path) -> None:
+    """Draw the training loss, smoothed, and the metric against the step."""
+    panels = [study_figures.Panel("training loss", "step", study_figures.smooth(stack(runs, "train/loss")), falls=True)]
+    if metric != "train/loss":
+        panels.append(study_figures.Panel(metric, "step", stack(runs, metric), falls="loss" in metric))
+    panels = [panel for panel in panels if panel.curves]
+    style = {run.label: styles.number_style(i, plots.name(run.label, 60)) for i, run in enumerate(runs)}
+    height = 3.6 + 0.2 * len(runs)  # inches; the legend has a line for each run if the labels are long
+    plots.write(study_figures.draw_panels([panels], style, width=4.6, height=height)[0], file)
+
+
+def tabulate_settings(runs: Sequence[Run]) -> tables.Table:
+    """Return a table of the settings that differ, with the numbers of the runs: runs in rows, or settings if more."""
+    known = [run.settings for run in runs if run.settings] or [{}]
+    common = sorted(set.intersection(*map(set, known)))
+    table = [["run", *(key for key in common if any(settings[key] != known[0][key] for settings in known))]]
+    for run in runs if len(table[0]) > 1 else ():
+        values = [json.dumps(run.settings[key]) if run.settings else tables.NONE for key in table[0][1:]]
+        table.append([run.label.partition(" ")[0], *(plots.name(value, 24) for value in values)])
+    if len(table[0]) > len(table):
+        table = [list(column) for column in zip(*table, strict=True)]
+    return tables.Table(table[0] if table[1:] else [], table[1:])
+
+
+def tabulate_results(runs: Sequence[Run], metric: str) -> tables.Table:
+    """Return a table with a row for each run: final metrics, the best value of the metric, steps, seconds, size."""
+    others = dict.fromkeys(name for run in runs for name in run.metrics if name.startswith(run_plan.EVAL))
+    others.pop(metric, None)
+    better = {name: x for run in runs for name, x in run.summary.get("better", {}).items()} | checkpoint.BETTER
+    name, curves, rows = metric.rpartition("/")[2], stack(runs, metric), []
+    direction = better.get(name, "less" if "loss" in name else "")  # without one, no value is the best
+    for run in runs:
+        row = [run.label, run.final(metric), tables.NONE, tables.NONE]
+        if direction and run.label in curves:
+            step_I, ((*values,),) = curves[run.label]
+            i = values.index((min if direction == "less" else max)(values))
+            row[2:] = sentences.format_number(values[i]), f"{step_I[i]:,.0f}"
+        row += [*map(run.final, others), run.steps()]
+        for key, form in (("wall_seconds", ",.1f"), ("params", ",")):
+            row.append(f"{run.summary[key]:{form}}" if key in run.summary else tables.NONE)
+        rows.append(row)
+    return tables.Table(["run", metric, "best", "at step", *others, "steps", "seconds", "parameters"], rows)
+
+
+def list_notes(runs: Sequence[Run], metric: str) -> list[str]:
+    """Return sentences on what is missing in some runs: the metric, settings, equal data, or the same loss."""
+    notes, known = [], [set(run.settings) for run in runs if run.settings] or [set()]
+    if missing := [run for run in runs if run.label not in stack(runs, metric)]:
+        have = (f"{run.label} (it has {', '.join(run.metrics) or 'no metrics yet'})" for run in missing)
+        notes.append(f"Without a finite {metric}, so not drawn: {'; '.join(have)}.")
+    if partial := sorted(set.union(*known) - set.intersection(*known)):
+        names = ", ".join(partial[:6]) + ", ..." * (len(partial) > 6)
+        notes.append(f"Settings that not every run has are not compared ({len(partial)}): {names}.")
+    if len({run.data for run in runs} - {None}) > 1:
+        notes.append("warning: the runs were trained on different data, so their metrics may not be comparable.")
+    losses = {run.settings["train.loss"] for run in runs if "train.loss" in run.settings}
+    if len(losses) > 1 and metric == "eval/loss":
+        names = ", ".join(sorted(losses))
+        notes.append(f"warning: eval/loss has another meaning for each train.loss ({names}). Compare another metric.")
+    return notes
+
+
+if __name__ == "__main__":
+    sys.exit(commands.main(run, HELP, sys.argv, positional="runs"))

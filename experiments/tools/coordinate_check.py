@@ -1,0 +1,122 @@
+"""Measure how the activations of a config's model depend on its width or depth, in the first steps of training.
+
+python -m experiments.tools.coordinate_check --config=FILE --widths=64,128,256,512 --set=model.mup=64
+coordinate_check.run("FILE", set=("model.mup=64",))
+
+A coordinate check trains models of several widths D (or, with --depths=2,4,8, numbers of layers M) for a few steps. It
+prints, for each stage, the mean size |x| of its activations after the last step, that of their change |x - x_0| since
+the first, and the slopes of their logarithms against log D or log M. With maximal update parametrisation (model.mup,
+Yang et al. 2022, appendix D.1; model.mup_depth) the changes do not depend on the size, so their slope is near 0.
+Without it some grow: the best learning rate of a small model is then too large for a wide or deep one. For depths, read
+"last layer" and "logits": what a single layer adds falls with M on purpose.
+"""
+
+import contextlib
+import io
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.engine import by_name, config_file as config_files, errors, mesh as meshes, run_plan, train_step
+from experiments.tools import command as commands
+
+STAGES = ("q", "k", "v", "attention", "mlp", "hidden")  # and logits
+HELP = {
+    "config": "The config file.",
+    "widths": "The widths D to train, separated by commas.",
+    "depths": "The numbers of layers M to train, in place of widths.",
+    "steps": "The number of steps.",
+    "set": "A changed setting, such as model.mup=64. Repeat the flag for several.",
+}
+
+
+def run(
+    config: commands.Path,
+    *,
+    widths: str = "64,128,256,512",
+    depths: str = "",
+    steps: int = 10,
+    set: tuple[str, ...] = (),
+    workdir: commands.Path = "",
+) -> dict[str, dict[str, float]]:
+    """Print and return {stage: {"size slope", "change slope"}}; write coordinate_check.png into workdir."""
+    commands.require("--config=FILE", config)
+    changes, figure = dict(_split(text) for text in set), commands.output(workdir, "coordinate_check.png")
+    flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
+    try:
+        sizes = sorted(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = []
+    if len(sizes) < 2 or sizes[0] < 1 or steps < 1:
+        raise errors.UserError(f"--{flag}={text} --steps={steps} must be at least two {flag} and one step: 64,128")
+    measured = {size: measure(str(config), changes | {f"model.{letter}": size}, steps) for size in sizes}
+    slopes = fit_slopes(measured)
+    print(format_table(measured, slopes, letter))
+    if figure is not None:
+        from experiments.figures import plots  # imports matplotlib, which takes a second
+
+        changes_DT = {stage: np.stack([measures[stage][1] for measures in measured.values()]) for stage in slopes}
+        title = " ".join([pathlib.Path(config).stem, *set])
+        print(f"\n  {plots.coordinates(figure, changes_DT, sizes, letter=letter, title=title)}")
+    return slopes
+
+
+def _split(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise errors.UserError(f"--set={text} must have the form --set=model.mup=64")
+    return key, value
+
+
+def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.ndarray]:
+    """Train one model at a constant learning rate. Return stage -> mean |x| and |x - x_0| at each step, (2, steps + 1).
+
+    The activations are those of a held-out batch, and their mean is over layers too, except "last layer": the tokens
+    after the last block.
+    """
+    fixed = {"train.steps": steps + 1, "optim.schedule": "constant", "optim.warmup_steps": 0, "mesh.data": 1}
+    with contextlib.redirect_stdout(io.StringIO()):
+        settings = config_files.load_settings(config, fixed | changes)
+        mesh = meshes.make(data=1)
+        work = by_name.load_experiment(settings.experiment).prepare(settings, mesh)
+    if work.task.look is None:
+        raise errors.UserError(f"{config}: the model of this experiment does not show its activations")
+    plan = run_plan.make_plan(settings, work.task, mesh)
+    state = train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=mesh)
+    batch = work.task.evaluation[0]
+    look, first, rows = jax.jit(lambda params: work.task.look(params, batch, STAGES)), {}, []
+    for n in range(steps + 1):
+        activations = {name: np.asarray(x, np.float32) for name, x in look(state.params).items()}
+        activations["last layer"] = activations["hidden"][-1]
+        first = first or activations
+        rows.append({name: (np.abs(x).mean(), np.abs(x - first[name]).mean()) for name, x in activations.items()})
+        state, _ = plan.step(state, meshes.place_batch(mesh, work.task.train[n]), np.True_)
+    return {name: np.array([row[name] for row in rows]).T for name in first}
+
+
+def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str, float]]:
+    """Return the slopes of log2 |x| and log2 |x - x_0|, both after the last step, against log2 of the size."""
+    logarithms, slopes = np.log2(list(measured)), {}
+    for stage in next(iter(measured.values())):
+        pairs = np.array([measures[stage][:, -1] for measures in measured.values()]).T  # |x|, |x - x_0| of each size
+        lines = [float(np.polyfit(logarithms, np.log2(np.maximum(x, 1e-30)), 1)[0]) for x in pairs]
+        slopes[stage] = dict(zip(("size slope", "change slope"), lines, strict=True))
+    return slopes
+
+
+def format_table(measured: dict[int, dict[str, np.ndarray]], slopes: dict[str, dict[str, float]], letter: str) -> str:
+    """Return a line for each stage: the change at each size, and both slopes. letter: D or M."""
+    head = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"]
+    rows = [head]
+    for stage, slope in slopes.items():
+        changes = [f"{measures[stage][1, -1]:.4g}" for measures in measured.values()]
+        rows.append([stage, *changes, f"{slope['change slope']:+.2f}", f"{slope['size slope']:+.2f}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(commands.main(run, HELP, sys.argv))

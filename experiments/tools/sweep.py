@@ -1,0 +1,72 @@
+"""Sweeps: a study that trains every combination of some settings' values, with the seed of the config.
+
+python launch.py --config configs/vit.py --sweep optim.learning_rate=1e-3,3e-3 --sweep model.D=64,128
+"""
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from experiments.engine import config as configs, config_file as config_files, errors, run as runs
+from experiments.studies import study as studies
+
+EXAMPLE = "optim.learning_rate=1e-3,3e-3"
+Grid = Mapping[str, Sequence[Any]]  # setting -> its values, or their texts
+
+
+def parse(texts: Sequence[str]) -> Grid | None:
+    """Return {"optim.learning_rate": ["1e-3", "3e-3"]} for ["optim.learning_rate=1e-3,3e-3"]; None without texts."""
+    grid: dict[str, list] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        errors.refuse((not equals, f"--sweep={text} has no values. Write --sweep={EXAMPLE}"))
+        grid[key] = grid.get(key, []) + values.split(",")
+    return grid or None
+
+
+def load_settings(path: str, changes: Mapping[str, Any], grid: Grid | None) -> configs.Settings:
+    """Return the settings of a config file with these changes; with a grid, of the study that is its sweep."""
+    return config_files.load_settings(path, changes, functools.partial(make_study, grid) if grid is not None else None)
+
+
+def make_study(grid: Grid, config: ml_collections.ConfigDict, base: Callable) -> ml_collections.ConfigDict:
+    """Return the config of a study with an arm for each combination. The values of `seed` become the study's seeds.
+
+    base: get_config of configs/base.py. Raises UserError if a setting or value is invalid, or if there is one arm.
+    """
+    errors.refuse(("study" in config, "a sweep of a study is not possible: add arms to study.arms, or use study.tune"))
+    values: dict[str, list] = {key: [] for key in grid}
+    for key, texts in grid.items():
+        for text in texts:
+            changed = copy.deepcopy(config)
+            configs.assign(changed, key, text)  # in the type of the setting
+            value = configs.flat(configs.values_of(changed))[key]
+            values[key] += [value] * (value not in values[key])
+    seeds = values.pop("seed", [config.seed])
+    combinations = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+    if len(combinations) < 2:
+        names = ", ".join(grid) or "no setting"
+        rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
+        raise errors.UserError(f"the sweep of {names} has fewer than two combinations. {rule}")
+    study = base("ablation", of=config)
+    study.log, study.seed = config.log, base().seed
+    # The first combination is the reference, so that it stays when values are added.
+    arms = [(studies.name_values(combination), combination) for combination in [*combinations[1:], combinations[0]]]
+    study.study.update(arms=arms, seeds=seeds, keep_weights=True)
+    return study
+
+
+def compare(settings: configs.Settings, result: runs.Result) -> runs.Result:
+    """Compare the runs of a finished sweep. Return its result with the figure added. settings: of the study."""
+    from experiments.tools import compare as comparing  # imports matplotlib, which takes a second
+
+    study = studies.read(settings)
+    in_order = study._replace(arms=[study.arms[-1], *study.arms[:-1]])  # of the grid
+    folders = [result.folder / run.name for run in studies.runs(settings, in_order)]
+    print()
+    figure = comparing.run(folders, metric=settings.study.metric, output=result.folder)
+    return result._replace(figures=[*result.figures, figure])

@@ -1,0 +1,167 @@
+"""Compare numbers that any program has measured, with the intervals, sentences and report of a study.
+
+python -m experiments.tools.verdict results.csv --metric=loss --better=less --workdir=DIR
+verdict.run(["results.csv"], metric="loss", better="less", workdir="DIR")
+
+The table has a row for each run, with the columns arm, seed and metrics. The columns condition (separate comparisons),
+steps (of training) and diverged_at are optional, so runs.csv of a study is such a table. Arms that share seeds with the
+reference are compared by pairs of the same seed. Without a common seed, or with an empty column, Welch's t compares
+their means. An empty or nan metric is a diverged run.
+"""
+
+import hashlib
+import itertools
+import math
+import pathlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from experiments.data import files as data_files, tables as data_tables
+from experiments.engine import by_name, config as configs, disk, errors, log, mesh as meshes, workdir as workdirs
+from experiments.studies import plan, results, runs as study_runs, statistics, study as studies
+from experiments.tools import command as commands
+
+HELP = {
+    "metric": "The column to compare. Not needed if there is only one.",
+    "better": "Which values of the metric are better: less or more. A name with loss or accuracy says it.",
+    "reference": "The arm that the others are compared with. Default: the last one in the table.",
+    "successive": "Compare each arm with the one before it in the table, in place of one reference.",
+    "margin": "The verdict is equal if the interval of a difference lies within plus or minus this. 0: never.",
+    "looks": "Planned number of verdicts, each over more runs than the last. More verdicts widen the intervals.",
+    "correction": "Correct the intervals for all comparisons of the table, or of each condition: study or condition.",
+    "workdir": "A new folder for the report. Without it the verdict is only printed.",
+}
+NO_METRIC = ("arm", "seed", "condition", "steps", "params", "flops_per_token", "seconds", "diverged_at")
+NEW, OLD = "new", "old"  # the arms of each condition of --successive
+
+
+def run(
+    table: Sequence[commands.Path],
+    *,
+    metric: str = "",
+    better: str = "",
+    reference: str = "",
+    successive: bool = False,
+    margin: float = 0.0,
+    looks: int = 1,
+    correction: str = "study",
+    workdir: commands.Path = "",
+) -> results.Analysis:
+    """Print the tables and the verdict, write the report, and return the analysis. table: a list of one CSV file.
+
+    Raises UserError if a column, an arm or a number is missing or invalid.
+    """
+    errors.refuse(
+        (len(table) != 1, "name one table: python -m experiments.tools.verdict results.csv --metric=loss"),
+        (successive and reference, f"--reference={reference} has no use with --successive. Leave one of them out"),
+    )
+    by_name.choose("correction", correction, {"study": None, "condition": None})
+    configs.at_least(1, {"--looks": looks})
+    configs.at_least(0, {"--margin": margin})
+    file, folder = pathlib.Path(table[0]), pathlib.Path(workdir)
+    if str(workdir):
+        disk.check_new(folder, "--workdir")
+    runs, metric = read(file, metric, better)
+    source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    runs = pair_successive(runs) if successive else runs
+    study = make_study(file.name, runs, metric, OLD if successive else reference, margin)
+    study = study._replace(looks=looks, correction=correction)
+    conditions = statistics.analyse(study, runs)
+    across = [] if successive else results.analyse_across(conditions, runs)
+    analysis = results.Analysis(runs, conditions, plan.NOTHING, across)
+    log.say(results.format_analysis(study, analysis), "\n")
+    if str(workdir):
+        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.describe_commit()}
+        with disk.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files = results.write_files(folder, study, analysis, session=session)
+        log.say("\n".join(["", *(f"  {path}" for path in files)]), "\n")
+    return analysis
+
+
+def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.Run], str]:
+    """Return the rows of a table as finished runs, and the metric ("": the only one in the table)."""
+    runs: dict[tuple[str, str, int], study_runs.Run] = {}
+    with disk.reading(file):
+        for place, cells in data_tables.read_cells(data_files.on_disk(file)):
+            names = [name for name in cells if name not in NO_METRIC]
+            metric = metric or (names[0] if len(names) == 1 else "")
+            if "arm" not in cells or metric not in {*cells} - {"arm", "seed", "condition"}:
+                problem = f"--metric={metric} must be one of the columns" if "arm" in cells else "no column arm among"
+                raise ValueError(f"{problem} {', '.join(names)}")
+            run = read_run(place, cells, metric, choose_direction(metric, better))
+            if run[:3] in runs:
+                raise ValueError(f"{place}: arm {run.arm} has seed {run.seed} twice in condition {run.condition}")
+            runs[run[:3]] = run
+    arms = {run.arm for run in runs.values()}
+    errors.refuse((len(arms) < 2, f"{file} has {len(arms)} of the two or more arms that a comparison needs"))
+    return [*runs.values()], metric
+
+
+def choose_direction(metric: str, better: str) -> str:
+    """Return "less" or "more". Raises UserError if neither --better nor the metric's name says it."""
+    better = better or ("less" if "loss" in metric else "more" if "accuracy" in metric else "")
+    rule = f"--metric={metric} does not say which values are better. Add --better=less or --better=more"
+    errors.refuse((better not in statistics.BEST, rule if not better else f"--better={better} must be less or more"))
+    return better
+
+
+def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> study_runs.Run:
+    """Return the run in a row. Without a seed it gets the negative number of its line, which no other run has.
+
+    Raises ValueError for an empty arm, a cell that is not a number, or a seed that is not a whole number.
+    """
+    names = {"seed", "steps", "diverged_at", "params", "flops_per_token", metric} & cells.keys()
+    numbers: dict[str, float] = {}
+    for name in names | {name for name in cells if name.startswith("eval/")}:
+        try:
+            numbers[name] = float(cells[name] or "nan")
+        except ValueError as error:
+            raise ValueError(f"{place}: {name} = {cells[name]!r} is not a number") from error
+    known = {name: int(x) if x.is_integer() else x for name, x in numbers.items() if not math.isnan(x)}
+    counts = [known.get(name, 0) for name in ("seed", "steps", "diverged_at")]
+    if not cells["arm"] or any(type(x) is not int or x < 0 for x in counts):
+        raise ValueError(f"{place}: arm must be a name; seed, steps and diverged_at whole numbers from 0, or empty")
+    seed = known.pop("seed", -int(re.sub(r"\D", "", place)))
+    summary = {metric: None} | known | {"better": {metric.rpartition("/")[2]: better}}
+    condition = cells.get("condition") or studies.ONLY
+    return study_runs.Run(condition, cells["arm"], seed, int(known.get("steps", 0)), summary, rows=[], maps=None)
+
+
+def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
+    """Return the runs in a condition for each arm (NEW) and the one before it (OLD): most of them twice."""
+    paired, several = [], len({run.condition for run in runs}) > 1
+    arms, conditions = dict.fromkeys(run.arm for run in runs), dict.fromkeys(run.condition for run in runs)
+    for condition, (old, new) in itertools.product(conditions, itertools.pairwise(arms)):
+        place, names = f"{new} after {old}" + f" in {condition}" * several, {old: OLD, new: NEW}
+        subset = (run for run in runs if run.condition == condition and run.arm in names)
+        paired += [run._replace(condition=place, arm=names[run.arm]) for run in subset]
+    return paired
+
+
+def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference: str, margin: float) -> studies.Study:
+    """Return the study that has these runs. Raises UserError if the reference ("": the last arm) is missing."""
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for run in runs:
+        seeds.setdefault((run.condition, run.arm), set()).add(run.seed)
+    conditions, arms = (list(dict.fromkeys(names)) for names in zip(*seeds, strict=True))
+    reference = reference or arms[-1]
+    by_name.choose("reference", reference, dict.fromkeys(arms))
+    common = set.intersection(*seeds.values())
+    is_complete = len(seeds) == len(arms) * len(conditions) and all(common == each for each in seeds.values())
+    return studies.Study(
+        experiment=name,
+        conditions=[studies.Named(condition, {}) for condition in conditions],
+        arms=[studies.Named(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)],
+        seeds=sorted(common) if is_complete else [],
+        reference=reference,
+        metric=dict.fromkeys(conditions, metric),
+        threshold=dict.fromkeys(conditions, 0.0),
+        margin=dict.fromkeys(conditions, margin),
+        looks=1,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(commands.main(run, HELP, sys.argv, positional="table"))

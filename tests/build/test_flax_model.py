@@ -1,0 +1,419 @@
+"""A Flax module of the user's as the model of an experiment: its values, statistics, devices, and refusals."""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import tiny_study
+from errors import raises
+from flax import linen, nnx
+
+from experiments.build import flax_model
+from experiments.engine import errors, mesh as meshes, run_plan, train_step
+from experiments.pretrained import open_model
+from tfm import layout as layouts, shapes
+
+C, Y = 10, 8  # classes and height of the digits
+
+
+class Net(nnx.Module):
+    """A convolution, a dropout and a layer of heads."""
+
+    def __init__(self, Z, C, *, rngs, rate=0.5, D=4):
+        self.conv, self.norm = nnx.Conv(Z, D, (3, 3), rngs=rngs), nnx.BatchNorm(D, rngs=rngs)
+        self.dropout, self.heads = nnx.Dropout(rate, rngs=rngs), nnx.LinearGeneral(D, (2, D), rngs=rngs)
+        self.head = nnx.Linear(2 * D, C, rngs=rngs)
+
+    def __call__(self, image_BYXZ):
+        x = nnx.relu(self.norm(self.conv(image_BYXZ))).mean((1, 2))
+        return self.head(self.dropout(self.heads(x)).reshape(len(x), -1))
+
+
+class Plain(Net):
+    """Without dropout and batch statistics."""
+
+    def __init__(self, Z, C, D, *, rngs):
+        super().__init__(Z, C, rngs=rngs, rate=0.0, D=D)
+        self.norm = nnx.LayerNorm(D, rngs=rngs)
+
+
+class LinenNet(linen.Module):
+    C: int
+    D: int
+
+    @linen.compact
+    def __call__(self, image_BYXZ, train):
+        x = linen.Conv(self.D, (3, 3))(image_BYXZ)
+        x = linen.relu(linen.BatchNorm(use_running_average=not train)(x)).mean((1, 2))
+        return linen.Dense(self.C)(linen.Dropout(0.5, deterministic=not train)(x))
+
+
+class Tokens(nnx.Module):
+    """A causal model of tokens: the mean of the tokens so far."""
+
+    def __init__(self, W, D, *, rngs):
+        self.embed, self.head = nnx.Embed(W, D, rngs=rngs), nnx.Linear(D, W, rngs=rngs)
+
+    def __call__(self, w_BN):
+        return self.head(jnp.cumsum(self.embed(w_BN), 1) / (1 + jnp.arange(w_BN.shape[1]))[:, None])
+
+
+class SeesAll(Tokens):
+    def __call__(self, w_BN):
+        return self.head(jnp.broadcast_to(self.embed(w_BN).mean(1, keepdims=True), (*w_BN.shape, self.embed.features)))
+
+
+class Padded(nnx.Module):
+    """The mean of the tokens, which are real where `valid` is True, for each token."""
+
+    def __init__(self, W, D, *, rngs):
+        self.embed, self.head = nnx.Embed(W, D, rngs=rngs), nnx.Linear(D, W, rngs=rngs)
+
+    def __call__(self, w_BN, valid):
+        x_BND = self.embed(w_BN)
+        return self.head(x_BND + x_BND.mean(1, keepdims=True, where=valid[..., None]))
+
+
+class LinenPadded(linen.Module):
+    W: int
+    D: int
+
+    @linen.compact
+    def __call__(self, w_BN, valid):
+        x_BND = linen.Embed(self.W, self.D)(w_BN)
+        return linen.Dense(self.W)(x_BND + x_BND.mean(1, keepdims=True, where=valid[..., None]))
+
+
+class Classifier(nnx.Module):
+    """Classify the mean of the tokens that are real."""
+
+    def __init__(self, W, D, C, *, rngs):
+        self.embed, self.head = nnx.Embed(W, D, rngs=rngs), nnx.Linear(D, C, rngs=rngs)
+
+    def __call__(self, w_BN, valid):
+        return self.head(self.embed(w_BN).mean(1, where=valid[..., None]))
+
+
+class Blind(Classifier):
+    """Classify the mean of all tokens."""
+
+    def __call__(self, w_BN):
+        return super().__call__(w_BN, jnp.ones(w_BN.shape, bool))
+
+
+NORMAL = nnx.initializers.normal()
+
+
+class Sharded(nnx.Module):
+    """A causal model of tokens with partitioning metadata. The axis `embed` has no meaning here."""
+
+    def __init__(self, W, D, *, rngs, axis="fsdp"):
+        shard = nnx.with_partitioning
+        self.embed = nnx.Embed(W, D, embedding_init=shard(NORMAL, (None, axis)), rngs=rngs)
+        self.up = nnx.Linear(D, 4 * D, kernel_init=shard(NORMAL, ("embed", (axis, "embed"))), rngs=rngs)
+        self.head = nnx.Linear(4 * D, W, rngs=rngs)
+
+    def __call__(self, w_BN):
+        return self.head(nnx.relu(self.up(jnp.cumsum(self.embed(w_BN), 1))))
+
+
+class Misnamed(Sharded):
+    def __init__(self, W, D, *, rngs):
+        super().__init__(W, D, rngs=rngs, axis="model")
+
+
+class LinenSharded(linen.Module):
+    W: int
+    D: int
+
+    @linen.compact
+    def __call__(self, w_BN):
+        shard = functools.partial(linen.with_partitioning, NORMAL)
+        x_BND = jnp.cumsum(linen.Embed(self.W, self.D, embedding_init=shard((None, "fsdp")), name="embed")(w_BN), 1)
+        x_BNF = linen.Dense(4 * self.D, kernel_init=shard(("embed", ("fsdp", "embed"))), name="up")(x_BND)
+        return linen.Dense(self.W, name="head")(linen.relu(x_BNF))
+
+
+class WrongShape(Plain):
+    def __call__(self, image_BYXZ):
+        return super().__call__(image_BYXZ)[:, :3]
+
+
+class Fails(Plain):
+    def __call__(self, image_BYXZ):
+        return self.nowhere(image_BYXZ)
+
+
+def settings(name, experiment="vision", **changes):
+    """Return settings with this module and few steps."""
+    return tiny.settings(experiment, model=False, model__flax=f"test_flax_model:{name}", **changes)
+
+
+def build(name, **changes):
+    """Return the model of digits."""
+    inputs = jax.ShapeDtypeStruct((2, Y, Y, 1), jnp.float32)
+    return flax_model.FlaxModel(settings(name, **changes).model, layouts.ONE, inputs, (2, C), Y=Y, X=Y, Z=1, C=C)
+
+
+def images(B=6):
+    return np.random.default_rng(0).standard_normal((B, Y, Y, 1), np.float32)
+
+
+def values_of(module):
+    """Return the arrays of an nnx module in the order of its paths."""
+    nodes = sorted((".".join(map(str, path)), node) for path, node in nnx.iter_graph(module))
+    return [node[...] for _, node in nodes if isinstance(node, nnx.Param | nnx.BatchStat)]
+
+
+def test_an_nnx_module_computes_what_flax_computes():
+    model, module = build("Net", model__D=4), Net(1, C, rngs=nnx.Rngs(jax.random.key(5)))
+    params = model.init(jax.random.key(5))
+    assert len(params) == len(values_of(module)) == 10
+    for (_, mine), theirs in zip(sorted(params.items()), values_of(module), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    module.eval()
+    logits, aux = model.apply(params, images())
+    np.testing.assert_allclose(logits, module(images()), atol=1e-6)
+    assert aux == {}
+
+
+def test_a_linen_module_computes_what_flax_computes():
+    model, module = build("LinenNet", model__D=4), LinenNet(C, 4)
+    variables = module.init(jax.random.key(5), images(2), train=False)
+    params = model.init(jax.random.key(5))
+    assert len(params) == len(jax.tree.leaves(variables)) == 8
+    logits, _ = model.apply(params, images())
+    np.testing.assert_allclose(logits, module.apply(variables, images(), train=False), atol=1e-6)
+    key_B = jax.random.split(jax.random.key(1), 6)
+    logits, _ = model.apply(params, images(), key_B=key_B)
+    expected, _ = module.apply(variables, images(), train=True, rngs={"dropout": key_B[0]}, mutable=["batch_stats"])
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Net", "LinenNet"])
+def test_dropout_and_batch_statistics_are_those_of_training(name):
+    model = build(name, model__D=4)
+    params = model.init(jax.random.key(5))
+    first, again, other = (
+        model.apply(params, images(), key_B=jax.random.split(jax.random.key(seed), 6)) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first[0], again[0])
+    assert np.abs(first[0] - other[0]).max() > 0.01
+    running = first[1][train_step.RUNNING]
+    assert len(running) == 2 and running.keys() <= params.keys()
+    updated = train_step.update_running(params, running)
+    mean = next(name for name in running if ".mean_" in name)
+    momentum = 0.99  # of Flax
+    assert np.abs(updated[mean]).max() > 0 and np.abs(updated[mean]).max() < (1 - momentum) * 10
+
+
+def test_names_state_the_shapes_and_which_parameters_are_matrices():
+    params = build("Net").init(jax.random.key(0))
+    assert shapes.check(params)
+    matrices = {name.rpartition("_")[0] for name in params if shapes.is_matrix(name)}
+    assert matrices == {"conv.kernel", "heads.kernel", "head.kernel"}  # not heads.bias, which has two axes
+
+
+def take_steps(values, devices, n=2, fsdp=1):
+    """Return the parameters after n steps."""
+    mesh = meshes.make(data=devices, fsdp=fsdp)
+    work = tiny.work_of(values, mesh)
+    plan = run_plan.make_plan(values, work.task, mesh)
+    values.refuse_unused()
+    state = train_step.initial_state(plan.task, plan.optimiser, seed=0, mesh=mesh)
+    for step in range(n):
+        state, metrics = plan.step(state, meshes.place_batch(mesh, plan.task.train[step]), np.True_)
+    return jax.device_get(state.params), jax.device_get(metrics)
+
+
+def test_two_devices_equal_one():
+    (one, metrics), (two, metrics_2) = (take_steps(settings("Plain", model__D=4), n) for n in (1, 2))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, two)
+    np.testing.assert_allclose(metrics["loss"], metrics_2["loss"], rtol=1e-5)
+
+
+SHARDED = {"model__D": 8, "text__N": 8, "train__accumulation": 2}
+
+
+@pytest.mark.parametrize("name", ["Sharded", "LinenSharded"])
+def test_metadata_shard_the_parameters_and_the_numbers_are_those_of_one_device(tmp_path, name):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    source = {"text__source": str(tmp_path / "text.txt")}
+    values = functools.partial(settings, name, "language", **SHARDED, **source)
+    (one, metrics), (four, metrics_4) = take_steps(values(), 1), take_steps(values(), 2, fsdp=2)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, four)
+    np.testing.assert_allclose(metrics["loss"], metrics_4["loss"], rtol=1e-5)
+    mesh = meshes.make(data=2, fsdp=2)
+    task = tiny.work_of(values(), mesh).task
+    assert task.lines[1:] == (
+        "metadata: mesh.fsdp shards 2 of 5 parameters (21% of their numbers); axis names without effect: embed",
+    )
+    plan = run_plan.make_plan(values(), task, mesh)
+    state = train_step.abstract_state(plan.task, plan.optimiser, mesh=mesh)
+    for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
+        name = jax.tree_util.keystr(path)
+        axis = -1 if "embed.embedding" in name or "up.kernel" in name else None
+        expected = [n // 2 if i == axis else n for i, n in zip(range(-leaf.ndim, 0), leaf.shape, strict=True)]
+        assert list(leaf.sharding.shard_shape(leaf.shape)) == expected, name
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("Misnamed", {}, ["mesh.fsdp = 2", "test_flax_model:Misnamed", '"fsdp"']),
+        ("Tokens", {}, ["mesh.fsdp = 2", "test_flax_model:Tokens", '"fsdp"']),
+        ("Sharded", {"model__D": 5}, ["mesh.fsdp = 2", "= 5", "embed.embedding"]),
+    ],
+)
+def test_modules_without_the_metadata_or_with_odd_sizes_are_not_sharded(name, changes, words):
+    with raises(errors.UserError, *words):
+        take_steps(settings(name, "language", **(SHARDED | changes)), 1, n=0, fsdp=2)
+
+
+def test_batch_statistics_follow_flax():
+    params, _ = take_steps(settings("Net", model__D=4, optim__learning_rate=0.0, optim__weight_decay=0.0), 1, n=1)
+    task = tiny.task_of(settings("Net", model__D=4))
+    module = Net(1, C, rngs=nnx.Rngs(jax.random.key(0)))
+    module.train()
+    module(task.train[0]["image_BYXZ"])
+    names = sorted(name for name in params if name.startswith("norm.") and (".mean" in name or ".var" in name))
+    np.testing.assert_allclose(params[names[0]], module.norm.mean[...], atol=1e-5)
+    np.testing.assert_allclose(params[names[1]], module.norm.var[...], atol=1e-5)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    config = tiny.config_file(tmp_path, "vision", model__flax="test_flax_model:Net", mesh__data=1, optim__ema=0.5)
+    changes = tiny.TRAIN | {"train.save_every": 2, "optim.schedule": "constant"}
+    few = [f"--config.{name}={value}" for name, value in changes.items()]
+    summaries = []
+    for folder, steps in (("whole", [5]), ("stopped", [3, 5])):
+        for n in steps:
+            outcome = tiny.run(
+                "--config", config, "--workdir", str(tmp_path / folder), *few, f"--config.train.steps={n}"
+            )
+            assert outcome.code == 0, outcome.err
+        summaries.append(json.loads((tmp_path / folder / "summary.json").read_text()))
+    assert summaries[0]["params_sha256"] == summaries[1]["params_sha256"]
+    assert np.isfinite(summaries[0]["eval/loss"])
+
+
+def test_a_text_is_generated_by_computing_all_tokens_again():
+    values = settings("Tokens", "language", text__N=8, text__tokenizer="characters")
+    inputs = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+    model = flax_model.FlaxModel(values.model, layouts.ONE, inputs, (2, 8, 11), W=11, N=8)
+    params = model.init(jax.random.key(0))
+    w_BN = jnp.arange(16).reshape(2, 8) % 11
+    every_BNW = model.apply(params, w_BN)[0]
+    logits_BW, cache = model.start(params, w_BN[:, :3], jnp.array([3, 2]), capacity=8)
+    np.testing.assert_allclose(logits_BW, np.stack([every_BNW[0, 2], every_BNW[1, 1]]), atol=1e-6)
+    logits_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 3], jnp.array([3, 3]))
+    np.testing.assert_allclose(logits_BW, every_BNW[:, 3], atol=1e-6)
+
+
+BLIND = "padding: your Flax module does not see it, because its call has no argument `valid`"
+
+
+@pytest.mark.parametrize(("name", "lines"), [("Padded", ()), ("LinenPadded", ()), ("SeesAll", (BLIND,))])
+def test_a_module_of_masked_tokens_sees_the_padding_if_its_call_takes_valid(tmp_path, name, lines):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    masked = {"text__N": 64, "text__objective": "masked", "text__source": str(tmp_path / "text.txt")}
+    work = tiny.work_of(settings(name, "language", **masked))
+    assert work.task.lines[1:] == lines
+    real_BN = work.task.evaluation[-1]["valid_BS"]
+    assert 0 < real_BN.mean() < 1
+    change = change_padding(work, work.task.evaluation[-1])[real_BN].max()
+    assert change > 0.01 if lines else change == 0
+
+
+@pytest.mark.parametrize(("name", "lines"), [("Classifier", ()), ("Blind", (BLIND,))])
+def test_a_classifier_of_texts_sees_the_padding_if_its_call_takes_valid(reviews, name, lines):
+    work = tiny.work_of(settings(name, "text_classification", **reviews))
+    assert work.task.layout.batch == meshes.BATCH
+    assert work.task.lines[1:] == lines
+    change = change_padding(work, work.task.evaluation[0]).max()
+    assert change > 0.01 if lines else change == 0
+
+
+def change_padding(work, batch):
+    """Return by how much the logits change if the ids of padding change."""
+    params = tiny.draw_params(work.task)
+    other_BN = np.where(batch["valid_BS"], batch["w_BN"], 3)
+    apply = jax.jit(work.apply)
+    return np.abs(apply(params, batch) - apply(params, batch | {"w_BN": other_BN}))
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """Return settings of 80 texts in two classes."""
+    texts = [(word, f"a {word} film{' again' * (i % 3)}, {i}") for word in ("good", "bad") for i in range(40)]
+    rows = "".join(f'{word},"{text}"\n' for word, text in texts)
+    (tmp_path / "reviews.csv").write_text(f"label,text\n{rows}")
+    return {"text__source": str(tmp_path / "reviews.csv"), "text__N": 24, "mesh__data": 1}
+
+
+def test_a_module_classifies_texts_in_a_run(tmp_path, reviews):
+    changes = reviews | tiny.TRAIN | {"train.steps": 60, "optim.learning_rate": 0.1, "model__D": 8}
+    config = tiny.config_file(tmp_path, "text_classification", model__flax="test_flax_model:Classifier", **changes)
+    outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["eval/accuracy"] == 1 and summary["recall"] == {"bad": 1, "good": 1}
+    for name in ("figures/loss.png", "figures/confusion.png", "sample.txt"):
+        assert str(tmp_path / "run" / name) in outcome.out and (tmp_path / "run" / name).stat().st_size > 100
+
+
+def test_a_module_that_classifies_texts_is_an_arm_of_a_study(tmp_path, reviews):
+    ours = {"model.M": 1, "model.H": 1, "model.norm": "rms", "model.mlp": "relu", "model.bias": "none"}
+    arms = [["module", {"model.flax": "test_flax_model:Classifier"}], ["ours", ours]]
+    changes = reviews | {"study__experiment": "text_classification", "study__arms": arms, "study__seeds": [3]}
+    assert tiny_study.run(tmp_path, **changes, model__D=4).code == 0
+    module, ours = tiny_study.summaries(tmp_path).values()
+    assert module["params"] < ours["params"] and np.isfinite([module["eval/loss"], ours["eval/loss"]]).all()
+
+
+def not_a_class(**options):
+    """Return nothing: a function is no module."""
+
+
+class Other:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "changes", "words"),
+    [
+        ("not_a_class", "vision", {}, ["model.flax = test_flax_model:not_a_class", "nnx.Module"]),
+        ("Other", "vision", {}, ["model.flax = test_flax_model:Other", "linen.Module"]),
+        ("WrongShape", "vision", {}, ["test_flax_model:WrongShape", "(2, 10)", "(2, 3)"]),
+        ("Fails", "vision", {}, ["test_flax_model.py, line", "nowhere"]),
+        ("Tokens", "vision", {}, ["test_flax_model:Tokens", "W"]),
+        ("SeesAll", "language", {"text__N": 8}, ["test_flax_model:SeesAll", "not causal"]),
+        ("Plain", "vision", {"model__M": 3}, ["model.M"]),
+        ("Plain", "vision", {"image__patch": 4}, ["image.patch"]),
+        ("Tokens", "language", {"text__N": 8, "model__window": 4}, ["model.window = 4", "model.flax"]),
+        ("Classifier", "text_classification", {"text__head": "linear"}, ["text.head"]),
+        ("Tokens", "text_classification", {"text__N": 8}, ["test_flax_model:Tokens", "(2, 8)", "(2, 8, 257)"]),
+    ],
+)
+def test_modules_and_settings_that_do_not_fit_are_refused(name, experiment, changes, words):
+    with raises(errors.UserError, *words):
+        take_steps(settings(name, experiment, **changes), 1, n=0)
+
+
+def test_devices_do_not_share_a_module():
+    mesh = meshes.make(data=1, tensor=2)
+    with raises(errors.UserError, "mesh.tensor = 2", "model.flax"):
+        tiny.work_of(settings("Plain", mesh__tensor=2), mesh)
+
+
+def test_the_tools_refuse_a_run_of_a_module(tmp_path):
+    config = tiny.config_file(tmp_path, "vision", model__flax="test_flax_model:Plain", mesh__data=1, **tiny.TRAIN)
+    assert tiny.run("--config", config, "--workdir", str(tmp_path / "run")).code == 0
+    with raises(errors.UserError, "model.flax = test_flax_model:Plain", "launch.run"):
+        open_model.open(tmp_path / "run")

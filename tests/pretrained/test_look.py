@@ -1,0 +1,100 @@
+"""Activations of trained models, and the features that their heads read."""
+
+import numpy as np
+import published
+import pytest
+from errors import raises
+
+from experiments.engine import errors
+from experiments.pretrained import open_model
+
+N, LENGTHS = 11, (5, 11, 8)
+VALID_BN = np.arange(N) < np.array(LENGTHS)[:, None]
+RAW_BYXZ = np.random.default_rng(0).integers(0, 17, (3, 8, 8, 1)).astype(np.uint8)
+M, D, H = 2, 8, 2
+TEXT = {"text.N": N}
+
+
+def draw_ids(W: int) -> np.ndarray:
+    return np.where(VALID_BN, np.random.default_rng(1).integers(1, W, (3, N)), 0)
+
+
+def open_run(folder, experiment, **changes) -> open_model.Trained:
+    if experiment == "text_classification":
+        (folder / "texts.csv").write_text("text,label\n" + "".join(f"word {i},{i % 3}\n" for i in range(99)))
+        changes = changes | {"text.source": str(folder / "texts.csv")}
+    return open_model.open(published.write_run(folder / "run", experiment, **changes))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes"),
+    [
+        ("language", TEXT | {"text.objective": "causal"}),
+        ("language", TEXT | {"text.objective": "masked"}),
+        ("text_classification", TEXT | {"text.head": "linear"}),
+        ("text_classification", TEXT | {"text.head": "pooled"}),
+        ("vision", {"image.patch": 4, "image.head": "pooled"}),
+        ("vision", {"image.patch": 4, "image.head": "class_token"}),
+    ],
+)
+def test_the_logits_are_a_linear_function_of_the_features(tmp_path, experiment, changes):
+    """A head of one matrix maps the features to the logits of the example, of its last token, or of its mean token."""
+    model = open_run(tmp_path, experiment, **changes)
+    is_image = experiment == "vision"
+    inputs, valid = (RAW_BYXZ, None) if is_image else (draw_ids(model.facts["W"]), VALID_BN)
+    look, logits = model.look(inputs, ("hidden", "q", "A"), valid), np.asarray(model(inputs, valid))
+    head = model.params["head"]
+    if changes.get("text.objective") == "causal":
+        logits = logits[np.arange(3), np.array(LENGTHS) - 1]
+    elif logits.ndim == 3:
+        logits = (logits * VALID_BN[..., None]).sum(1) / VALID_BN.sum(1, keepdims=True)
+    matrix = head["G_CD"] if "G_CD" in head else head["G_WD"]
+    np.testing.assert_allclose(look["features"] @ matrix.T + head.get("b_C", 0), logits, atol=2e-5)
+    tokens = N if not is_image else 4 + (changes["image.head"] == "class_token")
+    assert look["features"].shape == (3, D) and look["hidden"].shape == (M, 3, tokens, D)
+    assert look["q"].shape == (M, 3, H, tokens, D // H) and look["A"].shape == (M, 3, H, tokens, tokens)
+    assert {array.dtype for array in look.values()} == {np.dtype("float32")}
+    np.testing.assert_allclose(look["A"].sum(-1), 1, atol=1e-5)
+    if valid is not None:
+        assert (look["A"][:, ~VALID_BN[:, None, None].repeat(H, 1).repeat(N, 2)] == 0).all()
+
+
+def test_features_of_masked_images_are_the_mean_of_tokens_without_a_mask(tmp_path):
+    model = open_run(tmp_path, "masked_image", **{"image.patch": 4})
+    look = model.look(RAW_BYXZ, ("hidden",))
+    assert model.kind == "masked_image" and look["hidden"].shape == (M, 3, 4, D)
+    assert np.abs(np.diff(look["features"], axis=0)).max() > 0.01  # the images differ, and no patch is masked
+    norm, last_BND = model.params["norm"], look["hidden"][-1]
+    centred_BND = last_BND - last_BND.mean(-1, keepdims=True)
+    normed_BND = centred_BND / np.sqrt(last_BND.var(-1, keepdims=True) + 1e-5) * norm["gain_D"] + norm["shift_D"]
+    np.testing.assert_allclose(look["features"], normed_BND.mean(1), atol=1e-5)
+
+
+def test_published_models_with_and_without_a_head(tmp_path):
+    """BERT's features are the mean of the real tokens, and do not depend on the head. A ViT's are its class token."""
+    whole = open_model.open(published.save(tmp_path / "whole", "bert"))
+    arrays = {name: x for name, x in published.tensors("bert").items() if not name.startswith("cls.")}
+    headless = open_model.open(published.save(tmp_path / "headless", "bert", arrays))
+    w_BN = draw_ids(published.W)
+    look, alone = (model.look(w_BN, ("k",), VALID_BN) for model in (whole, headless))
+    assert headless.extras["headless"] and look["k"].shape == (2, 3, published.H, N, published.K)
+    for name in look:
+        np.testing.assert_array_equal(look[name], alone[name])
+    first = headless.look(w_BN[:1, : LENGTHS[0]], ())
+    np.testing.assert_allclose(first["features"][0], look["features"][0], atol=1e-5)
+    assert first.keys() == {"features"}
+
+    vit = open_model.open(published.save(tmp_path / "vit", "vit"))
+    image_BYXZ = np.random.default_rng(0).integers(0, 256, (2, 15, 10, 2), np.uint8)
+    head = vit.params["head"]
+    expected_BC = vit.look(image_BYXZ)["features"] @ head["G_CD"].T + head["b_C"]
+    np.testing.assert_allclose(expected_BC, vit(image_BYXZ), atol=1e-4)
+
+
+def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path):
+    model = open_run(tmp_path, "vision", **{"image.patch": 4})
+    with raises(errors.UserError, "hiden", "hidden"):
+        model.look(RAW_BYXZ, ("hiden",))
+    other = published.write_run(tmp_path / "synthetic", "synthetic")
+    with raises(errors.UserError, other, "synthetic"):
+        open_model.open(other).look(draw_ids(5))

@@ -1,0 +1,142 @@
+"""Searches: the replay of docs/search_noise.py, and the decisions of my_search.py in docs/guides/search.md."""
+
+import importlib.util
+import io
+import json
+import pathlib
+import re
+import sys
+
+import numpy as np
+import pytest
+import tiny
+import tiny_study
+from errors import raises
+
+import launch
+from experiments.engine import errors
+from experiments.studies import statistics
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def load(file: pathlib.Path, name: str, patch: pytest.MonkeyPatch):
+    """Import the file as a new module of this name."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    patch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def noise(monkeypatch):
+    """Return docs/search_noise.py with few orders."""
+    module = load(ROOT / "docs" / "search_noise.py", "search_noise", monkeypatch)
+    monkeypatch.setattr(module, "ORDERS", 40)
+    return module
+
+
+@pytest.fixture
+def search(monkeypatch, tmp_path):
+    """Return my_search.py of the guide, in an empty folder that has runs/."""
+    page = (ROOT / "docs" / "guides" / "search.md").read_text(encoding="utf-8")
+    (tmp_path / "my_search.py").write_text(
+        re.search(r"^```python\n(# my_search.py\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1], encoding="utf-8"
+    )
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return load(tmp_path / "my_search.py", "my_search", monkeypatch)
+
+
+def test_keep_if_better_keeps_records_and_a_kept_gain_stays(noise):
+    loss_OEI = np.array([3.0, 4.0, 2.5, 3.4, 2.4])[None, :, None]
+    kept_OE, best_OE = noise.replay(loss_OEI, np.zeros((1, 4)))
+    assert kept_OE.tolist() == [[False, True, False, True]] and best_OE.tolist() == [[3.0, 3.0, 2.5, 2.5, 2.4]]
+    kept_OE, best_OE = noise.replay(loss_OEI, np.array([[0.5, 1.0, 0.0, 0.0]]))
+    assert kept_OE.tolist() == [[False, True, False, True]]  # the first, with 3.5, was not kept, so its gain is lost
+    np.testing.assert_allclose(best_OE, [[3.0, 3.0, 1.5, 1.5, 1.4]])
+
+
+def test_the_verdict_of_the_replay_is_that_of_a_study(noise):
+    loss_OEI = np.random.default_rng(0).normal(0, 0.01, (1, 31, 5))
+    gain_OE = np.tile([0.0, 0.02, 0.06], (1, 10))
+    kept_OE, _ = noise.replay(loss_OEI, gain_OE)
+    best, gain, kinds, looks = dict(enumerate(loss_OEI[0, 0])), 0.0, [], noise.count_looks(30)
+    for k, value_I in enumerate(loss_OEI[0, 1:], start=1):
+        value = dict(enumerate(value_I - gain - gain_OE[0, k - 1]))
+        kinds.append(statistics.compare(value, best, m=k * looks, better="less").kind == statistics.BETTER)
+        if kinds[-1]:
+            best, gain = value, gain + gain_OE[0, k - 1]
+    assert kept_OE[0].tolist() == kinds and 0 < sum(kinds) < 20
+
+
+def test_looks_are_just_enough(noise):
+    for edits in (1, 2, 20, 100):
+        together = sum(1 / k for k in range(1, edits + 1))
+        assert noise.count_looks(edits) - 1 < together <= noise.count_looks(edits)
+
+
+def test_null_edits_look_like_improvements_to_keep_if_better_only(noise, monkeypatch):
+    monkeypatch.setattr(noise, "ORDERS", 400)
+    loss_R = np.random.default_rng(0).normal(1.87, 0.008, 101)
+    single, verdict = (noise.tabulate(loss_R, "none", rule).split("|") for rule in ("keep if better", "verdict"))
+    assert 3.7 < float(single[4]) < 4.7 and float(single[7]) > 0.01  # 1/2 + 1/3 + ... + 1/101 = 4.2
+    assert float(verdict[5]) < 5 and float(verdict[8]) == float(single[8]) == 0
+
+
+def test_the_script_reads_the_folder_of_a_study(noise, tmp_path, capsys):
+    arms = [["half_the_rate", {"optim.learning_rate": 1e-2}], ["start", {}]]
+    assert tiny_study.run(tmp_path, study__arms=arms, study__seeds=[0, 1, 2, 3]).code == 0
+    noise.main(str(tmp_path / "study"), str(tmp_path / "figure.png"))
+    lines, start = capsys.readouterr().out.splitlines(), tiny_study.summaries(tmp_path)["all/start/seed_0"]
+    rows = [line for line in lines if line.startswith("| ")]
+    assert lines[0].startswith("4 runs") and len(rows) == len(noise.GAINS) * len(noise.RULES)
+    assert abs(float(re.search(r"mean ([\d.]+)", lines[0])[1]) - start["eval/loss"]) < 0.5
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_search_of_the_guide_decides_resumes_and_tests_once(search, monkeypatch, capsys):
+    verdicts = {"a": "better", "b": "no difference found", "c": "better", "final": "worse"}
+    rows, calls = [], []
+
+    def run(config, folder, **changes):
+        arm, reference = changes["study.arms"]
+        calls.append((folder, arm, reference, changes.get("study.seeds")))
+        errors.refuse((arm[0] == "bad", "model.X = 1 is unknown"))
+        difference = {"kind": verdicts[arm[0]], "mean": -1.0, "interval": [-2.0, -0.5]}
+        return launch.runs.Result(None, {"conditions": [{"arms": [{"difference": difference}]}]})
+
+    monkeypatch.setattr(launch, "run", run)
+    proposals = [["a", {"x": 1}], ["b", {"y": 2}], ["bad", {"model.X": 1}], ["c", {"z": 3}], ["final", {}], ["d", {}]]
+    for n in (3, 6):  # the second time it goes on after the third proposal
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in proposals[:n])))
+        search.main({})
+        rows += [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    seeds = search.FINAL["study.seeds"]
+    assert calls == [
+        ("runs/search", ["a", {"x": 1}], ["start", {}], None),
+        ("runs/search", ["b", {"x": 1, "y": 2}], ["a", {"x": 1}], None),
+        ("runs/search", ["bad", {"x": 1, "model.X": 1}], ["a", {"x": 1}], None),
+        ("runs/search", ["c", {"x": 1, "z": 3}], ["a", {"x": 1}], None),
+        ("runs/final", ["final", {"x": 1, "z": 3}], ["start", {}], seeds),
+    ]
+    assert not {*seeds} & {*search.SEEDS}
+    assert [row["verdict"] for row in rows] == ["better", "no difference found", "invalid", "better", "worse"]
+
+
+def test_the_search_of_the_guide_never_sees_the_validation_split(search, tmp_path):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT * 4)
+    settings = tiny.settings("language", text__source=str(tmp_path / "text.txt"), text__N=7)
+    usual, devices = tiny.work_of(settings).task, launch.runs.make_mesh(settings)
+    task = search.prepare(settings, devices).task
+    tuning = usual.tuning()
+    for mine, expected in ((task.evaluation, tuning["evaluation"]), (task.train, tuning["train"])):
+        np.testing.assert_array_equal(mine[0]["w_BN"], expected[0]["w_BN"])
+    assert not np.array_equal(task.evaluation[0]["w_BN"], usual.evaluation[0]["w_BN"])
+
+
+def test_the_search_needs_the_looks_of_its_proposals(search, noise):
+    assert search.LOOKS == noise.count_looks(search.PROPOSALS) == search.get_config().study.looks
+    with raises(errors.UserError, "study.arms"):
+        launch.run(str(ROOT / "configs" / "search_noise.py"), "runs/a", **{"study.arms": []})

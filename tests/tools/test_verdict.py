@@ -1,0 +1,244 @@
+"""verdict: numbers of other programs get the statistics, sentences and report of a study."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import pathlib
+import re
+import runpy
+
+import numpy as np
+import pytest
+import study_folder
+import tiny
+from errors import raises
+from scipy import stats
+
+from experiments.engine import errors
+from experiments.studies import figures as study_figures, inference, results, statistics
+from experiments.tools import command as commands, verdict
+
+ROOT = pathlib.Path(__file__).parents[2]
+TRACK3 = pathlib.Path(os.environ.get("TFM_DATA", "")) / "track3"
+HEAD = "arm,seed,steps,loss\n"
+OLD, NEW = [3.31, 3.33, 3.30, 3.32, 3.31], [3.20, 3.22, 3.19]
+
+
+def write(folder, arms, *, head="arm,seed,loss", seeds=True) -> pathlib.Path:
+    """Write a table of these losses of each arm. Its seeds are 0, 1, ..., or empty."""
+    lines = [f"{arm},{i if seeds else ''},{x}" for arm, losses in arms.items() for i, x in enumerate(losses)]
+    (folder / "results.csv").write_text("\n".join([head, *lines]) + "\n")
+    return folder / "results.csv"
+
+
+def run_command(*argv) -> tiny.Outcome:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = commands.main(verdict.run, verdict.HELP, ["verdict", *map(str, argv)], positional="table")
+    return tiny.Outcome(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(autouse=True)
+def only_png(monkeypatch):
+    monkeypatch.setattr(study_figures, "ALSO", ())
+
+
+def test_the_table_of_a_study_gives_the_verdict_of_the_study(tmp_path):
+    study = study_folder.make_study(("tied", "none", "asymmetric"), conditions=("a", "b"), seeds=(0, 1, 2, 3))
+    draw = np.random.default_rng(0)
+    for condition in ("a", "b"):
+        losses = {arm: (1 + shift + draw.normal(0, 0.1, 4)).tolist() for arm, shift in (("tied", 1), ("none", 0))}
+        losses |= {"asymmetric": draw.normal(1, 0.1, 4).tolist()}
+        study_folder.write_losses(tmp_path / "study", condition, losses)
+    place = tmp_path / "study" / "b" / "none" / "seed_3" / "summary.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"diverged_at": 7}))
+    results.write(tmp_path / "study", study, session={})
+    expected = results.analyse(tmp_path / "study", study).conditions
+    analysis = verdict.run([tmp_path / "study" / "runs.csv"], metric="eval/loss")
+    for condition, of_study in zip(analysis.conditions, expected, strict=True):
+        for arm, arm_of_study in zip(condition.arms, of_study.arms, strict=True):
+            assert (arm.name, arm.values, arm.diverged) == (
+                arm_of_study.name,
+                arm_of_study.values,
+                arm_of_study.diverged,
+            )
+            assert arm.difference == arm_of_study.difference
+    kinds = {arm.difference.kind for condition in expected for arm in condition.compared}
+    assert {statistics.WORSE, statistics.OPEN, statistics.UNSTABLE} == kinds
+
+
+def test_arms_without_common_seeds_are_compared_by_welch(tmp_path):
+    file = write(tmp_path, {"new": NEW, "old": OLD}, seeds=False)
+    [condition] = verdict.run([file]).conditions
+    difference = condition.compared[0].difference
+    variances = np.var(NEW, ddof=1) / 3, np.var(OLD, ddof=1) / 5
+    df = sum(variances) ** 2 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 4)  # Welch and Satterthwaite
+    half, mean = stats.t.ppf(0.975, df) * np.sqrt(sum(variances)), np.mean(NEW) - np.mean(OLD)
+    assert difference.interval == pytest.approx((mean - half, mean + half))
+    (low, high), _ = inference.welch(np.array(NEW), np.array(OLD), 2)  # 97.5 % each
+    assert (high - low) / 2 == pytest.approx(half * stats.t.ppf(0.9875, df) / stats.t.ppf(0.975, df))
+    assert difference.p == pytest.approx(2 * stats.t.cdf(mean / np.sqrt(sum(variances)), df))
+    assert (difference.kind, difference.unpaired, difference.n) == (statistics.BETTER, (3, 5), 3)
+    assert (difference.by_seed, difference.std, difference.detectable) == ({}, None, None)
+    _, p = inference.welch(np.array(NEW), np.array(NEW) + 1, 1)
+    assert p == pytest.approx(stats.ttest_ind(NEW, np.array(NEW) + 1).pvalue)  # equal variances: Student's t
+
+
+@pytest.mark.parametrize(
+    "new, old, margin, kind",
+    [
+        ([1.0, 1.1], [1.0, 1.1, 1.2], 0, statistics.FEW),
+        ([1.0] * 3, [1.0] * 4, 0, statistics.SAME),
+        ([0.0] * 3, [0.0] * 4, 0, statistics.CEILING),
+        ([1.0] * 3, [1.01] * 4, 0, statistics.FLAT),
+        ([1.0] * 3, [2.0] * 4, 0, statistics.BETTER),
+        ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2, 1.1], 0, statistics.OPEN),
+        ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2, 1.1], 1, statistics.EQUAL),
+        ([1.0, 1.1, "nan", 1.1], [1.0, 1.1, 1.2], 0, statistics.UNSTABLE),
+        ([1.0, 1.001, 1.002, 9.0, 9.001], [1.0, 1.001, 1.002, 1.003], 0, statistics.STUCK),
+    ],
+)
+def test_unpaired_kinds_are_those_of_pairs(tmp_path, new, old, margin, kind):
+    file = write(tmp_path, {"new": new, "old": old}, seeds=False)
+    assert verdict.run([file], margin=float(margin)).conditions[0].compared[0].difference.kind == kind
+
+
+def test_the_report_says_what_is_unpaired_diverged_or_of_other_steps_and_has_no_empty_parts(tmp_path):
+    rows = [f"{arm},{seed},100,{x}" for arm in ("a b/c", "base") for seed, x in enumerate(OLD, start=arm == "base")]
+    rows += [f"muon,,90,{x}" for x in ("", *NEW)]
+    (tmp_path / "results.csv").write_text(HEAD + "\n".join([*rows[:5], *rows[10:], *rows[5:10]]) + "\n")
+    code, out, err = run_command(tmp_path / "results.csv", f"--workdir={tmp_path / 'out'}")
+    assert (code, err) == (0, "") and "parameters" not in out
+    files = sorted(str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*.*"))
+    expected = ["figures/differences_all.png", "report.html", "report.json", "report.md", "report.tex", "runs.csv"]
+    assert files == expected
+    text, page = ((tmp_path / "out" / f"report.{end}").read_text() for end in ("md", "html"))
+    assert 'paired by seed, except "muon" (no common seeds)' in text and "unpaired" in text
+    assert '"muon" trained for 90 steps and "base" for 100' in text and '"muon" line 7 (loss not finite)' in text
+    for absent in ("unknown", "parameters", "FLOP", "config", "symmetry", "Attention", "Training", "hardware"):
+        assert absent not in text and absent not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL), absent
+    table = (tmp_path / "out" / "runs.csv").read_text().splitlines()
+    assert table[0].startswith("condition,arm,seed,loss,") and table[6].startswith("all,muon,,,")
+    again = verdict.run([tmp_path / "out" / "runs.csv"]).conditions[0]
+    first, second = (condition.compared for condition in (again, verdict.run([tmp_path / "results.csv"]).conditions[0]))
+    assert [arm.difference for arm in first] == [arm.difference for arm in second]
+    assert [arm.difference.n for arm in first] == [4, 3]  # seeds 1, 2, 3, 4 have pairs
+
+
+def test_successive_arms_are_a_family(tmp_path):
+    arms = {"first": OLD, "second": NEW, "third": [3.2, 3.1, 3.3]}
+    analysis = verdict.run([write(tmp_path, arms, seeds=False)], successive=True, workdir=tmp_path / "out")
+    names = [condition.name for condition in analysis.conditions]
+    assert names == ["second after first", "third after second"]
+    assert [condition.compared[0].difference.unpaired for condition in analysis.conditions] == [(3, 5), (3, 3)]
+    first, second = (condition.compared[0].difference for condition in analysis.conditions)
+    assert first.p_corrected == pytest.approx(2 * first.p) and second.p_corrected == pytest.approx(second.p)
+    figures = [file.name for file in (tmp_path / "out" / "figures").iterdir()]
+    assert len(figures) == 2 and all(re.fullmatch(r"[\w.]+", name) for name in figures)
+
+
+def test_conditions_have_figures_of_their_own_and_unpaired_arms_no_pairs_over_all_conditions(tmp_path):
+    rows = [
+        f"{condition},{arm},{seed if arm != 'muon' else ''},{x + shift}"
+        for condition in ("a b", "a/b")
+        for arm, shift in (("sgd", 1), ("muon", 2), ("base", 0))
+        for seed, x in enumerate(OLD)
+    ]
+    (tmp_path / "results.csv").write_text("\n".join(["condition,arm,seed,loss", *rows]) + "\n")
+    analysis = verdict.run([tmp_path / "results.csv"], workdir=tmp_path / "out")
+    assert len(list((tmp_path / "out" / "figures").glob("differences_a_b_*.png"))) == 2
+    [across] = analysis.across
+    assert ([arm.name for arm in across.numbers.arms], across.numbers.left_out) == (["sgd"], ["muon"])
+
+
+def test_direction_reference_and_looks(tmp_path):
+    arms = {"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.3], "c": [3.0, 3.3, 3.2]}
+    file = write(tmp_path, arms, head="arm,seed,score")
+    more, less = (verdict.run([file], better=better, reference="b").conditions[0] for better in ("more", "less"))
+    assert [arm.name for arm in more.arms] == ["a", "c", "b"] == [arm.name for arm in less.arms]
+    assert [arm.difference.kind for arm in more.compared] == [statistics.WORSE, statistics.BETTER]
+    assert [arm.difference.kind for arm in less.compared] == [statistics.BETTER, statistics.WORSE]
+    wide = verdict.run([file], better="more", reference="b", looks=4).conditions[0]
+    assert wide.together == 8 and np.ptp(wide.arms[0].difference.interval) > np.ptp(more.arms[0].difference.interval)
+
+
+@pytest.mark.parametrize(
+    "text, options, value",
+    [
+        ("seed,loss\n0,1\n", {}, "arm"),
+        ("arm,seed\na,1\n", {"metric": "loss"}, "--metric=loss"),
+        ("arm,x,y\na,1,2\n", {}, "x, y"),
+        ("arm,loss\na,x\nb,1\n", {}, "'x'"),
+        ("arm,seed,loss\na,0.5,1\n", {}, "line 2"),
+        ("arm,seed,loss\na,-1,1\n", {}, "line 2"),
+        ("arm,steps,loss\na,inf,1\n", {}, "line 2"),
+        ("arm,loss\n,1\n", {}, "line 2"),
+        ("arm,seed,loss\na,0,1\na,0,2\n", {}, "line 3"),
+        ("arm,loss\na,1\na,2\n", {}, "has 1 of"),
+        ("arm,loss\n", {}, "has 0 of"),
+        ("arm,score\na,1\nb,2\n", {}, "--better"),
+        ("arm,score\na,1\nb,2\n", {"better": "higher"}, "--better=higher"),
+        ("arm,loss\na,1\nb,2\n", {"reference": "c"}, '"c"'),
+        ("arm,loss\na,1\nb,2\n", {"reference": "a", "successive": True}, "--reference=a"),
+        ("arm,loss\na,1\nb,2\n", {"looks": 0}, "--looks"),
+        ("arm,loss\na,1\nb,2\n", {"margin": -1.0}, "--margin"),
+        ("arm,loss\na,1\nb,2\n", {"correction": "none"}, '"none"'),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(tmp_path, text, options, value):
+    (tmp_path / "results.csv").write_text(text)
+    with raises(errors.UserError, value):
+        verdict.run([tmp_path / "results.csv"], workdir=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_table_and_an_existing_folder_are_refused(tmp_path):
+    assert run_command()[0] == 2 and run_command(tmp_path / "no.csv")[0] == 2
+    with raises(errors.UserError, str(tmp_path)):
+        verdict.run([write(tmp_path, {"a": OLD, "b": NEW})], workdir=tmp_path)
+
+
+def test_the_commands_of_the_page_run_on_its_table(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8").partition("## How do I judge numbers")[2]
+    [table] = re.findall(r"^```\n(arm,.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[:1]
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("results.csv").write_text(table)
+    lines = re.findall(r"^python -m experiments.tools.verdict (results.csv .*?)(?: +#.*)?$", page, flags=re.MULTILINE)
+    outcomes = [run_command(*line.split()) for line in lines]
+    assert len(outcomes) == 2 and all(outcome.code == 0 for outcome in outcomes)
+    assert (
+        "Welch" in outcomes[0].out and "muon after sgd" in outcomes[1].out and pathlib.Path("DIR/report.html").exists()
+    )
+
+
+@pytest.mark.skipif(not TRACK3.is_dir(), reason="$TFM_DATA names no folder with track3")
+def test_the_page_on_records_has_the_numbers_that_its_script_prints(tmp_path, capsys):
+    script = runpy.run_path(str(ROOT / "docs" / "which_records.py"))
+    script["main"](TRACK3, tmp_path)
+    page = (ROOT / "docs" / "which_records.md").read_text(encoding="utf-8")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 21 and all(row in page for row in rows[1:])
+    assert (tmp_path / "which_records.png").stat().st_size > 10_000
+    with (tmp_path / "records.csv").open() as file:
+        assert len({row["arm"] for row in csv.DictReader(file)}) == 19
+    analysis = verdict.run([tmp_path / "records.csv"], successive=True, better="less")
+    kinds = [condition.compared[0].difference.kind for condition in analysis.conditions]
+    assert (len(kinds), kinds.count(statistics.BETTER), kinds.count(statistics.FEW)) == (18, 7, 2)
+
+
+def test_the_script_on_records_recovers_simulated_runs():
+    """A true SD, crossing and slope, from runs that are drawn with them."""
+    script, draw = runpy.run_path(str(ROOT / "docs" / "which_records.py")), np.random.default_rng(0)
+    several = [draw.normal(3.28, 0.001, 10).tolist() for _ in range(40)]
+    sd, low, high = script["pool"](several)
+    assert low < 0.001 < high and sd == pytest.approx(np.sqrt(np.mean([np.var(x, ddof=1) for x in several])))
+    row = script["Row"](1, 3000, 1, 3.28 - 50 * 4e-5, 16)
+    crossing_X = script["draw_crossings"]([row], {1: (4e-5, 100), 2: (2e-5, 100)}, 0.001, False)[0]
+    assert np.median(crossing_X) == pytest.approx(2950, abs=0.3)
+    assert crossing_X.std() == pytest.approx(0.00025 / 4e-5, rel=0.1)
+    gain_X = script["simulate_gain"](10, 10, 0.001, 4e-5)
+    assert gain_X.mean() == pytest.approx(0, abs=0.1) and gain_X.std() == pytest.approx(
+        np.sqrt(2 / 10 * 25**2 + 2 * 25 / 12), rel=0.02
+    )
+    assert script["simulate_gain"](8, 20, 0.001, 4e-5).mean() > 5  # more runs pass earlier
