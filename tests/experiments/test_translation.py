@@ -25,16 +25,17 @@ from experiments import translation  # noqa: E402
 from experiments.tools import translate  # noqa: E402
 
 WORDS = dict(zip("one two three four five".split(), "uno dos tres cuatro cinco".split(), strict=True))
-# The sentences of six words are too long.
+# The sentences of six words are too long. With these settings each of seven seeds translates all others exactly, so
+# that the rounding of a processor decides nothing (120 steps at twice the rate: 5 to 20 of 20).
 SOURCES = [
     *itertools.product(WORDS, repeat=4),
     *itertools.product(("one", "two"), repeat=6),
 ]
 PAIRS = [(" ".join(words), " ".join(map(WORDS.get, words))) for words in SOURCES]
-STEPS, N, W = 120, 6, 300
+STEPS, N, W = 200, 6, 300
 SIZES = {"model.M": 1, "pairs.N": N, "pairs.vocabulary": W}
 TRAIN = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": STEPS}
-TRAIN |= {"train.evaluate_every": STEPS // 2, "optim.learning_rate": 0.02, "optim.warmup_steps": 20}
+TRAIN |= {"train.evaluate_every": STEPS // 2, "optim.learning_rate": 0.01, "optim.warmup_steps": 20}
 TRAIN |= {"model.bias": "none", "model.mlp": "relu", "model.norm": "rms"}  # compiles quickly
 
 
@@ -85,7 +86,7 @@ def test_a_run_learns_to_translate_held_out_sentences(trained_run):
     losses = [row["eval/loss"] for row in log.read(trained_run.folder) if "eval/loss" in row]
     assert len(losses) == 2 and losses[1] < losses[0] < math.log(W)
     assert len(trained_run.blocks) == 11 and all((source, truth) in PAIRS for source, truth, _, _ in trained_run.blocks)
-    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in trained_run.blocks) > 11
+    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in trained_run.blocks) >= 18
 
 
 def test_greedy_translations_have_the_most_likely_tokens_of_the_model_without_a_cache(trained_run, file, monkeypatch):
