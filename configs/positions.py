@@ -1,9 +1,11 @@
-"""Do rotary positions help small models? Five kinds of positions and four other techniques, three widths, ten seeds.
+"""Do rotary positions help small models? Five kinds of positions and four other techniques, ten seeds.
 
 python launch.py --config configs/positions.py --workdir runs/positions
-351 runs, 81 of them to choose rates; not run yet. It compares rotary positions (the reference) with learned,
-sinusoidal and ALiBi positions and none; and with rotary positions, dynamic tanh, multi-token prediction, stochastic
-depth and label smoothing. The metric is the cross-entropy of the next character, also if another loss is trained.
+630 runs, 180 of them to choose rates, 73 minutes on two cores: docs/positions.md. With learned positions the loss is
+worse by 0.17 to 0.24 nats after 300 steps. Three widths have 300 steps; 64 features also have 100 and 1,200. The study
+compares rotary positions (the reference) with learned, sinusoidal and ALiBi positions and none; and, all with rotary
+positions, dynamic tanh, multi-token prediction, stochastic depth and label smoothing. The metric is the cross-entropy
+of the next character, also if another loss is trained.
 """
 
 from configs import base
@@ -22,11 +24,14 @@ def get_config():
         ("label_smoothing", {"train.loss": "label_smoothing:0.1"}),
         ("rotary", {}),
     ]
-    config.study.conditions = [(f"D{D}", {"model.D": D}) for D in (32, 64, 128)]
+    config.study.conditions = [
+        (f"D{D}_{steps}", {"model.D": D, "train.steps": steps, "optim.warmup_steps": steps // 10})
+        for D, steps in ((32, 300), (64, 300), (128, 300), (64, 100), (64, 1200))
+    ]
     config.study.update(seeds=[*range(10)], metric="eval/cross_entropy")
-    config.study.tune = [["optim.learning_rate", [2e-3, 4e-3, 8e-3]]]
+    config.study.tune = [["optim.learning_rate", [2e-3, 4e-3, 8e-3, 16e-3]]]
     config.study.tune_seeds = [1000]
     config.text.update(source="tinyshakespeare", tokenizer="characters")
     config.model.update(M=2, D=64, position="none", relative_position="rotary")
-    config.train.update(steps=300, batch_size=16, log_every=50, metrics=["cross_entropy"])
+    config.train.update(batch_size=16, log_every=50, metrics=["cross_entropy"])
     return config

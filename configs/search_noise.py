@@ -3,7 +3,7 @@
 python launch.py --config configs/search_noise.py --workdir runs/search_noise
 202 runs in one program; 44 minutes with --config.mesh.seed=2 on two busy cores (63 minutes of processor time).
 1.8552 nats, SD 0.0108; half the rate is worse by 0.0234 nats (95 % interval 0.0217 to 0.0250).
-docs/search_noise.py replays searches on these losses: docs/guides/search.md.
+docs/search_noise.py replays searches on these losses: docs/search_noise.md.
 """
 
 from configs import base, shakespeare_speedrun

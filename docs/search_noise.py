@@ -1,4 +1,4 @@
-"""Replay searches on the losses of configs/search_noise.py: print the tables of docs/guides/search.md, draw its figure.
+"""Replay searches on the losses of configs/search_noise.py: print the table of docs/search_noise.md, draw its figure.
 
 python docs/search_noise.py STUDY [FIGURE]
 

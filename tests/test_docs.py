@@ -17,7 +17,7 @@ import pytest
 from absl import flags
 
 import launch
-from benchmarks import __main__ as benchmarks
+from benchmarks import __main__ as benchmarks, records
 from configs import base
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
 from experiments.engine import by_name, config as configs, config_file as config_files
@@ -78,6 +78,8 @@ def check(words: list[str]) -> None:
         assert all((ROOT / word).exists() for word in words[1:] if word.startswith("tests/"))
     elif words[1:3] == ["-m", "benchmarks"]:
         benchmarks.arguments(words[3:])
+    elif words[1:3] == ["-m", "benchmarks.records"]:
+        records.parse(words[3:])
     elif words[1:3] == ["-m", "benchmarks.tpu_estimate"]:
         assert by_name.CODE.fullmatch(words[3]) or (ROOT / words[3]).is_file()
         assert words[4] in topologies.NAMES

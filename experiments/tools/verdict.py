@@ -71,6 +71,8 @@ def run(
     across = [] if successive else results.analyse_across(conditions, runs)
     analysis = results.Analysis(runs, conditions, plan.NOTHING, across)
     log.say(results.format_analysis(study, analysis), "\n")
+    if count := count_without_partner(conditions):
+        log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
     if str(workdir):
         session = {"source": source, "versions": meshes.versions(), "commit": workdirs.describe_commit()}
         with disk.writing(folder):
@@ -138,6 +140,16 @@ def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
         subset = (run for run in runs if run.condition == condition and run.arm in names)
         paired += [run._replace(condition=place, arm=names[run.arm]) for run in subset]
     return paired
+
+
+def count_without_partner(conditions: Sequence[statistics.Condition]) -> int:
+    """Return the number of runs whose seed has no result in the other arm, so that no pair has them."""
+    return sum(
+        len(arm.values.keys() ^ condition.base.values.keys())
+        for condition in conditions
+        for arm in condition.compared
+        if arm.difference.by_seed
+    )
 
 
 def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference: str, margin: float) -> studies.Study:

@@ -68,6 +68,13 @@ def test_the_table_of_a_study_gives_the_verdict_of_the_study(tmp_path):
     assert {statistics.WORSE, statistics.OPEN, statistics.UNSTABLE} == kinds
 
 
+def test_runs_without_a_partner_are_counted(tmp_path):
+    line = "left out of the paired differences: 2 runs whose seed has no result in the other arm"
+    assert line in run_command(write(tmp_path, {"new": NEW, "old": OLD})).out  # three seeds and five
+    for arms, seeds in (({"new": NEW, "old": OLD[:3]}, True), ({"new": NEW, "old": OLD}, False)):
+        assert "left out" not in run_command(write(tmp_path, arms, seeds=seeds)).out
+
+
 def test_arms_without_common_seeds_are_compared_by_welch(tmp_path):
     file = write(tmp_path, {"new": NEW, "old": OLD}, seeds=False)
     [condition] = verdict.run([file]).conditions

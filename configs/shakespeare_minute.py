@@ -1,0 +1,15 @@
+"""Our record on Shakespeare's characters in one minute on two CPU cores, from the shell to the result.
+
+python launch.py --config configs/shakespeare_minute.py
+It is shakespeare_speedrun.py with more features and steps.
+"""
+
+from configs import shakespeare_speedrun
+
+
+def get_config():
+    config = shakespeare_speedrun.get_config()
+    config.model.update(M=3, D=96, H=3, F=128, norm="rms")
+    config.optim.learning_rate = 1e-2
+    config.train.update(steps=1500, log_every=50)
+    return config

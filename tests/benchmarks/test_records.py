@@ -1,0 +1,58 @@
+"""The timing of records: two trainings of each seed, with a cold and a warm cache, and the worst values."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+from benchmarks import records
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Replace the processes by ones that take no time. Return the list of (command, its cache, whether it is empty)."""
+    commands = []
+
+    def run(command, *, env, **_):
+        cache = pathlib.Path(env["JAX_COMPILATION_CACHE_DIR"])
+        commands.append((command, cache, not any(cache.iterdir())))
+        (cache / "program").touch()
+        folder = pathlib.Path(next(x.removeprefix("--workdir=") for x in command if x.startswith("--workdir=")))
+        folder.mkdir(parents=True)
+        seed = int(next(x.removeprefix("--config.seed=") for x in command if x.startswith("--config.seed=")))
+        (folder / "summary.json").write_text(
+            f'{{"eval/loss": {1.8 + seed / 100}, "eval/accuracy": {0.9 - seed / 100}}}'
+        )
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def test_each_seed_trains_cold_and_warm_and_the_worst_value_is_printed(runs, capsys):
+    records.main(["shakespeare", "--seeds", "3", "--config.train.steps=2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [
+        ["0", "1.8000"],
+        ["1", "1.8100"],
+        ["2", "1.8200"],
+        ["worst", "1.8200"],
+    ]
+    assert [cold for _, _, cold in runs] == [True, False] * 3 and len({cache for _, cache, _ in runs}) == 3
+    assert all("--config.train.steps=2" in command and "shakespeare_record.py" in command[2] for command, _, _ in runs)
+    records.main(["digits", "--seeds", "2", "--config=mine.py"])
+    assert capsys.readouterr().out.splitlines()[-1].split()[1] == "0.8900"  # of accuracies the smallest is the worst
+    assert runs[-1][0][2] == "--config=mine.py"
+
+
+def test_every_track_has_an_entry():
+    assert all((ROOT / config).is_file() for config, _ in records.TRACKS.values())
+
+
+def test_a_real_run_is_timed(tmp_path):
+    changes = ["--config.train.steps=2", "--config.model.M=1", "--config.seed=3"]
+    value, seconds = records.train(
+        str(ROOT / "configs/digits_record.py"), "eval/accuracy", changes, cache=str(tmp_path)
+    )
+    assert 0 < value < 1 and seconds > 1 and any(tmp_path.iterdir())
