@@ -1,7 +1,8 @@
-"""Our record on handwritten digits: 98 % accuracy in the fewest seconds on two CPU cores.
+"""Our entry on handwritten digits: towards 98 % accuracy in few seconds on two CPU cores; not all seeds reach it.
 
 python launch.py --config configs/digits_record.py
-The settings were chosen on 334 images of the training part.
+Seeds 0-4: 98.5, 99.1, 97.6, 97.9, 98.2 %; 20 s cold, 16 s warm: docs/records.md.
+The settings were chosen on 334 images of the training part. vit.py reaches 98.5 % with each seed, in minutes.
 """
 
 from configs import base
