@@ -33,7 +33,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("track", choices=TRACKS)
     parser.add_argument("--config", help="the config of your entry")
     parser.add_argument("--seeds", type=int, default=5, help="train the seeds 0, 1, ..., N - 1")
-    return parser.parse_args([argument for argument in argv if argument not in changes]), changes
+    arguments = parser.parse_args([argument for argument in argv if argument not in changes])
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds} must be at least 1")
+    return arguments, changes
 
 
 def train(config: str, metric: str, changes: list[str], *, cache: str) -> tuple[float, float]:
@@ -45,7 +48,9 @@ def train(config: str, metric: str, changes: list[str], *, cache: str) -> tuple[
         command = [sys.executable, str(ROOT / "launch.py"), f"--config={config}", f"--workdir={folder}/run", *changes]
         began = time.perf_counter()
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+        process = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
+        if process.returncode:  # the reason is on stderr
+            sys.exit(process.returncode)
         seconds = time.perf_counter() - began
         return json.loads(pathlib.Path(folder, "run", "summary.json").read_text(encoding="utf-8"))[metric], seconds
 

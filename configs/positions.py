@@ -1,7 +1,7 @@
 """Do rotary positions help small models? Five kinds of positions and four other techniques, ten seeds.
 
 python launch.py --config configs/positions.py --workdir runs/positions
-630 runs, 180 of them to choose rates, 73 minutes on two cores: docs/positions.md. With learned positions the loss is
+630 runs in 146 minutes of processor time, 180 to choose rates: docs/positions.md. With learned positions the loss is
 worse by 0.17 to 0.24 nats after 300 steps. Three widths have 300 steps; 64 features also have 100 and 1,200. The study
 compares rotary positions (the reference) with learned, sinusoidal and ALiBi positions and none; and, all with rotary
 positions, dynamic tanh, multi-token prediction, stochastic depth and label smoothing. The metric is the cross-entropy

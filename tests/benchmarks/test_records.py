@@ -15,7 +15,7 @@ def runs(monkeypatch):
     """Replace the processes by ones that take no time. Return the list of (command, its cache, whether it is empty)."""
     commands = []
 
-    def run(command, *, env, **_):
+    def run(command, *, env, stdout):
         cache = pathlib.Path(env["JAX_COMPILATION_CACHE_DIR"])
         commands.append((command, cache, not any(cache.iterdir())))
         (cache / "program").touch()
@@ -25,6 +25,7 @@ def runs(monkeypatch):
         (folder / "summary.json").write_text(
             f'{{"eval/loss": {1.8 + seed / 100}, "eval/accuracy": {0.9 - seed / 100}}}'
         )
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
     return commands
@@ -56,3 +57,18 @@ def test_a_real_run_is_timed(tmp_path):
         str(ROOT / "configs/digits_record.py"), "eval/accuracy", changes, cache=str(tmp_path)
     )
     assert 0 < value < 1 and seconds > 1 and any(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_ends_the_command_with_its_exit_code_and_message(capfd):
+    with pytest.raises(SystemExit) as outcome:
+        records.main(["digits", "--seeds", "1", "--config.train.stepz=2"])
+    error = capfd.readouterr().err
+    assert (
+        outcome.value.code == 2 and error.startswith("error: ") and "train.steps" in error and "Traceback" not in error
+    )
+
+
+def test_no_seeds_are_refused(capsys):
+    with pytest.raises(SystemExit) as outcome:
+        records.main(["digits", "--seeds", "0"])
+    assert outcome.value.code == 2 and "--seeds 0 must be at least 1" in capsys.readouterr().err
