@@ -93,6 +93,11 @@ def gpt_on_your_text(folder: pathlib.Path) -> None:
         (folder / f"my_texts/{i}.txt").write_text(text[len(text) * i // 40 : len(text) * (i + 1) // 40], "utf-8")
 
 
+def search(folder: pathlib.Path) -> None:
+    """Write a text, because tinyshakespeare may be neither in $TFM_DATA nor within reach."""
+    (folder / "my_text.txt").write_text(shakespeare(), "utf-8")
+
+
 def corpus(folder: pathlib.Path) -> None:
     """Write a text in three splits."""
     text, ends = shakespeare(), {"train": (0, 8), "valid": (8, 9), "test": (9, 10)}
@@ -142,7 +147,7 @@ def run(command: str, folder: pathlib.Path) -> None:
     """Run the command with the project's files and this Python. A training run takes few steps."""
     print(f"  {command}", flush=True)
     trains = "launch.py" in command and "--config" in command
-    few = FEW if trains else FEWER if "my_search.py" in command else ()
+    few = FEW if trains else (*FEWER, "--config.text.source=my_text.txt") if "my_search.py" in command else ()
     command = command.replace("launch.py", str(ROOT / "launch.py"))
     command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -26,7 +26,7 @@ def places() -> list[pathlib.Path]:
 def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
     """Return the path of a file in the first of `places()` that has it, or else downloaded to the cache folder.
 
-    Raises UserError for a wrong checksum, and if the download fails.
+    Raises UserError for a file with a wrong checksum, and RunError if the download fails.
     """
     for path in (folder / file_name for folder in places()):
         if path.is_file():
@@ -44,5 +44,5 @@ def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
         pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
     except (ValueError, OSError, requests.RequestException) as error:  # ValueError: another checksum
         remedy = f"Put the file at {path} or into the folder $TFM_DATA."
-        raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}). {remedy}") from error
+        raise errors.RunError(f"{file_name} could not be downloaded from {url} ({error}). {remedy}") from error
     return path

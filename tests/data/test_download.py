@@ -57,7 +57,7 @@ def play(web_server, tmp_path, monkeypatch):
 
 
 def check_refusal(tmp_path, *words):
-    with raises(errors.UserError, *words):
+    with raises(errors.RunError, *words):
         download.fetch(*download.NAMED["play"])
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 

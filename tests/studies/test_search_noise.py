@@ -39,12 +39,11 @@ def noise(monkeypatch):
 
 @pytest.fixture
 def search(monkeypatch, tmp_path):
-    """Return my_search.py of the guide, in an empty folder that has runs/."""
+    """Return my_search.py of the guide, in a folder without runs/."""
     page = (ROOT / "docs" / "guides" / "search.md").read_text(encoding="utf-8")
     (tmp_path / "my_search.py").write_text(
         re.search(r"^```python\n(# my_search.py\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1], encoding="utf-8"
     )
-    (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     return load(tmp_path / "my_search.py", "my_search", monkeypatch)
 
@@ -108,21 +107,21 @@ def test_the_search_of_the_guide_decides_resumes_and_tests_once(search, monkeypa
         return launch.runs.Result(None, {"conditions": [{"arms": [{"difference": difference}]}]})
 
     monkeypatch.setattr(launch, "run", run)
-    proposals = [["a", {"x": 1}], ["b", {"y": 2}], ["bad", {"model.X": 1}], ["c", {"z": 3}], ["final", {}], ["d", {}]]
+    proposals = [["bad", {"model.X": 1}], ["a", {"x": 1}], ["b", {"y": 2}], ["c", {"z": 3}], ["final", {}], ["d", {}]]
     for n in (3, 6):  # the second time it goes on after the third proposal
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in proposals[:n])))
         search.main({})
         rows += [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     seeds = search.FINAL["study.seeds"]
     assert calls == [
+        ("runs/search", ["bad", {"model.X": 1}], ["start", {}], None),  # no folder runs/ yet
         ("runs/search", ["a", {"x": 1}], ["start", {}], None),
         ("runs/search", ["b", {"x": 1, "y": 2}], ["a", {"x": 1}], None),
-        ("runs/search", ["bad", {"x": 1, "model.X": 1}], ["a", {"x": 1}], None),
         ("runs/search", ["c", {"x": 1, "z": 3}], ["a", {"x": 1}], None),
         ("runs/final", ["final", {"x": 1, "z": 3}], ["start", {}], seeds),
     ]
     assert not {*seeds} & {*search.SEEDS}
-    assert [row["verdict"] for row in rows] == ["better", "no difference found", "invalid", "better", "worse"]
+    assert [row["verdict"] for row in rows] == ["invalid", "better", "no difference found", "better", "worse"]
 
 
 def test_the_search_of_the_guide_never_sees_the_validation_split(search, tmp_path):
