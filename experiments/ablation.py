@@ -14,27 +14,9 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
-from experiments.engine import (
-    config as configs,
-    disk,
-    errors,
-    log,
-    mesh as meshes,
-    run as runs,
-    signals,
-    workdir as workdirs,
-)
-from experiments.studies import (
-    plan,
-    programs,
-    progress,
-    results,
-    run_folders,
-    sentences,
-    statistics,
-    study as studies,
-    tuning,
-)
+from experiments.engine import config as configs, errors, log, mesh as meshes, run as runs, signals, workdir as workdirs
+from experiments.studies import plan, programs, results, run_folders, sentences, statistics, study as studies, tuning
+from experiments.studies.progress import Progress
 
 REPORT_SECONDS = 60.0  # after a program that took longer, the report is written before the next program is trained
 
@@ -153,7 +135,7 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
         plan.record(folder, study)
         sources = workdirs.keep_sources(folder, settings.sources(), workdirs.read_commit()[1])
     if tuning_programs:
-        run_folders.open_runs(disk.folder(folder, tuning.FOLDER), tuning_programs, waiting_tuning, session)
+        run_folders.open_runs(tuning_folder, tuning_programs, waiting_tuning, session)
     if waiting_tuning:
         print(f"first {len(tuning_runs)} tuning runs in {len(tuning_programs)} programs")
         train_all(tuning_folder, waiting_tuning, session._replace(keep_weights=False), sources)
@@ -211,7 +193,7 @@ def train_all(
     sources: the SHA-256 of the user's files, by name.
     """
     n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
-    with contextlib.closing(progress.Progress(waiting)) as line:
+    with contextlib.closing(Progress(waiting)) as line:
         while waiting:
             session.requests.raise_if_requested()
             job, *waiting = waiting

@@ -12,25 +12,8 @@ from typing import Any
 
 import jax
 
-from tfm import (
-    block as blocks,
-    embed as embeds,
-    head as heads,
-    layout as layouts,
-    mlp,
-    norm,
-    position,
-    transformer,
-    variant,
-)
-from tfm.attention import (
-    flash,
-    mask as masks,
-    relative_position,
-    score,
-    spec as attentions,
-    value,
-)
+from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer, variant
+from tfm.attention import flash, mask as masks, relative_position, score, spec as attentions, value
 
 Init = Callable[[jax.Array], dict]
 Apply = Callable[..., Any]  # the logits; with `look`, also a dict of activations
@@ -143,16 +126,8 @@ def _bind(
     spec = transformer.Spec(embedding, position, block, head)
     sizes = sizes | {"K": K or D // H, "F": F or 4 * D, "bias": bias, "final_norm": True}
 
-    def apply(
-        params: dict,
-        inputs: Any,
-        *,
-        key_B: jax.Array | None = None,
-        layout: layouts.Layout = layouts.ONE,
-        look: tuple[str, ...] = (),
-    ) -> Any:
-        call = attentions.Call(mask, key_B=key_B, layout=layout, look=look)
-        logits, aux = transformer.apply(params, inputs, spec, call)
+    def apply(params: dict, inputs: Any, *, look: tuple[str, ...] = (), **call: Any) -> Any:
+        logits, aux = transformer.apply(params, inputs, spec, attentions.Call(mask, look=look, **call))
         return (logits, aux["look"]) if look else logits
 
     return functools.partial(transformer.init, spec=spec, **sizes), apply

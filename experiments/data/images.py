@@ -86,12 +86,7 @@ def load(source: str, size: int = 0) -> Images:
     contradictory files.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
-    return combine(source, read_splits(source, size), size)
-
-
-def read_splits(source: str, size: int) -> image_folder.Splits:
-    """Return the images of a source, as they are in its files. Raises UserError for a missing source."""
-    return read_arrays(source) or image_folder.load(source, size)
+    return combine(source, read_arrays(source) or image_folder.load(source, size), size)
 
 
 def read_arrays(source: str) -> image_folder.Splits | None:

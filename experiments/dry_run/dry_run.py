@@ -77,16 +77,9 @@ def describe_program(program: topologies.Program) -> dict[str, Any]:
     if program.compiled is None:
         return record
     memory = program.compiled.memory_analysis()
-    sizes = {
-        "argument": memory.argument_size_in_bytes,
-        "output": memory.output_size_in_bytes,
-        "alias": memory.alias_size_in_bytes,
-        "temp": memory.temp_size_in_bytes,
-        "generated_code": memory.generated_code_size_in_bytes,
-    }
-    record["needed_bytes"] = (
-        sum(sizes.values()) - 2 * sizes["alias"]
-    )  # a result that reuses an argument's memory counts once
+    sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in MEMORY}
+    # A result that reuses an argument's memory counts once.
+    record["needed_bytes"] = sum(sizes.values()) - 2 * sizes["alias"]
     record |= {f"{name}_bytes": size for name, size in sizes.items()}
     return record | {"collectives": count_collectives(program.compiled.as_text())}
 

@@ -134,18 +134,11 @@ def write_json(file: pathlib.Path, value: Any) -> None:
     write(file, as_json(value))
 
 
-def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Return folder/name, a path for `write_new`. Raises UserError if this file exists."""
-    file = folder / name
-    if file.exists():
-        raise errors.UserError(f"{file} exists already. Choose another --workdir")
-    return file
-
-
-def check_new(folder: pathlib.Path, remedy: str) -> None:
-    """Raise UserError if the folder exists and is not empty. remedy: the flag to change, for the message."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.UserError(f"{folder} exists already. Choose another {remedy}")
+def check_new(path: pathlib.Path, remedy: str) -> pathlib.Path:
+    """Return the path. Raises UserError if it is a file, or a folder that is not empty. remedy: the flag to change."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise errors.UserError(f"{path} exists already. Choose another {remedy}")
+    return path
 
 
 def write_new(file: pathlib.Path, content: bytes) -> None:

@@ -251,9 +251,16 @@ def _stripe(mesh: Mesh, batch: dict) -> dict:
     return striped
 
 
-def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout) -> Any:
-    """Return the shardings of parameters, or of a state that contains them, from the axes in their names."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), shapes.specs(tree, layout.rules), is_leaf=is_spec)
+def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout, *, rows: bool = False) -> Any:
+    """Return the shardings of parameters, or of a state that contains them, from the axes in their names.
+
+    rows: each array has one row for each run as its first axis.
+    """
+
+    def place(spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(mesh, add_row_axis(mesh, spec) if rows else spec)
+
+    return jax.tree.map(place, shapes.specs(tree, layout.rules), is_leaf=is_spec)
 
 
 def is_spec(x: Any) -> bool:

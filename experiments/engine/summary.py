@@ -7,17 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import (
-    checkpoint,
-    disk,
-    errors,
-    freeze,
-    log,
-    mesh as meshes,
-    run_plan,
-    train_step,
-    workdir as workdirs,
-)
+from experiments.engine import checkpoint, disk, errors, freeze, log, run_plan, train_step, workdir as workdirs
 from tfm import shapes
 
 
@@ -89,11 +79,7 @@ def write_result(
         "guess": dict(plan.task.guess),
         "wall_seconds": time.perf_counter() - began,
         "data_sha256": metadata["data_sha256"],
-        "devices": plan.mesh.size,
-        "device": meshes.describe(plan.mesh),
-        "backend": meshes.backend(plan.mesh),
-        "versions": meshes.versions(),
-        "commit": workdirs.describe_commit(),
+        **workdirs.provenance(plan.mesh),
     }
     if plan.task.better:
         last["better"] = dict(plan.task.better)

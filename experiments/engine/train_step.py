@@ -197,7 +197,8 @@ def train_step(
     grads, metrics, running = sharded(device_gradient, mesh, **specs)(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(count_updates(state.opt_state))
     with jax.named_scope("guard"):  # optax.apply_if_finite sees neither the loss nor spikes
-        finite = is_finite([loss, norm, learning_rate, *running.values()])
+        numbers = (loss, norm, learning_rate, *running.values())
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
         no_spike = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
         accepted = alive & finite & no_spike
@@ -214,11 +215,6 @@ def train_step(
     if nan != "abort":
         metrics["skipped"] = new.step - count_updates(new.opt_state)
     return new, metrics | (probe_metrics(task, new, probe_due) if probe_due else {})
-
-
-def is_finite(numbers: Sequence[jax.Array]) -> jax.Array:
-    """Return whether all elements of these arrays are finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
 
 
 def watch_step(task: Task, state: State, gradient: Any, updates: Any) -> tuple[tuple, dict[str, jax.Array]]:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jax.sharding import Mesh
+
 from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
@@ -51,6 +53,12 @@ def read_commit() -> tuple[str, bytes]:
     except (OSError, subprocess.SubprocessError):
         return "", b""
     return f"{head}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else head, changes
+
+
+def provenance(mesh: Mesh) -> dict[str, Any]:
+    """Return the devices and the software of a run, for its summary.json."""
+    devices = {"devices": mesh.size, "device": meshes.describe(mesh), "backend": meshes.backend(mesh)}
+    return devices | {"versions": meshes.versions(), "commit": describe_commit()}
 
 
 class InUse(errors.UserError):

@@ -261,11 +261,7 @@ def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds
         ^ len(held_out)
         ^ (study_runs.crc32(held_out[-1]) if held_out[1:] else 0),
         "together": runs_together,
-        "devices": devices.size,
-        "device": meshes.describe(devices),
-        "backend": meshes.backend(devices),
-        "versions": meshes.versions(),
-        "commit": workdirs.describe_commit(),
+        **workdirs.provenance(devices),
         **times,
     }
 

@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.engine import errors
-from experiments.studies import (
-    figures as study_figures,
-    runs as study_runs,
-    sentences,
-    study as studies,
-    styles,
-    tables,
-)
+from experiments.studies import figures as study_figures, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"
 _LONGEST = 200  # letters of a folder's name; most file systems allow 255
@@ -87,7 +80,7 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
     Raises RunError if each point of an arm has a diverged seed.
     """
     tuned = []
-    finished = {(run.condition, run.arm, run.seed): run for run in study_runs.load(folder / FOLDER, trials(study))}
+    finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
         metric, points = study.metric[condition.name], []
         for values in combinations(study, arm.name):
@@ -95,7 +88,7 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
             points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, point_runs)}))
         if min(len(point.metric) for point in points) < len(study.tune_seeds):
             continue
-        sign = 1 if study_runs.choose_best(metric, finished.values()).better == "less" else -1
+        sign = 1 if runs.choose_best(metric, finished.values()).better == "less" else -1
         best = min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
         if best.mean is None:
             place = f"condition {condition.name}, arm {arm.name}"

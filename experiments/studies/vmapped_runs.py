@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from experiments.engine import compilation, mesh as meshes, train_step
-from tfm import shapes
 
 Numbers = dict[str, np.ndarray]  # field of studies.NUMBERS -> R numbers
 OPTIMISER = ("learning_rate", "weight_decay")  # arguments of the optimiser; the other numbers are arguments of init
@@ -99,18 +98,11 @@ def initial_state(
     make, initial = over_rows(runs, init_run), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
     keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
     shape = jax.eval_shape(make, keys_R, initial)
-    places = shardings(runs, shape)
+    places = meshes.shardings(runs.mesh, shape, runs.task.layout, rows=True)
     if abstract:
         return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
     options = compilation.run_once_options(runs.mesh)
     return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
-
-
-def shardings(runs: VmappedRuns, rows: Any) -> Any:
-    """Return the sharding of each leaf of a state: the row axis, then the axes that the letters of its name say."""
-    specs = shapes.specs(rows, runs.task.layout.rules)
-    place = functools.partial(meshes.add_row_axis, runs.mesh)
-    return jax.tree.map(lambda spec: NamedSharding(runs.mesh, place(spec)), specs, is_leaf=meshes.is_spec)
 
 
 def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
@@ -129,8 +121,9 @@ def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
 
     def rows(state: train_step.State, *arguments: Any) -> tuple[train_step.State, dict]:
         new, metrics = over_rows(runs, step_run)(state, *arguments)
-        places = shardings(runs, new), jax.tree.map(lambda _: meshes.replicated(runs.mesh), metrics)
-        return jax.lax.with_sharding_constraint((new, metrics), places)  # the state stays on its devices
+        places = meshes.shardings(runs.mesh, new, runs.task.layout, rows=True)
+        whole = jax.tree.map(lambda _: meshes.replicated(runs.mesh), metrics)
+        return jax.lax.with_sharding_constraint((new, metrics), (places, whole))  # the state stays on its devices
 
     deterministic = compilation.deterministic_options(runs.mesh, runs.task.deterministic)
     return jax.jit(rows, donate_argnums=0, compiler_options=meshes.compiler_options(runs.mesh) | deterministic)

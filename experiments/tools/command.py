@@ -46,7 +46,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
 
 def output(folder: Path, name: str) -> pathlib.Path | None:
     """Return the path of a new file in the folder, or None without a folder. Raises UserError if the file exists."""
-    return disk.new_file(pathlib.Path(folder), name) if str(folder) else None
+    return disk.check_new(pathlib.Path(folder, name), "--workdir") if str(folder) else None
 
 
 def report(text: str, file: pathlib.Path | None) -> str:
@@ -68,8 +68,7 @@ def output_table(output: Path) -> pathlib.Path | None:
         return None
     file = pathlib.Path(output).expanduser()
     errors.refuse((file.suffix != ".csv", f"--output = {output} must be a file that ends in .csv"))
-    disk.check_new(file, "--output")
-    return file
+    return disk.check_new(file, "--output")
 
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:

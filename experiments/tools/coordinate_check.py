@@ -44,7 +44,8 @@ def run(
 ) -> dict[str, dict[str, float]]:
     """Print and return {stage: {"size slope", "change slope"}}; write coordinate_check.png into workdir."""
     commands.require("--config=FILE", config)
-    changes, figure = dict(_split(text) for text in set), commands.output(workdir, "coordinate_check.png")
+    errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=model.mup=64") for text in set))
+    changes, figure = dict(text.split("=", 1) for text in set), commands.output(workdir, "coordinate_check.png")
     flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
     try:
         sizes = sorted(int(size) for size in text.split(","))
@@ -62,13 +63,6 @@ def run(
         title = " ".join([pathlib.Path(config).stem, *set])
         print(f"\n  {plots.coordinates(figure, changes_DT, sizes, letter=letter, title=title)}")
     return slopes
-
-
-def _split(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise errors.UserError(f"--set={text} must have the form --set=model.mup=64")
-    return key, value
 
 
 def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.ndarray]:

@@ -10,9 +10,9 @@ dominates.
 """
 
 import sys
-from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.build import probe
@@ -39,20 +39,13 @@ def table(layers: dict[str, symmetry.Layer]) -> str:
     """Return a line for each layer of each part of the model, and a line with the medians over its layers."""
     rows = [("layer", TITLES)]
     for part, layer in layers.items():
-        heads = [[without_nan(statistic, s_H) for s_H in layer.symmetry_H] for statistic in (np.mean, np.median)]
+        heads = [statistic(layer.symmetry_H, axis=1) for statistic in (jnp.nanmean, jnp.nanmedian)]
         columns = np.stack([*heads, layer.symmetry, layer.directionality], axis=1)
-        medians = [without_nan(np.median, column) for column in columns.T]
-        for name, row in [*enumerate(columns, 1), ("median", medians)]:
+        for name, row in [*enumerate(columns, 1), ("median", jnp.nanmedian(columns, axis=0))]:
             cells = [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]
             rows.append((f"{part}{name}", cells))
     width = max(len(name) for name, _ in rows[1:])
     return "\n".join("  ".join([name.ljust(width), *cells]) for name, cells in rows)
-
-
-def without_nan(statistic: Callable, numbers: np.ndarray) -> float:
-    """Return the statistic of the numbers that are not NaN, or NaN if all are."""
-    valid = numbers[~np.isnan(numbers)]
-    return float(statistic(valid)) if valid.size else float("nan")
 
 
 if __name__ == "__main__":

@@ -160,12 +160,12 @@ def test_help_lists_the_settings_with_their_comments(capsys):
 
 
 def test_a_new_file_and_its_folder_are_made_when_it_is_written(tmp_path):
-    file = disk.new_file(tmp_path / "a" / "b", "c.txt")
+    file = disk.check_new(tmp_path / "a" / "b" / "c.txt", "--workdir")
     assert not (tmp_path / "a").exists()
     disk.write_new(file, b"text")
     assert file.read_bytes() == b"text"
     with raises(errors.UserError, "exists already"):
-        disk.new_file(file.parent, "c.txt")
+        disk.check_new(file, "--workdir")
     with raises(errors.UserError, "cannot be written"):
         disk.write_new(file / "d", b"")
 
