@@ -197,8 +197,7 @@ def train_step(
     grads, metrics, running = sharded(device_gradient, mesh, **specs)(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(count_updates(state.opt_state))
     with jax.named_scope("guard"):  # optax.apply_if_finite sees neither the loss nor spikes
-        numbers = (loss, norm, learning_rate, *running.values())
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
+        finite = jnp.stack([jnp.isfinite(x).all() for x in (loss, norm, learning_rate, *running.values())]).all()
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
         no_spike = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
         accepted = alive & finite & no_spike
