@@ -99,7 +99,8 @@ def _acquire(file: pathlib.Path) -> int:
     except BlockingIOError:
         owner = os.read(handle, 1000).decode(errors="replace").strip()
         os.close(handle)
-        raise InUse(f"{file.parent} is in use by another run ({owner}). Choose another --workdir") from None
+        remedy = "Wait until it ends, or choose another --workdir"
+        raise InUse(f"{file.parent} is in use by another run ({owner}). {remedy}") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
