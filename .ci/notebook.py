@@ -69,7 +69,7 @@ def run(executed: str | None = None) -> None:
     checks = {
         "no package of the image is replaced": "every package of the image is as it was" in printed,
         f"{FIGURES} figures of vit": sum("image/png" in data for data in displays) == FIGURES,
-        "the report of a study": any("Paired differences" in data.get("text/html", "") for data in displays),
+        "the report of a study": any("Each arm is compared with" in data.get("text/html", "") for data in displays),
         "a sample": "The function " in printed,
         "the speed of this machine": "is in results.json" in printed,
         "a run that resumes": "resuming " in printed,
