@@ -135,6 +135,10 @@ class Compiled(dict):
     def __call__(self, state: Any, batch: dict, *rest: Any) -> Any:
         return self[len(next(iter(batch.values())))](state, batch, *rest)
 
+    def largest(self) -> Any:
+        """Return the step for the largest batch."""
+        return self[max(self)]
+
 
 def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:
     """Return the floating-point operations of all matrix products in function(*arguments), two for each multiply-add.

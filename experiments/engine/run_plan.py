@@ -164,7 +164,7 @@ def compile_step(plan: Plan, state: train_step.State) -> tuple[Callable, float]:
             if size not in compiled:
                 batch = meshes.abstract_batch(plan.mesh, plan.task.train[first])
                 compiled[size] = plan.step.lower(state, batch, alive).compile()
-    compilation.check_step(compiled[max(compiled)], plan.mesh)
+    compilation.check_step(compiled.largest(), plan.mesh)
     return compiled, time.perf_counter() - began
 
 

@@ -173,11 +173,12 @@ def test_a_run_with_growing_batches_can_be_resumed_across_a_change_of_size(tmp_p
     assert have_equal_results(tmp_path / "parts", tmp_path / "whole")
 
 
-def test_a_batch_uses_the_step_compiled_for_its_size():
+def test_a_batch_uses_the_step_compiled_for_its_size_and_memory_is_that_of_the_largest():
     compiled = compilation.Compiled({n: lambda state, batch, n=n: (n, state, batch) for n in (3, 5, 4)})
     for n in (3, 5):
         batch = {"x_B": np.ones(n)}
         assert compiled("state", batch) == (n, "state", batch)
+    assert compiled.largest() is compiled[5]
 
 
 def test_pairs_may_be_tuples_in_a_config_file_and_are_saved_as_lists():
