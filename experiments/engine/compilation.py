@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, disk, errors
+from experiments.engine import by_name, disk, distributed, errors
 
 MOST_FAKE = 4096  # largest number of fake devices: each starts threads
 UNLIMITED = 2**50  # bytes: more than the memory of any device
@@ -58,7 +58,7 @@ def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[
         raise errors.UserError(f"mesh has {n_devices} devices. A dry run can have at most {MOST_FAKE}")
     enough = fake or n_devices <= (os.cpu_count() or 1)
     split_already = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if enough and not split_already and not jax.distributed.is_initialized():
+    if enough and not split_already and not distributed.is_joined():
         with contextlib.suppress(RuntimeError):  # JAX has started and keeps its number of devices
             jax.config.update("jax_num_cpu_devices", max(n_devices, jax.config.jax_num_cpu_devices))
     if not fake:

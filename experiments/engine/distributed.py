@@ -108,6 +108,11 @@ def call_in_main(action: Callable[[], int]) -> int:
     return int(values[0])
 
 
+def is_joined() -> bool:
+    """Return True if the processes are connected (`start`). This does not use a device."""
+    return jax.distributed.is_initialized()
+
+
 def is_main() -> bool:
     """Return True in process 0, which writes and prints for all processes."""
     return jax.process_index() == 0
