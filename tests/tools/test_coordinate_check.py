@@ -28,7 +28,7 @@ def make(text, **changes):
 
 
 def look_at(task, params, batch, *names):
-    """Return the named activations. Compiled: it takes a third of the time of the same operations one by one."""
+    """Return the named activations, computed as one program."""
     return jax.jit(lambda params, batch: task.look(params, batch, names))(params, batch)
 
 
