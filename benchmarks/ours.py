@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from benchmarks import participant, sizes
-from experiments.build import model as models
 from experiments.engine import (
     by_name,
     compilation,
@@ -23,6 +22,7 @@ from experiments.engine import (
     run_plan,
     train_step,
 )
+from experiments.model import model as models
 from experiments.tools import generation
 from tfm import head as heads, shapes
 from tfm.attention import mask as masks

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, checks, flax_model, losses, model as models, sharding, splits, task as tasks
 from experiments.data import corpus as corpora, perplexity, windows
 from experiments.engine import by_name, config as configs, disk, errors, mesh as meshes, run as runs, train_step
+from experiments.model import baselines, checks, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts, variant
 from tfm.attention import mask as masks
 from tfm.decode import generate

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.build import baselines, losses, model as models, sharding, splits, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run as runs
+from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import beam, generate

@@ -18,7 +18,7 @@ ALLOWED_USES = {  # {file: the attributes of DEVICES that it may use}
 FLOORS = (  # packages of experiments/, lowest first; a file in experiments/ counts as a package
     {"engine"},
     {"dry_run", "data", "figures"},
-    {"build"},
+    {"model"},
     {"pretrained"},
     {"studies"},
     set(),  # all others are experiments
@@ -122,7 +122,7 @@ def test_tests_mirror_the_packages():
         ("experiments/engine/step.py", "from tfm import shapes\nimport tfm.shapes", None),
         (
             "experiments/vision.py",
-            "from experiments.build import model\nfrom experiments.engine import step\nimport tfm",
+            "from experiments.model import model\nfrom experiments.engine import step\nimport tfm",
             None,
         ),
         ("experiments/engine/mesh.py", "jax.shard_map(f, check_vma=True)\njax.devices()\njax.__version__", None),

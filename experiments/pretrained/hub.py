@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import traverse_util
 
-from experiments.build import variants
 from experiments.engine import by_name, disk, errors
+from experiments.model import variants
 from experiments.pretrained import (
     albert,
     bert,

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from experiments.build import losses, model as models
 from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization
 from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, workdir as workdirs
+from experiments.model import losses, model as models
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
 from tfm import embed as embeds, head as heads, shapes
 from tfm.attention import mask as masks
@@ -49,7 +49,7 @@ class Trained:
     """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
-    `model`. facts: the other arguments of the function in build/model.py that builds the model (W, N, output; Y, X, Z,
+    `model`. facts: the other arguments of the function in model/model.py that builds the model (W, N, output; Y, X, Z,
     patch, C, output). extras: other properties, such as class_names (hub.Published). table: where each tensor of a
     published model went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may
     name.
@@ -325,7 +325,7 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:
-    """Return a run's kind of model, and the arguments of its function in build/model.py.
+    """Return a run's kind of model, and the arguments of its function in model/model.py.
 
     experiment: the built-in one that defines the model (runs.Work.kind).
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.build import variants
+from experiments.model import variants
 from experiments.pretrained import families
 
 # Type of scaled rotary positions -> the fields with its numbers, in the order of rotary_scaling.py. N: the number of

@@ -24,9 +24,9 @@ import jax
 import numpy as np
 import tqdm
 
-from experiments.build import model as models
 from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
 from experiments.engine import batches, config as configs, errors
+from experiments.model import model as models
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 from tfm import loss

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments.build import checks, model as models
 from experiments.data import tokenization
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.engine import config as configs, errors, log, mesh as meshes
+from experiments.model import checks, model as models
 from experiments.pretrained import open_model
 from experiments.tools import command as commands, generation
 from tfm.attention import mask as masks

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.build import probe
 from experiments.engine import errors
+from experiments.model import probe
 from experiments.tools import command as commands
 from tfm import symmetry
 

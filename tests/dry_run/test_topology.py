@@ -9,9 +9,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models, sharding
 from experiments.dry_run import topology as topologies
 from experiments.engine import compilation, errors, mesh as meshes
+from experiments.model import model as models, sharding
 from experiments.tools import generation
 from tfm import head as heads
 from tfm.attention import mask as masks

@@ -12,8 +12,8 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.build import checks, model as models
 from experiments.engine import by_name, config as configs, errors
+from experiments.model import checks, model as models
 from tfm import block as blocks, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value
 

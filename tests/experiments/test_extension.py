@@ -14,8 +14,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import losses
 from experiments.engine import by_name, checkpoint, errors, mesh as meshes, run_plan, train_step, watch as watches
+from experiments.model import losses
 from experiments.tools import evaluate, sample
 from tfm import loss, mlp, norm, variant
 

@@ -9,9 +9,9 @@ import tiny
 from errors import raises
 
 from experiments import synthetic as synthetic_task
-from experiments.build import baselines, splits
 from experiments.data import synthetic
 from experiments.engine import batches, errors, mesh as meshes
+from experiments.model import baselines, splits
 
 N, W = 11, 29
 TASKS = list(synthetic.RULES)

@@ -14,9 +14,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models
 from experiments.data import pairs, translation_score
 from experiments.engine import checkpoint, errors, log
+from experiments.model import model as models
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')

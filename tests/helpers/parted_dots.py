@@ -4,7 +4,7 @@ import dots
 import numpy as np
 import tiny
 
-from experiments.build import splits
+from experiments.model import splits
 
 config = dots.config
 TRAIN, HELD_OUT = 640, 29

@@ -16,9 +16,9 @@ import tiny
 from errors import raises
 
 from configs import base, finetune
-from experiments.build import model as models
 from experiments.data import tokenization
 from experiments.engine import config as configs, config_file as config_files, errors
+from experiments.model import model as models
 from experiments.pretrained import open_model, warm_start
 from tfm import head as heads, shapes
 

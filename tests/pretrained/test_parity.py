@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers_models import VIT, load_export, make_random, torch, transformers
 
-from experiments.build import model as models
 from experiments.data import pretrained_tokenizer
+from experiments.model import model as models
 from experiments.pretrained import hub, open_model
 from tfm import embed as embeds, head as heads, variant
 from tfm.attention import mask as masks

@@ -13,8 +13,8 @@ import tiny_study
 from errors import raises
 
 from experiments import ablation
-from experiments.build import splits
 from experiments.engine import checkpoint, errors
+from experiments.model import splits
 from experiments.studies import merge as merging, programs, results, study as studies, tuning
 
 RATES = ["optim.learning_rate", [1e-3, 1e-2]]

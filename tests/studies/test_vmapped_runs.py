@@ -9,8 +9,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models
 from experiments.engine import compilation, errors, mesh as meshes, optim, train_step
+from experiments.model import model as models
 from experiments.studies import vmapped_runs
 from tfm import shapes
 

@@ -9,8 +9,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import probe
 from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, run_plan, train_step
+from experiments.model import probe
 
 
 def run_steps(mesh, **options):

@@ -15,9 +15,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import checks
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors, log, mesh as meshes
+from experiments.model import checks
 from experiments.pretrained import open_model
 from experiments.tools import export, generation, sample
 from tfm.attention import mask as masks

@@ -8,8 +8,8 @@ import reference_symmetry as reference
 import tiny
 from errors import raises
 
-from experiments.build import model as models, probe
 from experiments.engine import errors
+from experiments.model import model as models, probe
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as symmetry_tool
 from tfm import symmetry

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.build import checks, variants
 from experiments.engine import by_name, config as configs, errors, optim
+from experiments.model import checks, variants
 from tfm import (
     block as blocks,
     embed as embeds,

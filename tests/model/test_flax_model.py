@@ -13,8 +13,8 @@ import tiny_study
 from errors import raises
 from flax import linen, nnx
 
-from experiments.build import flax_model
 from experiments.engine import errors, mesh as meshes, run_plan, train_step
+from experiments.model import flax_model
 from experiments.pretrained import open_model
 from tfm import layout as layouts, shapes
 

@@ -1,7 +1,7 @@
 """Checks of the config's section `model`: raise UserError for wrong settings before anything is traced."""
 
-from experiments.build import variants
 from experiments.engine import by_name, config as configs, errors
+from experiments.model import variants
 from tfm import block as blocks, transformer
 from tfm.attention import implementations
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from experiments.build import checks, model as models, variants
 from experiments.engine import config as configs, errors, mesh as meshes
+from experiments.model import checks, model as models, variants
 from tfm import layout as layouts
 
 

@@ -28,7 +28,7 @@ VALID = "valid"  # argument of a module's call for the mask valid_BN: True for t
 
 
 class FlaxModel:
-    """The functions of build/model.py's Model that an experiment calls, for a Flax module. Its outputs are logits."""
+    """The functions of model/model.py's Model that an experiment calls, for a Flax module. Its outputs are logits."""
 
     attention = "in your Flax module"
     weights: Mapping[str, float] = {}

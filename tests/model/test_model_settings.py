@@ -7,8 +7,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.build import model as models, sharding
 from experiments.engine import by_name, errors, mesh as meshes, run as runs
+from experiments.model import model as models, sharding
 from tfm import head as heads, layout as layouts
 from tfm.attention import flash, mask as masks, score, splash
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.build import model as models
 from experiments.engine import by_name, checkpoint, config as configs, errors
 from experiments.engine.train_step import Ratios
+from experiments.model import model as models
 from tfm import layout as layouts, loss
 
 CROSS_ENTROPY = "cross_entropy"

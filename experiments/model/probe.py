@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from experiments.build import variants
 from experiments.engine import config as configs
+from experiments.model import variants
 from tfm import symmetry
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.build import model as models, variants
 from experiments.engine import by_name, config_file as config_files, errors
+from experiments.model import model as models, variants
 from tfm import head as heads, mlp, norm, position, shapes
 from tfm.attention import relative_position, score, value
 
