@@ -225,6 +225,20 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def describe_callback(message: str) -> str:
+    """Return the exception of a callback, and its line, from the message of a JaxRuntimeError; "" without a callback.
+
+    JAX replaces an exception that jax.debug.callback, pure_callback or io_callback raises by its formatted traceback.
+    """
+    _, found, text = message.partition("Traceback (most recent call last):")
+    if not found:
+        return ""
+    frames = re.findall(r'^ +File "(.+)", line (\d+)', text, flags=re.MULTILINE)
+    places = [f"{file}, line {line}: " for file, line in frames if is_user_code(file)]
+    raised = [line for line in text.splitlines() if line[:1].strip()]  # frames and their source are indented
+    return f"a callback raised an exception: {''.join(places[-1:])}{(raised or ['no message'])[0]}"
+
+
 def is_user_code(file: str) -> bool:
     """Return True for a file that is neither installed nor part of this project, whose configs count as the user's."""
     return not file.startswith(_other_code())

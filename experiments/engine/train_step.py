@@ -12,7 +12,17 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import compilation, distributed, errors, freeze, mesh as meshes, optim, spikes, watch as watches
+from experiments.engine import (
+    by_name,
+    compilation,
+    distributed,
+    errors,
+    freeze,
+    mesh as meshes,
+    optim,
+    spikes,
+    watch as watches,
+)
 from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
@@ -288,12 +298,14 @@ def evaluate(
 
 @contextlib.contextmanager
 def device_errors() -> Iterator[None]:
-    """Context manager: convert XLA and device errors into a one-line RunError."""
+    """Context manager: convert XLA and device errors, and exceptions of callbacks, into a one-line RunError."""
     try:
         yield
     except FloatingPointError as error:
         raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
+        if raised := by_name.describe_callback(str(error)):
+            raise errors.RunError(raised) from error
         first = (str(error).strip().splitlines() or ["no message"])[0]
         cause = "a device, or the connection to another one, failed"
         cause = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else cause

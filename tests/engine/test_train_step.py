@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from errors import raises
 
-from experiments.engine import compilation, mesh as meshes, train_step
+from experiments.engine import compilation, errors, mesh as meshes, train_step
 
 EIGHT = 8
 
@@ -39,6 +40,27 @@ def test_steps_and_evaluations_are_compiled_with_the_option_of_deterministic_ope
     for program in (lambda: evaluate(state.params), lambda: step(state, meshes.place_batch(mesh(1), task.train[0]))):
         with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
             program()
+
+
+@pytest.mark.parametrize("kind", ["debug", "pure", "io"])
+def test_an_exception_of_a_callback_is_shown_with_its_line(tmp_path, kind):
+    """JAX reports a failed device; the run names the user's file, line and exception."""
+
+    def fail(x):
+        raise LookupError(f"no row\nof {np.shape(x)}")
+
+    def loss(params, batch, **options):
+        count, x_BD = batch["weight_B"].sum(), batch["x_BD"]
+        if kind == "debug":
+            jax.debug.callback(fail, x_BD)
+        else:
+            call = jax.pure_callback if kind == "pure" else jax.experimental.io_callback
+            x_BD = call(fail, jax.ShapeDtypeStruct(x_BD.shape, x_BD.dtype), x_BD)
+        return {"loss": (count + 0 * params["b_C"].sum() + 0 * jax.lax.stop_gradient(x_BD).sum(), count)}, {}
+
+    line = fail.__code__.co_firstlineno + 1
+    with raises(errors.RunError, f"{__file__}, line {line}: ", "LookupError: no row"):
+        tiny.train(tmp_path, tiny.linear_task()._replace(loss=loss), mesh__data=1)
 
 
 def make_reference(task):

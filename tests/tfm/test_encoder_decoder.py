@@ -6,6 +6,7 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 import translate
 from cases import N, W
@@ -26,36 +27,55 @@ init = functools.partial(encoder_decoder.init, spec=SPEC, final_norm=True, bias=
 SCAN_SPEC = SPEC._replace(unroll=1)
 
 
-@jax.jit
-def apply(params, *inputs):
-    x_BND, aux = encoder_decoder.hidden(params, *inputs, SCAN_SPEC, attentions.Call(look=("A_cross",)))
-    return transformer.logits(params, x_BND, SCAN_SPEC), aux
+def apply_order(order, params, *inputs):
+    spec = SCAN_SPEC._replace(block=SCAN_SPEC.block._replace(order=blocks.ORDERS[order]))
+    x_BND, aux = encoder_decoder.hidden(params, *inputs, spec, attentions.Call(look=("A_cross",)))
+    return transformer.logits(params, x_BND, spec), aux
 
 
-def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
-    """Return the decoder block's output, D x N: causal self-attention, cross-attention, MLP, each added (E18)."""
+apply = jax.jit(functools.partial(apply_order, "pre_norm"))
+
+
+def decoder_block(params: dict, X, memory, *, order, scale="1/sqrt(K)", eps=1e-5):
+    """Return the decoder block's output, D x N: causal self-attention, cross-attention and MLP (E18, E19).
+
+    order: pre_norm, X + stage(LN(X)); post_norm, LN(X + stage(X)); plain, stage(LN(X)).
+    """
     cross_params = {"score": params["score_cross"], "value": params["value_cross"]}
     allowed = reference.upper_triangular(len(X[0]), len(X[0]))
 
     def attend(part, X_key, X_query, allowed=None):
         return translate.attend("asymmetric", part, X_key, X_query, scale=scale, allowed=allowed)[0]
 
-    normalised_X = translate.norm(params["norm1"], X, eps=eps)
-    X = reference.residual(X, attend(params, normalised_X, normalised_X, allowed))
-    X = reference.residual(X, attend(cross_params, memory, translate.norm(params["norm_cross"], X, eps=eps)))
-    return reference.residual(X, translate.feed("gelu", params["mlp"], translate.norm(params["norm2"], X, eps=eps)))
+    stages = {
+        "norm1": lambda Y: attend(params, Y, Y, allowed),
+        "norm_cross": lambda Y: attend(cross_params, memory, Y),
+        "norm2": lambda Y: translate.feed("gelu", params["mlp"], Y),
+    }
+    for name, stage in stages.items():
+        normalise = functools.partial(translate.norm, params[name], eps=eps)
+        if order == "post_norm":
+            X = normalise(reference.residual(X, stage(X)))
+        else:
+            Y = stage(normalise(X))
+            X = Y if order == "plain" else reference.residual(X, Y)
+    return X
 
 
+@pytest.mark.parametrize("order", blocks.ORDERS)
 @cases.float64()
-def test_translation_equals_the_reference():
-    """The source has 11 tokens, 5 of them padding. p(next token) after each of 7 target tokens is compared (E24)."""
-    params, source_BS, w_BN = cases.draw_params(init), cases.draw_token_ids(1, n=11), cases.draw_token_ids(2)
-    logits_BNW, _ = apply(params, source_BS, VALID_BS, w_BN)
+def test_translation_equals_the_reference(order):
+    """The source has 11 tokens, 5 of them padding. p(next token) after each of 7 target tokens is compared (E24).
+
+    Without residual connections small parameters would make all tokens of a layer equal.
+    """
+    params, source_BS, w_BN = cases.draw_params(init, std=1.0), cases.draw_token_ids(1, n=11), cases.draw_token_ids(2)
+    logits_BNW, _ = jax.jit(functools.partial(apply_order, order))(params, source_BS, VALID_BS, w_BN)
     trees = {name: {"embed": params["embed"]} | params[name] for name in SIDES}
-    memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :SOURCE_LENGTH]))
+    memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :SOURCE_LENGTH]), order=order)
     X = translate.tokens(trees["decoder"], np.asarray(w_BN[0]), position="learned")
     for m in range(SMALL["M"]):
-        X = decoder_block(translate.layer(trees["decoder"]["blocks"], m), X, memory)
+        X = decoder_block(translate.layer(trees["decoder"]["blocks"], m), X, memory, order=order)
     X = translate.norm(trees["decoder"]["norm"], X, eps=1e-5)
     slow = np.log(reference.next_word(X, np.asarray(params["head"]["G_WD"])))
     cases.assert_close(translate.log_probabilities(logits_BNW[0]), slow, 1e-9)
