@@ -264,7 +264,7 @@ def test_a_variant_is_loaded_from_the_users_file(tmp_path, monkeypatch):
 
 def test_experiments_have_the_names_of_their_files():
     assert by_name.load_experiment("vision").__name__ == "experiments.vision"
-    for name in ("", "nothing", "model", "../launch"):
+    for name in ("", "nothing", "../launch"):
         with raises(errors.UserError, f'"{name}"', "language", "vision"):
             by_name.load_experiment(name)
 
