@@ -1,6 +1,7 @@
 """Configure every test: eight simulated CPU devices, and the project's root and the test folders on sys.path."""
 
 import atexit
+import fcntl
 import gc
 import importlib.metadata
 import os
@@ -41,3 +42,43 @@ def restore_path():
     before = sys.path[:]
     yield
     sys.path[:] = before
+
+
+@pytest.fixture(scope="session")
+def make_once(tmp_path_factory):
+    """Return a function (name, make). It returns a folder that make(folder) filled once for all workers of pytest-xdist.
+
+    The first worker that needs the folder fills it; the others wait for its lock. Tests must not change the folder.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make_folder(name, make):
+        folder, done = base / name, base / f"{name}.done"
+        with open(base / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return make_folder
+
+
+@pytest.fixture(scope="session")
+def trained_run(make_once):
+    """Return the folder of a finished run of a small causal model: "run" in it, and text.txt next to it.
+
+    It has 8 steps, checkpoints of the steps 4 and 8, and evaluations after them. Tests change only copies of it.
+    """
+    import tiny
+
+    def train(folder):
+        (folder / "text.txt").write_bytes(tiny.TEXT)
+        changes = tiny.MODEL | tiny.TRAIN | tiny.EIGHT_STEPS | {"text.source": str(folder / "text.txt")}
+        file = tiny.config_file(folder, "language", **changes)
+        outcome = tiny.run("--config", file, "--workdir", str(folder / "run"))
+        assert outcome.code == 0, outcome.err
+
+    return make_once("trained_run", train)

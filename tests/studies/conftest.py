@@ -9,12 +9,14 @@ import tiny_study
 
 
 @pytest.fixture(scope="session")
-def complete_study(tmp_path_factory):
-    """Return the folder of an uninterrupted study with tiny_study's arms and seeds."""
-    folder = tmp_path_factory.mktemp("complete")
-    outcome = tiny_study.run(folder)
-    assert (outcome.code, outcome.err) == (0, "")
-    return folder
+def complete_study(make_once):
+    """Return the folder of an uninterrupted study with tiny_study's arms and seeds. Tests change only copies of it."""
+
+    def train(folder):
+        outcome = tiny_study.run(folder)
+        assert (outcome.code, outcome.err) == (0, "")
+
+    return make_once("complete_study", train)
 
 
 @pytest.fixture
