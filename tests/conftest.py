@@ -36,6 +36,21 @@ sys.path[:0] = [str(HERE.parent), str(HERE), *(str(folder) for folder in HERE.it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+COLLECTED = pytest.StashKey[set]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Remember the collected files, before tests are deselected (test_walls.py)."""
+    config.stash[COLLECTED] = {item.path for item in items}
+
+
+@pytest.fixture
+def collected_files(request):
+    """Return the paths of the files whose tests pytest collected."""
+    return request.config.stash[COLLECTED]
+
+
 @pytest.fixture(autouse=True)
 def restore_path():
     """Restore sys.path: a test's config files add their folders, and the next test must not import from these."""
@@ -46,7 +61,7 @@ def restore_path():
 
 @pytest.fixture(scope="session")
 def make_once(tmp_path_factory):
-    """Return a function (name, make). It returns a folder that make(folder) filled once for all workers of pytest-xdist.
+    """Return a function (name, make). It returns a folder that make(folder) filled, once for all workers.
 
     The first worker that needs the folder fills it; the others wait for its lock. Tests must not change the folder.
     """

@@ -99,6 +99,13 @@ def test_tests_mirror_the_packages():
     assert {path for path in FILES if path.startswith("tests/test_")} <= project_tests
 
 
+def test_every_test_file_is_collected(request, collected_files):
+    """Pytest skips folders of some names, such as build. Checked below the arguments of the command: all of tests/."""
+    paths = [pathlib.Path(argument.partition("::")[0]).absolute() for argument in request.config.args]
+    expected = {file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
+    assert expected - collected_files == set() and pathlib.Path(__file__) in collected_files
+
+
 @pytest.mark.parametrize(
     ("path", "source", "fault"),
     [
