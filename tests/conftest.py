@@ -39,15 +39,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 COLLECTED = pytest.StashKey[set]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """Remember the collected files, before tests are deselected (test_walls.py)."""
-    config.stash[COLLECTED] = {item.path for item in items}
+def pytest_pycollect_makemodule(module_path, parent):
+    """Remember the collected files (test_walls.py)."""
+    parent.config.stash.setdefault(COLLECTED, set()).add(module_path)
 
 
 @pytest.fixture
 def collected_files(request):
-    """Return the paths of the files whose tests pytest collected."""
+    """Return the paths of the test files that pytest collected."""
     return request.config.stash[COLLECTED]
 
 
