@@ -99,8 +99,9 @@ def guide(monkeypatch):
     """Return a function: name of a file of the guide -> its names after it has run with one layer, compiled."""
     make_model, make_module = tfm.language_model, as_flax.NNX.__init__
     monkeypatch.setattr(tfm, "language_model", lambda **sizes: tuple(map(jax.jit, make_model(**sizes))))
-    compiled = lambda module, init, *args, **options: make_module(module, jax.jit(init), *args, **options)
-    monkeypatch.setattr(as_flax.NNX, "__init__", compiled)
+    monkeypatch.setattr(
+        as_flax.NNX, "__init__", lambda module, init, *rest, **rngs: make_module(module, jax.jit(init), *rest, **rngs)
+    )
     page = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "flax.md").read_text(encoding="utf-8")
 
     def follow(file: str) -> dict:
