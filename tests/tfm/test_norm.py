@@ -32,8 +32,8 @@ def norm_params(name: str) -> dict:
     return {leaf: x * x + np.float32(0.1) if leaf.startswith("var") else x for leaf, x in params.items()}
 
 
-def draw_tokens(n: int = N, mean: float = 2.0) -> np.ndarray:
-    return 3 * np.asarray(cases.normal(1, B, n, D)) + mean
+def draw_tokens(n: int = N, std: float = 3.0, mean: float = 2.0) -> np.ndarray:
+    return std * np.asarray(cases.normal(1, B, n, D)) + mean
 
 
 def slow_statistics(name: str, x_BND) -> list:
@@ -90,7 +90,7 @@ def test_norms_of_bfloat16_tokens_are_rounded_once():
 
     The statistics of the batch norm are also float32: with a mean of 9, a bfloat16 sum would lose its last bits.
     """
-    x_BND, all_params = (draw_tokens(47) / 3 + 9).astype(jnp.bfloat16), {name: norm_params(name) for name in NORMS}
+    x_BND, all_params = draw_tokens(47, 1.0, 9.0).astype(jnp.bfloat16), {name: norm_params(name) for name in NORMS}
 
     @jax.jit
     def compute_all(p):
