@@ -35,13 +35,14 @@ def draw_tree(names) -> dict:
     return nodes
 
 
+INIT = functools.partial(lora.init, rank=L, select=MATRICES.__contains__)
+
+
 def make_adapters() -> tuple[dict, dict]:
     """Return (parameters, parameters with adapters). The matrices B of the adapters are not zero."""
-    params = draw_tree((*MATRICES, *OTHER_PATHS))
-    new = lora.init(jax.random.key(1), params, rank=L, select=MATRICES.__contains__)
-    rng = np.random.default_rng(2)
-    adapters = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), new["lora"])
-    return params, new | {"lora": adapters}
+    params, rng = draw_tree((*MATRICES, *OTHER_PATHS)), np.random.default_rng(2)
+    new = jax.eval_shape(INIT, jax.random.key(1), params)
+    return params, params | {"lora": jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), new["lora"])}
 
 
 def merge_slowly(path: str, W: np.ndarray, A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -72,9 +73,15 @@ def test_an_effective_weight_is_its_matrix_plus_the_product_of_its_adapter():
 
 def test_new_adapters_change_nothing_and_have_the_initial_values_of_the_paper():
     params = draw_tree(MATRICES)
-    new = jax.jit(lambda: lora.init(jax.random.key(1), params, rank=L, select=MATRICES.__contains__))()
+
+    @jax.jit
+    def compute(params):
+        new = INIT(jax.random.key(1), params)
+        return new, lora.merge(new, alpha=ALPHA)
+
+    new, merged = jax.device_get(compute(params))
     shapes.check(new)
-    jax.tree.map(np.testing.assert_array_equal, lora.merge(new, alpha=ALPHA), params)
+    jax.tree.map(np.testing.assert_array_equal, merged, params)
     sides = shapes.flat(new["lora"])
     assert {name.split("/")[-1] for name in sides if "/W2" in name} == {"A_FL", "B_DL"}
     A_HKL = sides["blocks/value/Uo_HDK/A_HKL"]  # 20 inputs, 2 x 20 x 3 draws
@@ -95,8 +102,6 @@ def test_sharded_adapters_have_the_effective_weights_and_gradients_of_one_device
     def total(merge, params):
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(merge(params)))
 
-    result, expected = (
-        jax.jit(jax.value_and_grad(functools.partial(total, merge_function)))(new)
-        for merge_function in (sharded, merge)
-    )
+    totals = [jax.value_and_grad(functools.partial(total, function)) for function in (sharded, merge)]
+    result, expected = jax.device_get(jax.jit(lambda params: [compute(params) for compute in totals])(new))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), result, expected)
