@@ -72,7 +72,7 @@ def test_an_effective_weight_is_its_matrix_plus_the_product_of_its_adapter():
 
 
 def test_new_adapters_change_nothing_and_have_the_initial_values_of_the_paper():
-    params = draw_tree(MATRICES)
+    params = draw_tree(["blocks/score/P_HKK", "blocks/value/Uo_HDK", "blocks/mlp/W2_DF"])
 
     @jax.jit
     def compute(params):
