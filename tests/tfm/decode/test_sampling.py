@@ -54,92 +54,104 @@ FILTERS += [(sampling.keep_top_k, k, TIES_BW, find_top_k) for k in (1, W - 1, 0,
 FILTERS += [(sampling.keep_min_p, p, LOGITS_BW, find_min_p) for p in (0.07, 1.0)]
 
 
-@pytest.mark.parametrize(("apply_filter", "number", "logits_BW", "define"), FILTERS)
-def test_a_filter_keeps_the_logits_of_its_definition_and_no_others(apply_filter, number, logits_BW, define):
-    result_BW = np.asarray(apply_filter(jnp.asarray(logits_BW), number))
-    assert find_finite(result_BW) == [define(logits_W, number) for logits_W in logits_BW]
-    np.testing.assert_array_equal(result_BW, np.where(np.isfinite(result_BW), logits_BW, -np.inf))
+def test_filters_keep_the_logits_of_their_definitions_and_no_others():
+    filters = [(function, number) for function, number, *_ in FILTERS]
+    arrays = [logits_BW for _, _, logits_BW, _ in FILTERS]
+    apply_all = jax.jit(lambda arrays: [f(x, number) for (f, number), x in zip(filters, arrays, strict=True)])
+    for (_, number, logits_BW, define), result_BW in zip(FILTERS, jax.device_get(apply_all(arrays)), strict=True):
+        assert find_finite(result_BW) == [define(logits_W, number) for logits_W in logits_BW]
+        np.testing.assert_array_equal(result_BW, np.where(np.isfinite(result_BW), logits_BW, -np.inf))
 
 
-@pytest.mark.parametrize(
-    ("p_BW", "p", "tokens"),
-    [
-        ([[0.125, 0.25, 0.125, 0.25, 0.25], [0.2] * 5], 0.7, [{1, 3, 4}, {0, 1, 2, 3}]),
-        ([[0.125, 0.25, 0.125, 0.25, 0.25], [0.2] * 5], 0.76, [{0, 1, 3, 4}, {0, 1, 2, 3}]),
-        ([[0.125, 0.25, 0.125, 0.25, 0.25], [0.2] * 5], 0.1, [{1}, {0}]),
-        ([[1.0] * 4], 0.25, [{0}]),  # four equal logits: 1/4 and its multiples are exact
-        ([[1.0] * 4], 0.5, [{0, 1}]),
-        ([[1.0] * 4], 0.5 + 2**-20, [{0, 1, 2}]),
-        ([[1.0, 1e-18, 1e-36]], 1.0, [{0, 1, 2}]),
-    ],
-)
-def test_the_nucleus_is_exact_and_prefers_the_lower_of_equally_likely_ids(p_BW, p, tokens):
-    with np.errstate(divide="ignore"):  # padded to the shape of the other tests, to reuse their programs
-        logits_BW = np.log(np.float32([(row + [0.0] * W)[:W] for row in p_BW]))
-    result_BW = sampling.keep_top_p(jnp.asarray(np.resize(logits_BW, (11, W))), p)
-    assert find_finite(result_BW)[: len(tokens)] == tokens
+NUCLEI = [  # probabilities up to a factor, p, and the tokens of the nucleus
+    ([0.125, 0.25, 0.125, 0.25, 0.25], 0.7, {1, 3, 4}),
+    ([0.2] * 5, 0.7, {0, 1, 2, 3}),
+    ([0.125, 0.25, 0.125, 0.25, 0.25], 0.76, {0, 1, 3, 4}),
+    ([0.125, 0.25, 0.125, 0.25, 0.25], 0.1, {1}),
+    ([0.2] * 5, 0.1, {0}),
+    ([1.0] * 4, 0.25, {0}),  # four equal logits: 1/4 and its multiples are exact
+    ([1.0] * 4, 0.5, {0, 1}),
+    ([1.0] * 4, 0.5 + 2**-20, {0, 1, 2}),
+    ([1.0, 1e-18, 1e-36], 1.0, {0, 1, 2}),
+]
+
+
+def test_the_nucleus_is_exact_and_prefers_the_lower_of_equally_likely_ids():
+    with np.errstate(divide="ignore"):
+        logits_BW = np.log(np.float32([(p_W + [0.0] * W)[:W] for p_W, *_ in NUCLEI]))
+    numbers = [p for _, p, _ in NUCLEI]
+    keep_all = jax.jit(lambda l_BW: [sampling.keep_top_p(l_BW[b : b + 1], p) for b, p in enumerate(numbers)])
+    assert [find_finite(result_1W)[0] for result_1W in keep_all(logits_BW)] == [tokens for *_, tokens in NUCLEI]
+
+
+def log_softmax(logits_BW) -> np.ndarray:
+    return np.log([softmax(logits_W) for logits_W in np.asarray(logits_BW)])
 
 
 @pytest.mark.parametrize("penalty", [1.7, 0.5])
 def test_tokens_of_the_text_are_less_likely_and_its_padding_does_not_count(penalty):
-    logits_BW, w_BN = cases.normal(0, 3, W), np.array([[1, 4, 1, 6], [5, 6, 2, 0], [0, 3, 3, 2]])
+    logits_BW, w_BN = np.asarray(cases.normal(0, 3, W)), np.array([[1, 4, 1, 6], [5, 6, 2, 0], [0, 3, 3, 2]])
     expected = np.array(logits_BW)
     for b, length in enumerate((4, 2, 1)):
         for w in set(w_BN[b, :length].tolist()):
             expected[b, w] = expected[b, w] / penalty if expected[b, w] > 0 else expected[b, w] * penalty
-    result = sampling.filter_logits(logits_BW, w_BN, np.array([4, 2, 1]), repetition_penalty=penalty)
-    cases.assert_close(jax.nn.softmax(result), jax.nn.softmax(expected), 1e-6)
+    result = jax.jit(functools.partial(sampling.filter_logits, repetition_penalty=penalty))(
+        logits_BW, w_BN, np.array([4, 2, 1])
+    )
+    cases.assert_close(log_softmax(result), log_softmax(expected), 1e-6)
 
 
 def test_logits_are_divided_by_any_positive_temperature():
-    logits_BW = cases.normal(0, 3, W)
-    cases.assert_close(
-        jax.nn.softmax(sampling.apply_temperature(logits_BW, 0.7)), jax.nn.softmax(logits_BW / 0.7), 1e-6
-    )
+    logits_BW, apply = np.asarray(cases.normal(0, 3, W)), jax.jit(sampling.apply_temperature)
+    cases.assert_close(log_softmax(apply(logits_BW, 0.7)), log_softmax(logits_BW / 0.7), 1e-6)
     for temperature in (1e-30, 1e-38, 1e-45):
-        result = jax.nn.softmax(sampling.apply_temperature(100 * logits_BW, temperature))
-        np.testing.assert_array_equal(result, jax.nn.one_hot(logits_BW.argmax(axis=-1), W))
+        result = [softmax(logits_W) for logits_W in np.asarray(apply(100 * logits_BW, temperature))]
+        np.testing.assert_array_equal(result, np.eye(W)[logits_BW.argmax(axis=-1)])
 
 
 SETTINGS = [(0.5, 0, 1.0, 0.0), (2.0, 5, 0.8, 0.0), (2.0, 5, 0.9, 0.5)]
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), SETTINGS)
-def test_frequencies_equal_the_softmax_after_the_filters_in_their_order(temperature, top_k, top_p, min_p):
+def test_frequencies_equal_the_softmax_after_the_filters_in_their_order():
     """Chi-square with at most six degrees of freedom exceeds 28 with probability 1e-4; the key is fixed."""
-    n = 7000
-    p = softmax(LOGITS / temperature)
-    top_k_ids = list(find_top_k(LOGITS, top_k))
-    p = np.where(np.isin(np.arange(W), top_k_ids), p, 0) / p[top_k_ids].sum()
-    p = np.where(np.isin(np.arange(W), list(find_nucleus(p, top_p - 1e-12))) & (p >= min_p * p.max()), p, 0)
-    expected, logits_BW = n * p / p.sum(), np.tile(np.float32(LOGITS), (n, 1))
-    draw = functools.partial(sampling.draw, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    w_B = jax.jit(draw)(jax.random.key(0), logits_BW)
-    count = np.bincount(w_B, minlength=W)
-    assert (count[expected == 0] == 0).all()
-    assert ((count - expected)[expected > 0] ** 2 / expected[expected > 0]).sum() < 28
+    n, names = 7000, ("temperature", "top_k", "top_p", "min_p")
+    logits_BW, options = np.tile(np.float32(LOGITS), (n, 1)), [dict(zip(names, row, strict=True)) for row in SETTINGS]
+    draw_all = jax.jit(lambda *arrays: [sampling.draw(*arrays, **one) for one in options])
+    for (temperature, top_k, top_p, min_p), w_B in zip(SETTINGS, draw_all(jax.random.key(0), logits_BW), strict=True):
+        p = softmax(LOGITS / temperature)
+        top_k_ids = list(find_top_k(LOGITS, top_k))
+        p = np.where(np.isin(np.arange(W), top_k_ids), p, 0) / p[top_k_ids].sum()
+        p = np.where(np.isin(np.arange(W), list(find_nucleus(p, top_p - 1e-12))) & (p >= min_p * p.max()), p, 0)
+        count, expected = np.bincount(w_B, minlength=W), n * p / p.sum()
+        assert (count[expected == 0] == 0).all()
+        assert ((count - expected)[expected > 0] ** 2 / expected[expected > 0]).sum() < 28
 
 
 def test_temperature_zero_selects_the_first_of_the_most_likely_tokens():
     logits_BW = np.random.default_rng(0).integers(0, 3, (17, W)).astype(np.float32)
-    w_B = sampling.draw(jax.random.key(0), logits_BW, temperature=0, top_p=0.5)
+    w_B = jax.jit(functools.partial(sampling.draw, temperature=0, top_p=0.5))(jax.random.key(0), logits_BW)
     np.testing.assert_array_equal(w_B, logits_BW.argmax(axis=-1))
 
 
 def test_draws_from_bfloat16_logits_use_float32():
-    logits_BW = cases.normal(0, 211, W).astype(jnp.bfloat16)
-    draw = jax.jit(functools.partial(sampling.draw, top_p=0.9))
-    narrow, wide = (draw(jax.random.key(0), logits_BW.astype(t)) for t in (jnp.bfloat16, float))
-    np.testing.assert_array_equal(narrow, wide)
+    logits_BW = np.asarray(cases.normal(0, 211, W), jnp.bfloat16)
+    draw = functools.partial(sampling.draw, top_p=0.9)
+    both = jax.jit(lambda key: [draw(key, logits_BW), draw(key, np.float32(logits_BW))])
+    np.testing.assert_array_equal(*both(jax.random.key(0)))
 
 
 def test_the_draw_of_a_sequence_depends_only_on_its_key():
-    key, logits_BW = jax.random.key(3), jnp.zeros((53, W))
-    w_B = sampling.draw(key, logits_BW)
-    np.testing.assert_array_equal(sampling.draw(key, logits_BW[:11]), w_B[:11])
-    key_B = sampling.split_key(key, 53)
-    np.testing.assert_array_equal(sampling.draw(key_B[::-1], logits_BW)[::-1], w_B)
-    assert len(set(w_B.tolist())) == W and (sampling.draw(jax.random.key(4), logits_BW) != w_B).any()
+    logits_BW, draw = np.zeros((53, W), np.float32), sampling.draw
+
+    @jax.jit
+    def draw_all(key, other):
+        reversed_B = draw(sampling.split_key(key, 53)[::-1], logits_BW)
+        return draw(key, logits_BW), draw(key, logits_BW[:11]), reversed_B, draw(other, logits_BW)
+
+    w_B, first_B, reversed_B, other_B = jax.device_get(draw_all(jax.random.key(3), jax.random.key(4)))
+    np.testing.assert_array_equal(first_B, w_B[:11])
+    np.testing.assert_array_equal(reversed_B[::-1], w_B)
+    assert len(set(w_B.tolist())) == W and (other_B != w_B).any()
 
 
 @pytest.mark.parametrize(
@@ -155,4 +167,4 @@ def test_the_draw_of_a_sequence_depends_only_on_its_key():
 def test_settings_out_of_range_are_refused(setting, values):
     for value in values:
         with raises(ValueError, setting, value, "text" if value == 1.2 else ""):
-            sampling.draw(jax.random.key(0), jnp.zeros((2, W)), **{setting: value})
+            sampling.draw(jax.random.key(0), np.zeros((2, W)), **{setting: value})
