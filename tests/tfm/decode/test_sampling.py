@@ -17,8 +17,8 @@ W = len(LOGITS)
 
 
 def softmax(logits) -> np.ndarray:
-    p = np.exp(np.float64(logits) - np.max(logits))
-    return p / p.sum()
+    p = np.exp(np.float64(logits) - np.max(logits, axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
 
 
 def find_finite(logits_BW) -> list[set[int]]:
@@ -63,15 +63,12 @@ def test_filters_keep_the_logits_of_their_definitions_and_no_others():
         np.testing.assert_array_equal(result_BW, np.where(np.isfinite(result_BW), logits_BW, -np.inf))
 
 
+UNEQUAL, FIVE, FOUR = [0.125, 0.25, 0.125, 0.25, 0.25], [0.2] * 5, [1.0] * 4
 NUCLEI = [  # probabilities up to a factor, p, and the tokens of the nucleus
-    ([0.125, 0.25, 0.125, 0.25, 0.25], 0.7, {1, 3, 4}),
-    ([0.2] * 5, 0.7, {0, 1, 2, 3}),
-    ([0.125, 0.25, 0.125, 0.25, 0.25], 0.76, {0, 1, 3, 4}),
-    ([0.125, 0.25, 0.125, 0.25, 0.25], 0.1, {1}),
-    ([0.2] * 5, 0.1, {0}),
-    ([1.0] * 4, 0.25, {0}),  # four equal logits: 1/4 and its multiples are exact
-    ([1.0] * 4, 0.5, {0, 1}),
-    ([1.0] * 4, 0.5 + 2**-20, {0, 1, 2}),
+    *((UNEQUAL, p, tokens) for p, tokens in ((0.7, {1, 3, 4}), (0.76, {0, 1, 3, 4}), (0.1, {1}))),
+    *((FIVE, p, tokens) for p, tokens in ((0.7, {0, 1, 2, 3}), (0.1, {0}))),
+    # four equal logits: 1/4 and its multiples are exact
+    *((FOUR, p, tokens) for p, tokens in ((0.25, {0}), (0.5, {0, 1}), (0.5 + 2**-20, {0, 1, 2}))),
     ([1.0, 1e-18, 1e-36], 1.0, {0, 1, 2}),
 ]
 
@@ -84,10 +81,6 @@ def test_the_nucleus_is_exact_and_prefers_the_lower_of_equally_likely_ids():
     assert [find_finite(result_1W)[0] for result_1W in keep_all(logits_BW)] == [tokens for *_, tokens in NUCLEI]
 
 
-def log_softmax(logits_BW) -> np.ndarray:
-    return np.log([softmax(logits_W) for logits_W in np.asarray(logits_BW)])
-
-
 @pytest.mark.parametrize("penalty", [1.7, 0.5])
 def test_tokens_of_the_text_are_less_likely_and_its_padding_does_not_count(penalty):
     logits_BW, w_BN = np.asarray(cases.normal(0, 3, W)), np.array([[1, 4, 1, 6], [5, 6, 2, 0], [0, 3, 3, 2]])
@@ -95,18 +88,16 @@ def test_tokens_of_the_text_are_less_likely_and_its_padding_does_not_count(penal
     for b, length in enumerate((4, 2, 1)):
         for w in set(w_BN[b, :length].tolist()):
             expected[b, w] = expected[b, w] / penalty if expected[b, w] > 0 else expected[b, w] * penalty
-    result = jax.jit(functools.partial(sampling.filter_logits, repetition_penalty=penalty))(
-        logits_BW, w_BN, np.array([4, 2, 1])
-    )
-    cases.assert_close(log_softmax(result), log_softmax(expected), 1e-6)
+    penalize = jax.jit(functools.partial(sampling.filter_logits, repetition_penalty=penalty))
+    cases.assert_close(softmax(penalize(logits_BW, w_BN, np.array([4, 2, 1]))), softmax(expected), 1e-6)
 
 
 def test_logits_are_divided_by_any_positive_temperature():
     logits_BW, apply = np.asarray(cases.normal(0, 3, W)), jax.jit(sampling.apply_temperature)
-    cases.assert_close(log_softmax(apply(logits_BW, 0.7)), log_softmax(logits_BW / 0.7), 1e-6)
+    cases.assert_close(softmax(apply(logits_BW, 0.7)), softmax(logits_BW / 0.7), 1e-6)
     for temperature in (1e-30, 1e-38, 1e-45):
-        result = [softmax(logits_W) for logits_W in np.asarray(apply(100 * logits_BW, temperature))]
-        np.testing.assert_array_equal(result, np.eye(W)[logits_BW.argmax(axis=-1)])
+        one_hot_BW = np.eye(W)[logits_BW.argmax(axis=-1)]
+        np.testing.assert_array_equal(softmax(apply(100 * logits_BW, temperature)), one_hot_BW)
 
 
 SETTINGS = [(0.5, 0, 1.0, 0.0), (2.0, 5, 0.8, 0.0), (2.0, 5, 0.9, 0.5)]
@@ -128,15 +119,14 @@ def test_frequencies_equal_the_softmax_after_the_filters_in_their_order():
 
 
 def test_temperature_zero_selects_the_first_of_the_most_likely_tokens():
-    logits_BW = np.random.default_rng(0).integers(0, 3, (17, W)).astype(np.float32)
-    w_B = jax.jit(functools.partial(sampling.draw, temperature=0, top_p=0.5))(jax.random.key(0), logits_BW)
-    np.testing.assert_array_equal(w_B, logits_BW.argmax(axis=-1))
+    greedy = jax.jit(functools.partial(sampling.draw, temperature=0, top_p=0.5))
+    np.testing.assert_array_equal(greedy(jax.random.key(0), TIES_BW), TIES_BW.argmax(axis=-1))
 
 
 def test_draws_from_bfloat16_logits_use_float32():
     logits_BW = np.asarray(cases.normal(0, 211, W), jnp.bfloat16)
-    draw = functools.partial(sampling.draw, top_p=0.9)
-    both = jax.jit(lambda key: [draw(key, logits_BW), draw(key, np.float32(logits_BW))])
+    types, draw = (jnp.bfloat16, np.float32), functools.partial(sampling.draw, top_p=0.9)
+    both = jax.jit(lambda key: [draw(key, logits_BW.astype(dtype)) for dtype in types])
     np.testing.assert_array_equal(*both(jax.random.key(0)))
 
 
@@ -154,16 +144,16 @@ def test_the_draw_of_a_sequence_depends_only_on_its_key():
     assert len(set(w_B.tolist())) == W and (other_B != w_B).any()
 
 
-@pytest.mark.parametrize(
-    ("setting", "values"),
-    [
-        ("temperature", (-1, float("nan"), float("inf"))),
-        ("top_k", (-1, 2.0)),
-        ("top_p", (1.1, -0.1, float("nan"))),
-        ("min_p", (1.1,)),
-        ("repetition_penalty", (0, 1.2)),  # 1.2 is valid, but needs the text
-    ],
-)
+SETTINGS_OUT_OF_RANGE = {
+    "temperature": (-1, float("nan"), float("inf")),
+    "top_k": (-1, 2.0),
+    "top_p": (1.1, -0.1, float("nan")),
+    "min_p": (1.1,),
+    "repetition_penalty": (0, 1.2),  # 1.2 is valid, but needs the text
+}
+
+
+@pytest.mark.parametrize(("setting", "values"), SETTINGS_OUT_OF_RANGE.items())
 def test_settings_out_of_range_are_refused(setting, values):
     for value in values:
         with raises(ValueError, setting, value, "text" if value == 1.2 else ""):
