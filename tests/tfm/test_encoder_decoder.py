@@ -20,10 +20,8 @@ VALID_BS = np.arange(11) < np.array([[SOURCE_LENGTH], [11]])
 WORDS = embeds.words._replace(init=functools.partial(embeds.words.init, W=W))
 OUTPUT = heads.next_word._replace(init=functools.partial(heads.next_word.init, W=W))
 SPEC = transformer.Spec(WORDS, position.learned, cases.spec(H=SMALL["H"]), OUTPUT)
-init = functools.partial(encoder_decoder.init, spec=SPEC, final_norm=True, bias=True, N=13, **SMALL)
-
-
 SCAN_SPEC = SPEC._replace(unroll=1)
+init = functools.partial(encoder_decoder.init, spec=SPEC, final_norm=True, bias=True, N=13, **SMALL)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -103,7 +101,7 @@ def test_logits_depend_on_the_source_but_not_on_its_padding_and_a_cache_does_not
     cases.assert_close(logits_BW, full_BNW[:, N - 1], 1e-9)
 
 
-def test_encoder_and_decoder_draw_different_dropout_masks():
+def test_encoder_and_decoder_draw_different_dropout_masks_and_initial_parameters():
     """The blocks return their inputs, so that the zeros of dropout stay visible."""
 
     def return_input(params, x_BND, spec, call):
@@ -113,21 +111,15 @@ def test_encoder_and_decoder_draw_different_dropout_masks():
     spec = SPEC._replace(block=block)
 
     @jax.jit
-    def zeros(key):
+    def compute(key):
         w_BN, call = cases.draw_token_ids(1), attentions.Call(key_B=jax.random.split(key, cases.B))
-        arguments = init(key, final_norm=False), w_BN, w_BN >= 0
-        memory, _ = encoder_decoder.encode(*arguments, spec, call)
-        return memory.x_BSD == 0, encoder_decoder.hidden(*arguments, w_BN, spec, call)[0] == 0
+        params = init(key, final_norm=False)
+        memory, _ = encoder_decoder.encode(params, w_BN, w_BN >= 0, spec, call)
+        x_BND, _ = encoder_decoder.hidden(params, w_BN, w_BN >= 0, w_BN, spec, call)
+        leaves = [(params[name]["position"]["P_ND"], params[name]["blocks"]["mlp"]["W1_FD"]) for name in SIDES]
+        return (memory.x_BSD == 0, x_BND == 0), leaves
 
-    encoder, decoder = jax.device_get(zeros(jax.random.key(4)))
+    (encoder, decoder), leaves = jax.device_get(compute(jax.random.key(4)))
     assert 0.3 < np.mean(encoder != decoder) < 0.7
-
-
-def test_encoder_and_decoder_have_different_initial_parameters():
-    @jax.jit  # compiled, only the returned leaves are drawn
-    def initial(key):
-        params = init(key)
-        return [(params[name]["position"]["P_ND"], params[name]["blocks"]["mlp"]["W1_FD"]) for name in SIDES]
-
-    for encoder, decoder in zip(*initial(jax.random.key(3)), strict=True):
+    for encoder, decoder in zip(*leaves, strict=True):
         assert abs(np.corrcoef(np.ravel(encoder), np.ravel(decoder))[0, 1]) < 0.5

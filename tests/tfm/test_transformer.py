@@ -12,10 +12,12 @@ import reference
 import translate
 from cases import B, C, D, H, M, N, W
 
+from experiments.data import windows
 from tfm import block as blocks, head as heads, mlp, norm, position, transformer
-from tfm.attention import mask as masks, relative_position, score, spec as attentions, value
+from tfm.attention import explicit, flash, mask as masks, relative_position, score, spec as attentions, value
 from tfm.decode import kv_cache
 
+CAUSAL = attentions.Call(mask=masks.causal)
 TRANSFORMERS = {
     "the default, class token": dict(class_token=True),
     "tied score, pooled": dict(score="tied", head="pooled"),
@@ -38,16 +40,15 @@ def test_transformers_equal_the_reference(name):
     outputs = {"W": W} if output_head == "next_word" else {"C": C}
     sizes = dict(N=N + 1) if "class_token" in chosen else {}
     model = cases.model(**functions, head=getattr(heads, output_head), outputs=outputs, sizes=sizes)
-    params, w_BN = cases.draw_params(model.init, std=0.4), cases.draw_token_ids()
+    params, w_BN = jax.device_get((cases.draw_params(model.init, std=0.4), cases.draw_token_ids()))
     fast = translate.log_probabilities(model.apply(params, w_BN, mask=masks.causal if causal else None))
     names = {key: chosen[key] for key in ("score", "order", "mlp", "scale", "eps", "position") if key in chosen}
     slow = dict(next_word=reference.next_word, pooled=reference.pooled_class, class_token=reference.class_token_class)
+    head = params["head"] or {"G_WD": params["embed"]["E_WD"]}
     for b in range(B):
-        X = translate.representation(params, np.asarray(w_BN[b]), causal=causal, **names)
-        p = {key: np.asarray(leaf) for key, leaf in (params["head"] or {"G_WD": params["embed"]["E_WD"]}).items()}
-        cases.assert_close(
-            fast[b], np.log(slow[output_head](X, *(p[key] for key in ("G_WD", "G_CD", "b_C") if key in p))), 1e-9
-        )
+        X = translate.representation(params, w_BN[b], causal=causal, **names)
+        p = slow[output_head](X, *(head[key] for key in ("G_WD", "G_CD", "b_C") if key in head))
+        cases.assert_close(fast[b], np.log(p), 1e-9)
 
 
 def test_bfloat16_products_keep_softmax_logits_and_gradients_in_float32():
@@ -80,30 +81,14 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
     assert isinstance(result["count"], jax.Array) and result["count"].dtype == jnp.int32
 
 
-def stack_of(params, x_BND, *, unroll=1, remat="none", look=(), **block_changes):
-    spec = transformer.Spec(None, None, cases.spec(**block_changes), None, unroll=unroll, remat=remat)
-    y_BND, aux = transformer.stack(params, x_BND, spec, attentions.Call(mask=masks.causal, look=look))
-    return y_BND, aux.get("look", {}).get("A")
+def loss_of(*, unroll=1, remat="none", **block_changes):
+    """Return a function of (parameters of the layers, x_BND)."""
+    spec, call = transformer.Spec(None, None, cases.spec(**block_changes), None, unroll=unroll, remat=remat), CAUSAL
+    return lambda params, x_BND: jnp.sum(jnp.sin(transformer.stack(params, x_BND, spec, call)[0]))
 
 
 def layers(depth: int = M, **changes) -> dict:
     return cases.draw_params(cases.model(sizes=dict(M=depth), **changes).init)["blocks"]
-
-
-def test_maps_are_the_weights_of_every_layer():
-    params, x_BND = jax.device_get(layers()), cases.normal(1, B, N, D)
-    maps = jax.jit(functools.partial(stack_of, look=("A",)))
-    y_BND, A_MBHNS = jax.device_get(maps(params, x_BND))
-    assert A_MBHNS.shape == (M, B, H, N, N)
-    assert jax.eval_shape(stack_of, params, x_BND)[1] is None
-    for m in range(M):
-        x_BND, A_1BHNS = maps(jax.tree.map(lambda leaf, m=m: leaf[m : m + 1], params), x_BND)
-        cases.assert_close(A_1BHNS, A_MBHNS[m : m + 1], 1e-5)
-    cases.assert_close(x_BND, y_BND, 1e-5)
-
-
-def loss_of(**settings):
-    return lambda params, x_BND: jnp.sum(jnp.sin(stack_of(params, x_BND, **settings)[0]))
 
 
 @cases.float64()
@@ -120,15 +105,15 @@ def test_scan_unrolled_and_remat_are_equal():
 def test_layers_that_share_parameters_equal_layers_with_copies_of_them():
     """Logits, maps and dropout masks are equal, and logits with a cache."""
     model, w_BN = cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.draw_token_ids()
-    params, mask = jax.device_get(cases.draw_params(model.init)), masks.causal
+    params = jax.device_get(cases.draw_params(model.init))
     copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), params["blocks"])}
 
     def compute(params, share, key_B=None):
-        spec = model.spec._replace(share=share)
-        return cases.apply_model(params, w_BN, mask=mask, look=("A",), spec=spec, key_B=key_B)
+        call = CAUSAL._replace(look=("A",), key_B=key_B)
+        return transformer.apply(params, w_BN, model.spec._replace(share=share), call)
 
     def token_by_token(params):
-        options, n_B = dict(call=attentions.Call(mask=mask), spec=model.spec), np.full(B, 2)
+        options, n_B = dict(call=CAUSAL, spec=model.spec), np.full(B, 2)
         first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, **options)
         return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **options)[0]
 
@@ -219,3 +204,43 @@ def test_every_layer_and_every_stage_draws_a_different_dropout_mask():
     five_deviations = 2.5 / len(digits_of_stages) ** 0.5
     for first, second in itertools.combinations(digits_of_stages.T, 2):
         assert abs((first == second).mean() - 0.5) < five_deviations
+
+
+# Documents packed into one window: each has the logits and the gradients that it has alone in a window.
+
+START, LENGTHS, WINDOW = 0, (7, 11, 1, 13), 32  # a document's first token; the lengths of the documents in a window
+BLOCKS = functools.partial(flash.attention, queries=8, keys=16)
+PACKED = [  # a position code, a relative position, and an implementation
+    (position.learned, relative_position.relative, BLOCKS),
+    (position.sinusoidal, relative_position.rotary, flash.attention),
+    (position.learned_concatenated, relative_position.buckets, explicit.attention),
+]
+
+
+@pytest.mark.parametrize(("code", "relation", "attend"), PACKED)
+def test_packed_documents_equal_single_ones(code, relation, attend):
+    """The gradient of a sum over documents is the sum of their gradients."""
+    model = cases.model(position=code, relative_position=relation, sizes={"N": WINDOW, "K": 6, "M": 2, "H": 2})
+    params, is_token_BN = cases.draw_params(model.init), np.arange(WINDOW) < np.array(LENGTHS)[:, None]
+    w_N = np.random.default_rng(0).integers(1, W, WINDOW)
+    w_N[np.cumsum((0, *LENGTHS[:-1]))] = START
+    w_BN = np.zeros(is_token_BN.shape, int)  # each document, and padding, which a causal model does not see
+    w_BN[is_token_BN] = w_N
+    numbers = windows.number_documents(w_N[None], START)
+    assert np.bincount(numbers["document_BN"][0])[1:].tolist() == list(LENGTHS)
+    attention = model.spec.block.attention._replace(attend=attend)
+    packed_spec = model.spec._replace(block=model.spec.block._replace(attention=attention))
+
+    def packed(params: dict) -> jax.Array:
+        mask = masks.both(masks.causal, masks.documents(numbers["document_BN"]))
+        return cases.apply_model(params, w_N[None], spec=packed_spec, mask=mask, code_n=numbers["n_BN"])[0][0]
+
+    def single(params: dict) -> jax.Array:
+        return cases.apply_model(params, w_BN, spec=model.spec, mask=masks.causal)[0][is_token_BN]
+
+    @jax.jit
+    def with_gradients(params: dict) -> list:
+        losses = [lambda params, f=f: (jnp.sum(jnp.sin(logits_NW := f(params))), logits_NW) for f in (packed, single)]
+        return [jax.grad(loss, has_aux=True)(params) for loss in losses]
+
+    cases.assert_trees_close(*with_gradients(params), 1e-5)
