@@ -116,20 +116,19 @@ def test_buckets_are_powers_of_two_up_to_the_context():
         generate.bucket(0)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "lengths", "settings", "parts"),
-    [
-        ((2, 0), [1, 1], {}, ["prompt"]),
-        ((2, 3), [1, 0], {}, ["prompt"]),
-        ((2, 3), [1, 4], {}, ["prompt", 4, 3]),
-        ((2, 3), [1], {}, ["2 prompts", "(1,)"]),
-        ((2, 3), [1, 1], {"steps": -1}, [-1]),
-        ((2, 3), [1, 1], {"temperature": -0.1}, ["temperature", -0.1]),
-    ],
-)
-def test_invalid_prompts_and_settings_are_refused(prompt, lengths, settings, parts):
-    model = recurrent.incremental()
+INVALID = [  # columns of the prompts, lengths, other arguments, parts of the message
+    (0, [1, 1], {}, ["prompt"]),
+    (3, [1, 0], {}, ["prompt"]),
+    (3, [1, 4], {}, ["prompt", 4, 3]),
+    (3, [1], {}, ["2 prompts", "(1,)"]),
+    (3, [1, 1], {"steps": -1}, [-1]),
+    (3, [1, 1], {"temperature": -0.1}, ["temperature", -0.1]),
+]
+
+
+@pytest.mark.parametrize(("columns", "lengths", "settings", "parts"), INVALID)
+def test_invalid_prompts_and_settings_are_refused(columns, lengths, settings, parts):
+    model, options = recurrent.incremental(), dict(steps=1) | settings
+    generate_texts = functools.partial(generate.generate, model.start, model.step, **options)
     with raises(ValueError, *parts):
-        options, key = dict(steps=1) | settings, jax.random.key(0)
-        run = jax.jit(lambda prompt_BN: generate.generate(model.start, model.step, prompt_BN, lengths, key, **options))
-        run(np.ones(prompt, int))
+        jax.eval_shape(lambda w_BN: generate_texts(w_BN, lengths, KEY), np.ones((2, columns), int))
