@@ -123,8 +123,8 @@ def test_no_dropout_at_rate_zero_or_without_keys_and_invalid_rates_are_refused()
 def test_the_zeros_of_an_example_depend_on_its_key_alone():
     """They do not depend on its index in the batch, on other examples or on its numbers."""
     x_BND, order = np.ones((5, N, D)), np.array([3, 1, 4, 0, 0])
-    both = jax.jit(lambda key_B: (drop(key_B, x_BND, 0.5), drop(key_B[order], -x_BND, 0.5)))
-    y_BND, ordered_BND = jax.device_get(both(keys(5)))
+    both = jax.jit(lambda key_B, x_BND: (drop(key_B, x_BND, 0.5), drop(key_B[order], -x_BND, 0.5)))
+    y_BND, ordered_BND = jax.device_get(both(keys(5), x_BND))
     np.testing.assert_array_equal(ordered_BND, -y_BND[order])
     for i, j in itertools.combinations(range(5), 2):
         assert 0.3 < (y_BND[i] == y_BND[j]).mean() < 0.7
@@ -132,7 +132,7 @@ def test_the_zeros_of_an_example_depend_on_its_key_alone():
 
 def test_dropout_on_eight_devices_equals_dropout_on_one():
     """Devices share the sequences of the batch, or the tokens of every sequence. Gradients are compared."""
-    x_BND, w_D = np.asarray(cases.normal(1, 8, 16, D)), cases.normal(2, D)
+    x_BND, w_D = cases.normal(1, 8, 16, D), cases.normal(2, D)
 
     def loss(w_D, x_BND, key_B, layout=layouts.ONE):
         return jnp.sum(jnp.sin(drop(key_B, x_BND * w_D, 0.3, layout=layout)))
@@ -143,10 +143,10 @@ def test_dropout_on_eight_devices_equals_dropout_on_one():
 
         return meshes.sharded(local, meshes.make(data=8), in_specs=in_specs)
 
-    striped_BND = x_BND.reshape(8, 2, 8, D).swapaxes(1, 2).reshape(8, 16, D)  # device i has the tokens i and 8 + i
-
     @jax.jit
     def differentiate(w_D, key_B):
+        # Device i has the tokens i and 8 + i.
+        striped_BND = x_BND.reshape(8, 2, 8, D).swapaxes(1, 2).reshape(8, 16, D)
         by_tokens = sharded(layouts.Layout(sequence="data"), P(), P(None, "data"), P())(w_D, striped_BND, key_B)
         by_sequences = sharded(layouts.ONE, P(), P("data"), P("data"))(w_D, x_BND, key_B)
         return by_tokens, by_sequences, jax.grad(loss)(w_D, x_BND, key_B)

@@ -48,11 +48,10 @@ def test_patches_equal_the_reference_and_images_must_divide():
     params = jax.device_get(cases.draw_params(lambda key: embeds.patches.init(key, P=P, D=D)))
 
     @jax.jit
-    def compute(params):
-        order = embeds.cut(np.arange(8).reshape(1, 2, 4, 1), size=2)
-        return embeds.patches.apply(params, embeds.cut(image_BYXZ, size=3)), order
+    def compute(params, image_BYXZ, pixels):
+        return embeds.patches.apply(params, embeds.cut(image_BYXZ, size=3)), embeds.cut(pixels, size=2)
 
-    x_BND, order = jax.device_get(compute(params))
+    x_BND, order = jax.device_get(compute(params, image_BYXZ, np.arange(8).reshape(1, 2, 4, 1)))
     assert x_BND.shape == (2, 6, D)
     for b in range(2):
         slow = reference.patch_tokens(image_BYXZ[b], params["W_DP"], 3)

@@ -15,17 +15,17 @@ def draw(*shapes) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("rows", [1, 2, platform.FEW_ROWS, platform.FEW_ROWS + 1])
 def test_products_of_few_and_of_many_rows_equal_their_definition(rows):
-    x_TD, W_HKD, b_HK, y_BHNV, U_HDV = draw((rows, 5), (2, 3, 5), (2, 3), (1, 3, rows, 5), (3, 7, 5))
+    arrays = x_TD, W_HKD, b_HK, y_BHNV, U_HDV = draw((rows, 5), (2, 3, 5), (2, 3), (1, 3, rows, 5), (3, 7, 5))
 
     @jax.jit
-    def compute(x_TD, y_BHNV):
+    def compute(x_TD, W_HKD, b_HK, y_BHNV, U_HDV):
         slope = jax.grad(lambda x: jnp.sum(jnp.sin(linear.matmul(x, W_HKD, b_HK))))(x_TD)
         return linear.matmul(x_TD, W_HKD, b_HK), slope, platform.sum_heads(y_BHNV, U_HDV)
 
     expected = np.einsum("td,hkd->thk", x_TD, W_HKD) + b_HK
     slope = np.einsum("thk,hkd->td", np.cos(expected), W_HKD)
     all_expected = expected, slope, np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV)
-    cases.assert_trees_close(compute(x_TD, y_BHNV), all_expected, 1e-5)
+    cases.assert_trees_close(compute(*arrays), all_expected, 1e-5)
 
 
 def test_logits_of_bfloat16_are_summed_in_float32():

@@ -135,10 +135,10 @@ def test_tpus_that_share_the_vocabulary_have_the_loss_and_gradient_of_one_device
 
 def test_the_first_of_equal_logits_is_the_prediction_in_chunks_too(chunks):
     b_W = np.float32(2 * np.isin(np.arange(W), (5, 7)) + (np.arange(W) == 11))
-    head, x_BND = {"G_WD": np.zeros((W, D), np.float32), "b_W": b_W}, np.ones((B, N, D), np.float32)
-    accuracy = jax.jit(lambda target_BN: in_chunks(head, x_BND, (target_BN, x_BND[..., 0]))["accuracy"])
+    head, x_BND = {"G_WD": np.zeros((W, D)), "b_W": b_W}, np.ones((B, N, D))
+    accuracy = jax.jit(lambda *arrays: in_chunks(*arrays)["accuracy"])
     for target, correct in ((5, 14), (7, 0), (11, 0)):
-        assert jax.device_get(accuracy(np.full((B, N), target))) == (correct, 14)
+        assert jax.device_get(accuracy(head, x_BND, (np.full((B, N), target), np.ones((B, N))))) == (correct, 14)
 
 
 def test_without_targets_the_loss_its_count_and_its_gradient_are_zero(chunks):

@@ -36,6 +36,7 @@ def test_a_language_model_equals_the_transformer_with_the_same_choices():
     (logits_BNW, activations), (expected_BNW, aux), *without_mask = jax.device_get(compute(params))
     cases.assert_trees_close((logits_BNW, activations), (expected_BNW, aux["look"]))
     cases.assert_close(*without_mask)
+    np.testing.assert_allclose(activations["A"].sum(-1), 1)
     shapes = {"A": (2, cases.B, 3, 6, 6), "v": (2, cases.B, 3, 6, 4), "hidden": (2, cases.B, 6, 12)}
     assert jax.tree.map(np.shape, activations) == shapes and (np.triu(activations["A"], 1) == 0).all()
     with raises(ValueError, "'Q'", "q, k, v, A"):

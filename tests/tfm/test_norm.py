@@ -60,11 +60,11 @@ def test_norms_and_statistics_equal_the_reference():
     calls = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layouts.ONE, tpu])]
 
     @jax.jit
-    def compute_all(p):
+    def compute_all(p, x_BND):
         results = [NORMS[name].apply(p[name], x_BND, eps=eps, layout=layout) for name, eps, layout in calls]
         return results, {name: NORMS[name].observe(x_BND) for name in STATISTICS}
 
-    results, statistics = jax.device_get(compute_all(all_params))
+    results, statistics = jax.device_get(compute_all(all_params, x_BND))
     for (name, eps, _), y_BND in zip(calls, results, strict=True):
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
@@ -93,11 +93,11 @@ def test_norms_of_bfloat16_tokens_are_rounded_once():
     x_BND, all_params = draw_tokens(47, 1.0, 9.0).astype(jnp.bfloat16), {name: norm_params(name) for name in NORMS}
 
     @jax.jit
-    def compute_all(p):
+    def compute_all(p, x_BND):
         statistics = {name: NORMS[name].observe(x_BND) for name in STATISTICS}
         return {name: NORMS[name].apply(p[name] | statistics.get(name, {}), x_BND, eps=1e-6) for name in p}, statistics
 
-    results, all_statistics = jax.device_get(compute_all(all_params))
+    results, all_statistics = jax.device_get(compute_all(all_params, x_BND))
     for name, statistics in all_statistics.items():
         assert all(leaf.dtype == np.float32 for leaf in statistics.values())
         cases.assert_trees_close([*statistics.values()], slow_statistics(name, x_BND), 1e-5)

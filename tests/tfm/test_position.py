@@ -42,8 +42,8 @@ def test_added_and_concatenated_positions_equal_the_reference():
     all_params = {name: jax.device_get(cases.draw_params(init)) for name, init in inits.items()}
     x_BND, position_arrays = np.asarray(cases.normal(1, B, N, D)), (None, ANY_N, ANY_BN)
     calls = [*itertools.product(POSITIONS, position_arrays)]
-    apply_all = jax.jit(lambda p: [POSITIONS[name].apply(p[name], x_BND, n) for name, n in calls])
-    for (name, n), y_BND in zip(calls, jax.device_get(apply_all(all_params)), strict=True):
+    apply_all = jax.jit(lambda p, x_BND: [POSITIONS[name].apply(p[name], x_BND, n) for name, n in calls])
+    for (name, n), y_BND in zip(calls, jax.device_get(apply_all(all_params, x_BND)), strict=True):
         params = all_params[name]
         for b, positions in enumerate(np.broadcast_to(np.arange(N) if n is None else n, (B, N))):
             X, P = translate.columns(x_BND[b]), table(name, params, positions)

@@ -126,17 +126,18 @@ def test_temperature_zero_selects_the_first_of_the_most_likely_tokens():
 def test_draws_from_bfloat16_logits_use_float32():
     logits_BW = np.asarray(cases.normal(0, 211, W), jnp.bfloat16)
     types, draw = (jnp.bfloat16, np.float32), functools.partial(sampling.draw, top_p=0.9)
-    both = jax.jit(lambda key: [draw(key, logits_BW.astype(dtype)) for dtype in types])
-    np.testing.assert_array_equal(*both(jax.random.key(0)))
+    both = jax.jit(lambda key, logits_BW: [draw(key, logits_BW.astype(dtype)) for dtype in types])
+    np.testing.assert_array_equal(*both(jax.random.key(0), logits_BW))
 
 
 def test_the_draw_of_a_sequence_depends_only_on_its_key():
-    logits_BW, draw = np.zeros((53, W), np.float32), sampling.draw
+    draw = sampling.draw
 
     @jax.jit
     def draw_all(key, other):
-        reversed_B = draw(sampling.split_key(key, 53)[::-1], logits_BW)
-        return draw(key, logits_BW), draw(key, logits_BW[:11]), reversed_B, draw(other, logits_BW)
+        logits_BW, key_B = jnp.zeros((53, W)), sampling.split_key(key, 53)
+        draws = draw(key, logits_BW), draw(key, logits_BW[:11])
+        return *draws, draw(key_B[::-1], logits_BW), draw(other, logits_BW)
 
     w_B, first_B, reversed_B, other_B = jax.device_get(draw_all(jax.random.key(3), jax.random.key(4)))
     np.testing.assert_array_equal(first_B, w_B[:11])
