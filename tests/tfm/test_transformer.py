@@ -22,7 +22,8 @@ TRANSFORMERS = {
     "the default, class token": dict(class_token=True),
     "tied score, pooled": dict(score="tied", head="pooled"),
     "no score, scale or position": dict(score="none", scale="1", position="none", final_norm=False),
-    "post-norm, ReLU, causal": dict(order="post_norm", mlp="relu", causal=True, final_norm=False),
+    "plain order, eps": dict(order="plain", eps=0.3),
+    "post-norm, ReLU, causal": dict(order="post_norm", mlp="relu", causal=True, final_norm=False, eps=0.3),
     "plain norm without eps, tied output, no bias, sinusoids, causal": dict(norm="token_plain", eps=0.0, causal=True)
     | dict(tied_output=True, bias=False, position="sinusoidal", scale="1/sqrt(D)"),
 }
