@@ -19,49 +19,49 @@ from tfm import embed as embeds, head as heads, norm, position, shapes, transfor
 
 
 @cases.float64()
-def test_tokens_equal_the_reference_also_if_devices_share_the_vocabulary():
-    params, w_BN = cases.draw_params(lambda key: embeds.words.init(key, W=W, D=D)), cases.draw_token_ids()
-    x_BND = embeds.words.apply(params, w_BN)
-    for b in range(B):
-        x = reference.one_hot(np.asarray(w_BN[b]), W)
-        cases.assert_close(x_BND[b], reference.embedded(x, np.asarray(params["E_WD"])), 0)
-    mesh, E_WD = meshes.make(data=1, tensor=2), params["E_WD"][1:]
+def test_tokens_and_segments_equal_the_reference_also_if_devices_share_the_vocabulary():
+    """A segment adds its row, and without segments it is segment 0."""
+    params = jax.device_get(cases.draw_params(lambda key: embeds.words.init(key, W=W, D=D, J=3)))
+    w_BN, segment_BN = np.asarray(cases.draw_token_ids()), np.arange(N) % 3 * np.ones((B, 1), int)
+    E_WD, words = {"E_WD": params["E_WD"]}, functools.partial(embeds.words.apply, params)
+    mesh = meshes.make(data=1, tensor=2)
     apply = functools.partial(embeds.words.apply, layout=meshes.layout(mesh, W=W - 1))
-    sharded = jax.jit(meshes.sharded(apply, mesh, in_specs=(P("tensor"), P())))
-    cases.assert_close(sharded({"E_WD": E_WD}, np.arange(W - 1)[None])[0], E_WD, 0)
+    sharded = meshes.sharded(apply, mesh, in_specs=(P("tensor"), P()))
+
+    @jax.jit  # traced token ids can index NumPy arrays
+    def compute_all(w_BN, rows_WD):
+        inputs = {"w_BN": w_BN, "segment_BN": segment_BN}, {"w_BN": w_BN}, w_BN
+        shared = sharded({"E_WD": rows_WD}, np.arange(W - 1)[None])
+        return embeds.words.apply(E_WD, w_BN), [words(model_input) for model_input in inputs], shared
+
+    x_BND, with_segments, shared_1WD = jax.device_get(compute_all(w_BN, params["E_WD"][1:]))
+    for b in range(B):
+        cases.assert_close(x_BND[b], reference.embedded(reference.one_hot(w_BN[b], W), params["E_WD"]), 0)
+    for result, segment in zip(with_segments, (segment_BN, 0, 0), strict=True):
+        cases.assert_close(result, x_BND + params["S_JD"][segment])
+    cases.assert_close(shared_1WD[0], params["E_WD"][1:], 0)
 
 
 @cases.float64()
-def test_a_segment_adds_its_row_and_without_segments_it_is_segment_0():
-    params, w_BN = (
-        jax.device_get(cases.draw_params(lambda key: embeds.words.init(key, W=W, D=D, J=3))),
-        cases.draw_token_ids(),
-    )
-    segment_BN = np.arange(N) % 3 * np.ones((B, 1), int)
-    apply = jax.jit(functools.partial(embeds.words.apply, params))  # traced token ids can index NumPy arrays
-    inputs = {"w_BN": w_BN, "segment_BN": segment_BN}, {"w_BN": w_BN}, w_BN
-    for model_input, segment in zip(inputs, (segment_BN, 0, 0), strict=True):
-        cases.assert_close(apply(model_input), params["E_WD"][w_BN] + params["S_JD"][segment])
+def test_patches_equal_the_reference_and_images_must_divide():
+    image_BYXZ, P = np.asarray(cases.normal(0, 2, 6, 9, 5)), 3 * 3 * 5
+    params = jax.device_get(cases.draw_params(lambda key: embeds.patches.init(key, P=P, D=D)))
 
+    @jax.jit
+    def compute(params, image_BYXZ, pixels):
+        return embeds.patches.apply(params, embeds.cut(image_BYXZ, size=3)), embeds.cut(pixels, size=2)
 
-@cases.float64()
-def test_patches_equal_the_reference():
-    image_BYXZ, P = cases.normal(0, 2, 6, 9, 5), 3 * 3 * 5
-    params = cases.draw_params(lambda key: embeds.patches.init(key, P=P, D=D))
-    x_BND = embeds.patches.apply(params, embeds.cut(image_BYXZ, size=3))
+    x_BND, order = jax.device_get(compute(params, image_BYXZ, np.arange(8).reshape(1, 2, 4, 1)))
     assert x_BND.shape == (2, 6, D)
     for b in range(2):
-        slow = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
-        cases.assert_close(x_BND[b], slow.T + np.asarray(params["b_D"]))
-    assert embeds.patches.apply(jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 1, P))).dtype == jnp.bfloat16
-    in_reading_order = [[[0, 1, 4, 5], [2, 3, 6, 7]]]
-    np.testing.assert_array_equal(embeds.cut(jnp.arange(8).reshape(1, 2, 4, 1), size=2), in_reading_order)
-
-
-@pytest.mark.parametrize(("Y", "X"), [(6, 8), (7, 9)])
-def test_images_that_do_not_divide_are_refused(Y, X):
-    with raises(ValueError, f"{Y} x {X}", "3 x 3"):
-        embeds.cut(jnp.zeros((2, Y, X, 5)), size=3)
+        slow = reference.patch_tokens(image_BYXZ[b], params["W_DP"], 3)
+        cases.assert_close(x_BND[b], slow.T + params["b_D"])
+    np.testing.assert_array_equal(order, [[[0, 1, 4, 5], [2, 3, 6, 7]]])  # in reading order
+    narrow = {name: leaf.astype(jnp.bfloat16) for name, leaf in params.items()}
+    assert jax.eval_shape(embeds.patches.apply, narrow, np.ones((1, 1, P))).dtype == jnp.bfloat16
+    for Y, X in ((6, 8), (7, 9)):
+        with raises(ValueError, f"{Y} x {X}", "3 x 3"):
+            embeds.cut(np.zeros((2, Y, X, 5)), size=3)
 
 
 def masked_tokens(X, G):
@@ -90,20 +90,23 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_heads_equal_the_reference_and_their_logits_are_float32(name):
-    variant, sizes = getattr(heads, name), {"W": W} if name in ("next_word", "masked_word") else {"C": C}
+def test_heads_equal_the_reference_and_their_logits_are_float32():
+    sizes = {name: {"W": W} if name in ("next_word", "masked_word") else {"C": C} for name in HEADS}
+    inits = {name: functools.partial(getattr(heads, name).init, D=D, **sizes[name]) for name in HEADS}
+    apply_all = jax.jit(lambda p, x_BND: {name: getattr(heads, name).apply(p[name], x_BND) for name in HEADS})
     with cases.float64():
-        params, x_BND = cases.draw_params(lambda key: variant.init(key, D=D, **sizes)), cases.normal(1, B, N, D)
-        apply = jax.jit(variant.apply)
-        logits = apply(params, x_BND)
-        for b in range(B):
-            slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *map(np.asarray, jax.tree.leaves(params))))
-            is_defined = ~np.isnan(slow)
-            cases.assert_close(translate.log_probabilities(logits)[b][is_defined], np.log(slow[is_defined]))
-    narrow = apply(*jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), (params, x_BND)))
-    assert narrow.dtype == jnp.float32
-    cases.assert_close(narrow, logits, 2e-2)
+        params = jax.device_get({name: cases.draw_params(init) for name, init in inits.items()})
+        x_BND = np.asarray(cases.normal(1, B, N, D))
+        results = jax.device_get(apply_all(params, x_BND))
+        for name, logits in results.items():
+            log_p = translate.log_probabilities(logits)
+            for b in range(B):
+                slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *jax.tree.leaves(params[name])))
+                is_defined = ~np.isnan(slow)
+                cases.assert_close(log_p[b][is_defined], np.log(slow[is_defined]))
+    narrow = apply_all(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x_BND)))
+    assert {logits.dtype for logits in narrow.values()} == {np.dtype("float32")}
+    cases.assert_trees_close(narrow, results, 2e-2)
 
 
 @pytest.mark.parametrize("E", [0, 3])
@@ -115,15 +118,15 @@ def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_token(E):
     init = functools.partial(
         heads.transformed_init, functools.partial(heads.masked_word.init, W=W), norm=norm.token, E=E
     )
-    params, x_BND = cases.draw_params(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
+    draws = cases.draw_params(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
+    params, x_BND = jax.device_get(draws)
     G_WD, transform = params["head"].pop(output_rows), params["head"]["transform"]
-    for tree in (params | {"embed": {rows: G_WD}}, {"head": params["head"] | {output_rows: G_WD}}):
-        logits = jax.jit(functools.partial(transformer.logits, spec=spec))(tree, x_BND)
-        for b in range(B):
-            X = reference.affine(
-                np.asarray(shapes.find(transform, "W")), translate.columns(x_BND[b]), shapes.find(transform, "b")
-            )
-            norm_params = {f"{name}_D": shapes.find(transform["norm"], name) for name in ("gain", "shift")}
-            X = translate.norm(norm_params, np.vectorize(reference.gelu)(X), eps=0.1)
-            slow = reference.affine(np.asarray(G_WD), X, np.asarray(params["head"]["b_W"]))
-            cases.assert_close(logits[b], np.transpose(slow))
+    trees = [params | {"embed": {rows: G_WD}}, {"head": params["head"] | {output_rows: G_WD}}]
+    compute_both = jax.jit(lambda trees: [transformer.logits(tree, x_BND, spec) for tree in trees])
+    norm_params = {f"{name}_D": shapes.find(transform["norm"], name) for name in ("gain", "shift")}
+    for b, pair in enumerate(zip(*jax.device_get(compute_both(trees)), strict=True)):
+        X = reference.affine(shapes.find(transform, "W"), translate.columns(x_BND[b]), shapes.find(transform, "b"))
+        X = translate.norm(norm_params, np.vectorize(reference.gelu)(X), eps=0.1)
+        slow = np.transpose(reference.affine(G_WD, X, params["head"]["b_W"]))
+        for logits in pair:
+            cases.assert_close(logits, slow)

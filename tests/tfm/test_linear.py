@@ -1,5 +1,6 @@
 """Products with a matrix for few and for many rows, in their forms for CPUs and TPUs."""
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,22 +9,36 @@ import pytest
 from tfm import linear, platform
 
 
+def draw(*shapes) -> list[np.ndarray]:
+    return [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
+
+
 @pytest.mark.parametrize("rows", [1, 2, platform.FEW_ROWS, platform.FEW_ROWS + 1])
 def test_products_of_few_and_of_many_rows_equal_their_definition(rows):
-    x_TD, W_HKD, b_HK = (
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, 5), (2, 3, 5), (2, 3)])
-    )
-    expected = np.einsum("td,hkd->thk", x_TD, W_HKD) + np.asarray(b_HK)
-    np.testing.assert_allclose(jax.jit(linear.matmul)(x_TD, W_HKD, b_HK), expected, rtol=1e-5, atol=1e-5)
-    slope = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(linear.matmul(x, W_HKD, b_HK)))))(x_TD)
-    np.testing.assert_allclose(slope, np.einsum("thk,hkd->td", np.cos(expected), W_HKD), rtol=1e-4, atol=1e-5)
+    arrays = x_TD, W_HKD, b_HK, y_BHNV, U_HDV = draw((rows, 5), (2, 3, 5), (2, 3), (1, 3, rows, 5), (3, 7, 5))
+
+    @jax.jit
+    def compute(x_TD, W_HKD, b_HK, y_BHNV, U_HDV):
+        slope = jax.grad(lambda x: jnp.sum(jnp.sin(linear.matmul(x, W_HKD, b_HK))))(x_TD)
+        return linear.matmul(x_TD, W_HKD, b_HK), slope, platform.sum_heads(y_BHNV, U_HDV)
+
+    expected = np.einsum("td,hkd->thk", x_TD, W_HKD) + b_HK
+    slope = np.einsum("thk,hkd->td", np.cos(expected), W_HKD)
+    all_expected = expected, slope, np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV)
+    cases.assert_trees_close(compute(*arrays), all_expected, 1e-5)
 
 
 def test_logits_of_bfloat16_are_summed_in_float32():
-    x_BND, W_OD = jnp.full((2, 3, 257), 1.0, jnp.bfloat16), jnp.full((5, 257), 1.0, jnp.bfloat16)
-    y_BNO = linear.logits(x_BND, W_OD, jnp.ones(5))
+    x_BND, W_OD = (np.ones(shape, jnp.bfloat16) for shape in ((2, 3, 257), (5, 257)))
+    y_BNO = jax.jit(linear.logits)(x_BND, W_OD, np.ones(5, np.float32))
     assert y_BNO.dtype == jnp.float32
     np.testing.assert_array_equal(y_BNO, np.full((2, 3, 5), 258))  # 257 in bfloat16 is 256
+
+
+@pytest.mark.parametrize("D", [3, 128])
+def test_a_mean_computed_as_a_product_equals_the_mean(D):
+    (x,) = draw((2, 5, D))
+    cases.assert_close(jax.jit(lambda x: platform.spread_mean(x)[..., 0])(x), x.mean(-1), 1e-6)
 
 
 CPU_FORMS = {  # name: (function, shapes of its arguments, text that only the program for a CPU has)
@@ -58,18 +73,11 @@ def test_a_program_for_a_tpu_does_not_have_the_form_for_a_cpu(name):
     assert mark in cpu and mark not in tpu
 
 
-@pytest.mark.parametrize("tokens", [1, platform.FEW_ROWS, platform.FEW_ROWS + 1])
-def test_the_sum_over_heads_equals_its_equation(tokens):
-    y_BHNV, U_HDV = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(1, 3, tokens, 5), (3, 7, 5)]))
-    result = jax.jit(platform.sum_heads)(y_BHNV, U_HDV)
-    np.testing.assert_allclose(result, np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV), rtol=1e-5, atol=1e-5)
-
-
 def test_writing_a_token_into_the_cache_is_equal_on_a_tpu_and_a_cpu(monkeypatch):
-    cache_BHSK, new_BHNK = (jax.random.normal(jax.random.key(i), (1, 3, n, 5)) for i, n in enumerate((7, 1)))
+    cache_BHSK, new_BHNK = draw((1, 3, 7, 5), (1, 3, 1, 5))
 
     def write(cache_BHSK, new_BHNK):
-        return platform.write_cache(cache_BHSK, new_BHNK, jnp.array([[4]]))
+        return platform.write_cache(cache_BHSK, new_BHNK, np.array([[4]]))
 
     assert "LayoutConstraint" in lower(write, cache_BHSK, new_BHNK)[1]
     expected = np.where(np.arange(7)[:, None] == 4, new_BHNK, cache_BHSK)
@@ -85,7 +93,7 @@ ROW_FORMS = [  # function, shapes of its arguments, text that only the program f
 
 @pytest.mark.parametrize(("function", "shapes", "mark"), ROW_FORMS)
 def test_a_tpu_pads_a_single_row_to_eight(function, shapes, mark, monkeypatch):
-    arrays = [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
+    arrays = draw(*shapes)
     cpu, tpu = lower(function, *arrays)
     assert mark in tpu and mark not in cpu
     expected = jax.jit(function)(*arrays)
@@ -93,14 +101,6 @@ def test_a_tpu_pads_a_single_row_to_eight(function, shapes, mark, monkeypatch):
 
 
 def test_many_new_tokens_are_not_unrolled():
-    B = platform.FEW_ROWS + 1
-    arrays = [jax.ShapeDtypeStruct((B, *shape), jnp.float32) for shape in ((3, 7, 5), (3, 1, 5))]
-    assert (
-        "stablehlo.scatter" in lower(lambda *arrays: platform.write_cache(*arrays, jnp.zeros((B, 1), int)), *arrays)[1]
-    )
-
-
-@pytest.mark.parametrize("D", [3, 128])
-def test_a_mean_computed_as_a_product_equals_the_mean(D):
-    x = jax.random.normal(jax.random.key(0), (2, 5, D))
-    np.testing.assert_allclose(platform.spread_mean(x)[..., 0], np.asarray(x).mean(-1), rtol=1e-5, atol=1e-6)
+    B, rest = platform.FEW_ROWS + 1, ((3, 7, 5), (3, 1, 5))
+    arrays = [jax.ShapeDtypeStruct((B, *shape), jnp.float32) for shape in rest]
+    assert "stablehlo.scatter" in lower(platform.write_cache, *arrays, np.zeros((B, 1), int))[1]

@@ -11,16 +11,15 @@ from tfm import lora, shapes
 
 M, L, ALPHA = 2, 3, 5.0
 SIZES = {"M": M, "H": 4, "G": 2, "K": 5, "D": 6, "F": 10, "W": 14}
-# {path of a matrix: letters of its outputs, of its inputs, and of its copies}
-MATRICES = {
-    "embed/E_WD": "W D ",
-    "blocks/score/Uq_HKD": "HK D ",
-    "blocks/score/Uk_GKD": "GK D ",
-    "blocks/score/P_HKK": "K K H",
-    "blocks/value/Uo_HDK": "D HK ",
-    "blocks/value/V_HDD": "D HD ",
-    "blocks/mlp/W1_FD": "F D ",
-    "blocks/mlp/W2_DF": "D F ",
+MATRICES = {  # path of a matrix: the product of A and B
+    "embed/E_WD": "DL,WL->WD",
+    "blocks/score/Uq_HKD": "MDL,MHKL->MHKD",
+    "blocks/score/Uk_GKD": "MDL,MGKL->MGKD",
+    "blocks/score/P_HKK": "MHjL,MHkL->MHkj",
+    "blocks/value/Uo_HDK": "MHKL,MDL->MHDK",
+    "blocks/value/V_HDD": "MHeL,MdL->MHde",
+    "blocks/mlp/W1_FD": "MDL,MFL->MFD",
+    "blocks/mlp/W2_DF": "MFL,MDL->MDF",
 }
 OTHER_PATHS = ("blocks/mlp/b1_F", "blocks/mlp/Wg_FD")  # without adapters
 
@@ -35,29 +34,14 @@ def draw_tree(names) -> dict:
     return nodes
 
 
+INIT = functools.partial(lora.init, rank=L, select=MATRICES.__contains__)
+
+
 def make_adapters() -> tuple[dict, dict]:
     """Return (parameters, parameters with adapters). The matrices B of the adapters are not zero."""
-    params = draw_tree((*MATRICES, *OTHER_PATHS))
-    new = lora.init(jax.random.key(1), params, rank=L, select=MATRICES.__contains__)
-    rng = np.random.default_rng(2)
-    adapters = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), new["lora"])
-    return params, new | {"lora": adapters}
-
-
-def merge_slowly(path: str, W: np.ndarray, A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return W + (alpha / r) B A in float64, one copy of the matrix after the other, each as outputs x inputs."""
-    outputs, inputs, copies = MATRICES[path].split(" ")
-    letters, result = shapes.letters(path).removeprefix("M"), np.array(W, np.float64)
-    for index in np.ndindex(*[SIZES[x] for x in ("M" if path.startswith("blocks") else "") + copies]):
-        copy = W[index].astype(np.float64)
-        rest = letters.removeprefix(copies)
-        # in V_HDD, the first D is the output
-        order = [rest.index(x) for x in outputs] + [len(rest) - 1 - rest[::-1].index(x) for x in inputs]
-        matrix = copy.transpose(order)
-        rows = matrix.reshape(int(np.prod([SIZES[x] for x in outputs])), -1)
-        change = B[index].reshape(-1, L).astype(np.float64) @ A[index].reshape(-1, L).astype(np.float64).T
-        result[index] = (rows + ALPHA / L * change).reshape(matrix.shape).transpose(np.argsort(order))
-    return result
+    params, rng = draw_tree((*MATRICES, *OTHER_PATHS)), np.random.default_rng(2)
+    new = jax.eval_shape(INIT, jax.random.key(1), params)
+    return params, params | {"lora": jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), new["lora"])}
 
 
 def test_an_effective_weight_is_its_matrix_plus_the_product_of_its_adapter():
@@ -65,16 +49,22 @@ def test_an_effective_weight_is_its_matrix_plus_the_product_of_its_adapter():
     result, originals = (shapes.flat(one) for one in (jax.jit(functools.partial(lora.merge, alpha=ALPHA))(new), params))
     assert result.keys() == originals.keys()
     for path, W in originals.items():
-        sides = [leaf for name, leaf in sorted(shapes.flat(new["lora"]).items()) if name.startswith(path + "/")]
-        expected = merge_slowly(path, W, *sides) if path in MATRICES else W
-        np.testing.assert_allclose(result[path], expected, rtol=1e-5, atol=1e-5, err_msg=path)
+        A_and_B = [leaf for name, leaf in sorted(shapes.flat(new["lora"]).items()) if name.startswith(path + "/")]
+        change = np.einsum(MATRICES[path], *A_and_B) if path in MATRICES else 0
+        np.testing.assert_allclose(result[path], W + ALPHA / L * change, rtol=1e-5, atol=1e-5, err_msg=path)
 
 
 def test_new_adapters_change_nothing_and_have_the_initial_values_of_the_paper():
-    params = draw_tree(MATRICES)
-    new = jax.jit(lambda: lora.init(jax.random.key(1), params, rank=L, select=MATRICES.__contains__))()
+    params = draw_tree(["blocks/score/P_HKK", "blocks/value/Uo_HDK", "blocks/mlp/W2_DF"])
+
+    @jax.jit
+    def compute(params):
+        new = INIT(jax.random.key(1), params)
+        return new, lora.merge(new, alpha=ALPHA)
+
+    new, merged = jax.device_get(compute(params))
     shapes.check(new)
-    jax.tree.map(np.testing.assert_array_equal, lora.merge(new, alpha=ALPHA), params)
+    jax.tree.map(np.testing.assert_array_equal, merged, params)
     sides = shapes.flat(new["lora"])
     assert {name.split("/")[-1] for name in sides if "/W2" in name} == {"A_FL", "B_DL"}
     A_HKL = sides["blocks/value/Uo_HDK/A_HKL"]  # 20 inputs, 2 x 20 x 3 draws
@@ -95,8 +85,6 @@ def test_sharded_adapters_have_the_effective_weights_and_gradients_of_one_device
     def total(merge, params):
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(merge(params)))
 
-    result, expected = (
-        jax.jit(jax.value_and_grad(functools.partial(total, merge_function)))(new)
-        for merge_function in (sharded, merge)
-    )
+    totals = [jax.value_and_grad(functools.partial(total, function)) for function in (sharded, merge)]
+    result, expected = jax.device_get(jax.jit(lambda params: [compute(params) for compute in totals])(new))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), result, expected)

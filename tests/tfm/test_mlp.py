@@ -8,7 +8,6 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import reference
 import reference_decoders
 import reference_tokens
@@ -17,7 +16,7 @@ from cases import B, D, F, N
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import by_name, mesh as meshes
-from tfm import layout as layouts, mlp, shapes
+from tfm import mlp, shapes
 
 MLPS = by_name.candidates(mlp)
 MATRICES = dict.fromkeys(("relu", "gelu", "gelu_tanh"), {"W1_FD", "W2_DF"})
@@ -53,26 +52,25 @@ def slow_mlp(name: str, params: dict, X):
     return reference.mlp(X, *first, *last, activation)
 
 
-@pytest.mark.parametrize("platform", ["", "tpu"])
-def test_mlp_equals_the_reference_and_keeps_bfloat16(platform):
+def test_mlp_equals_the_reference_and_keeps_bfloat16():
     """Every MLP is tested with and without biases. The reference computes one token at a time."""
-    variants, options = [*itertools.product(MATRICES, [True, False])], {"layout": layouts.Layout(platform=platform)}
-    apply_all = jax.jit(
-        lambda trees, x_BND: [
-            MLPS[name].apply(p, x_BND, **options) for (name, _), p in zip(variants, trees, strict=True)
-        ]
-    )
+    variants = [*itertools.product(MATRICES, [True, False])]
+
+    @jax.jit
+    def apply_all(trees, x_BND):
+        return [MLPS[name].apply(params, x_BND) for (name, _), params in zip(variants, trees, strict=True)]
+
     with cases.float64():
         trees, x_BND = jax.device_get(([mlp_params(*one) for one in variants], cases.normal(1, B, N, D)))
         result = jax.device_get(apply_all(trees, x_BND))
     narrow = apply_all(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (trees, x_BND)))
-    for (name, bias), params, y_BND, narrow_BND in zip(variants, trees, result, narrow, strict=True):
+    for (name, bias), params, y_BND, narrow_BND in zip(variants, trees, result, jax.device_get(narrow), strict=True):
         assert {key for key in params if key.startswith("W")} == MATRICES[name]
         assert len(params) == (2 if bias else 1) * len(MATRICES[name])
         for b in range(B):
             cases.assert_close(y_BND[b], slow_mlp(name, params, translate.columns(x_BND[b])).T)
         assert narrow_BND.dtype == jnp.bfloat16
-        cases.assert_close(narrow_BND.astype(np.float32), y_BND, 0.05)
+        cases.assert_close(np.float32(narrow_BND), y_BND, 0.05)
 
 
 def test_gradients_of_mlps_on_eight_devices_equal_those_on_one_device():
@@ -86,24 +84,29 @@ def test_gradients_of_mlps_on_eight_devices_equal_those_on_one_device():
     def local(all_params, x_BND):
         return jax.grad(lambda all_params: jax.lax.psum(loss(all_params, x_BND), meshes.DATA))(all_params)
 
-    expected = jax.jit(jax.grad(loss))(all_params, x_BND)
-    result = jax.jit(meshes.sharded(local, meshes.make(data=8), in_specs=(P(), P("data"))))(all_params, x_BND)
-    cases.assert_trees_close(result, expected, 1e-5)
+    sharded = meshes.sharded(local, meshes.make(data=8), in_specs=(P(), P("data")))
+    compute_both = jax.jit(lambda *arrays: (sharded(*arrays), jax.grad(loss)(*arrays)))
+    cases.assert_trees_close(*compute_both(all_params, x_BND), 1e-5)
 
 
-def test_hidden_units_on_two_devices_have_the_output_of_one_device_also_on_a_tpu():
+def test_hidden_units_on_two_devices_have_the_output_of_one_device():
     devices, x_BND = meshes.make(data=1, tensor=2), cases.normal(1, B, N, D)
     params, layout = cases.draw_params(lambda key: mlp.gelu.init(key, D=D, F=6, M=1, bias=True)), meshes.layout(devices)
-    apply_on_device = functools.partial(mlp.gelu.apply, layout=layout._replace(platform="tpu"))
-    sharded = meshes.sharded(
-        apply_on_device, devices, in_specs=(shapes.specs(params, layout.rules), P()), out_specs=P()
-    )
-    cases.assert_close(jax.jit(sharded)(params, x_BND), jax.jit(mlp.gelu.apply)(params, x_BND), 1e-5)
+    apply_on_device = functools.partial(mlp.gelu.apply, layout=layout)
+    in_specs = shapes.specs(params, layout.rules), P()
+    sharded = meshes.sharded(apply_on_device, devices, in_specs=in_specs, out_specs=P())
+    cases.assert_close(*jax.jit(lambda *arrays: (sharded(*arrays), mlp.gelu.apply(*arrays)))(params, x_BND), 1e-5)
 
 
 @cases.float64()
 def test_the_derivative_of_gelu_is_its_difference_quotient():
-    x, h, gelu = np.linspace(-6, 6, 101), 1e-5, jax.jit(mlp.exact_gelu)
-    slope = (gelu(x + h) - gelu(x - h)) / (2 * h)
-    cases.assert_close(jax.jit(jax.vmap(jax.grad(mlp.exact_gelu)))(x), slope, 1e-8)
-    cases.assert_close(gelu(x), jax.jit(functools.partial(jax.nn.gelu, approximate=False))(x), 1e-12)
+    h, gelu = 1e-5, mlp.exact_gelu
+
+    @jax.jit
+    def compute(x):
+        slope = (gelu(x + h) - gelu(x - h)) / (2 * h)
+        return gelu(x), jax.nn.gelu(x, approximate=False), jax.vmap(jax.grad(gelu))(x), slope
+
+    y, expected, derivative, slope = compute(np.linspace(-6, 6, 101))
+    cases.assert_close(derivative, slope, 1e-8)
+    cases.assert_close(y, expected, 1e-12)

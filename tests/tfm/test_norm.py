@@ -28,8 +28,16 @@ LEAVES |= {"batch_features": {"gain_D", "shift_D", "mean_N", "var_N"}, "dyt": {"
 
 def norm_params(name: str) -> dict:
     """Draw parameters, with positive variances."""
-    params = cases.draw_params(lambda key: NORMS[name].init(key, D=D, N=N))
-    return {leaf: jnp.square(x) + 0.1 if leaf.startswith("var") else x for leaf, x in params.items()}
+    params = jax.device_get(cases.draw_params(lambda key: NORMS[name].init(key, D=D, N=N)))
+    return {leaf: x * x + np.float32(0.1) if leaf.startswith("var") else x for leaf, x in params.items()}
+
+
+def draw_tokens(n: int = N, std: float = 3.0, mean: float = 2.0) -> np.ndarray:
+    return std * np.asarray(cases.normal(1, B, n, D)) + mean
+
+
+def slow_statistics(name: str, x_BND) -> list:
+    return [*STATISTICS[name](list(map(translate.columns, x_BND)))]
 
 
 def slow_norm(name: str, params: dict, X, *, eps: float):
@@ -46,53 +54,65 @@ def slow_norm(name: str, params: dict, X, *, eps: float):
 
 
 @cases.float64()
-def test_norms_equal_the_reference():
-    all_params, x_BND = {name: norm_params(name) for name in LEAVES}, cases.normal(1, B, N, D) * 3 + 2
+def test_norms_and_statistics_equal_the_reference():
+    all_params, x_BND = {name: norm_params(name) for name in LEAVES}, draw_tokens()
     tpu = layouts.Layout(platform="tpu")  # a TPU computes the statistics of few features as products
     calls = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7], [layouts.ONE, tpu])]
-    apply_all = jax.jit(
-        lambda p: [NORMS[name].apply(p[name], x_BND, eps=eps, layout=layout) for name, eps, layout in calls]
-    )
-    for (name, eps, _), y_BND in zip(calls, apply_all(all_params), strict=True):
+
+    @jax.jit
+    def compute_all(p, x_BND):
+        results = [NORMS[name].apply(p[name], x_BND, eps=eps, layout=layout) for name, eps, layout in calls]
+        return results, {name: NORMS[name].observe(x_BND) for name in STATISTICS}
+
+    results, statistics = jax.device_get(compute_all(all_params, x_BND))
+    for (name, eps, _), y_BND in zip(calls, results, strict=True):
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
             cases.assert_close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
+    for name, letter in (("batch", "D"), ("batch_features", "N")):
+        leaves = f"mean_{letter}", f"var_{letter}"
+        cases.assert_trees_close(statistics[name], dict(zip(leaves, slow_statistics(name, x_BND), strict=True)))
     assert NORMS.keys() == LEAVES.keys()
     assert {name for name, variant in NORMS.items() if variant.observe is not None} == STATISTICS.keys()
 
 
 def test_norms_start_as_standardisation():
     """Gains and variances are 1, shifts and means 0, alpha is 1/2."""
+    initial = jax.jit(lambda key: {name: NORMS[name].init(key, D=D, N=N) for name in LEAVES})(jax.random.key(0))
     for name, leaves in LEAVES.items():
-        params = NORMS[name].init(jax.random.key(0), D=D, N=N)
         expected = {leaf: leaf.startswith(("gain", "var")) * np.ones(D if leaf.endswith("D") else N) for leaf in leaves}
         expected |= {"alpha": 0.5} if name == "dyt" else {}
-        jax.tree.map(np.testing.assert_array_equal, params, expected)
+        jax.tree.map(np.testing.assert_array_equal, initial[name], expected)
 
 
-@pytest.mark.parametrize("name", NORMS)
-def test_norms_of_bfloat16_tokens_are_rounded_once(name):
+def test_norms_of_bfloat16_tokens_are_rounded_once():
     """Gain and shift are float32.
 
     The statistics of the batch norm are also float32: with a mean of 9, a bfloat16 sum would lose its last bits.
     """
-    x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
-    params = norm_params(name)
-    if name in STATISTICS:
-        params |= (statistics := NORMS[name].observe(x_BND))
+    x_BND, all_params = draw_tokens(47, 1.0, 9.0).astype(jnp.bfloat16), {name: norm_params(name) for name in NORMS}
+
+    @jax.jit
+    def compute_all(p, x_BND):
+        statistics = {name: NORMS[name].observe(x_BND) for name in STATISTICS}
+        return {name: NORMS[name].apply(p[name] | statistics.get(name, {}), x_BND, eps=1e-6) for name in p}, statistics
+
+    results, all_statistics = jax.device_get(compute_all(all_params, x_BND))
+    for name, statistics in all_statistics.items():
         assert all(leaf.dtype == np.float32 for leaf in statistics.values())
-        cases.assert_trees_close([*statistics.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))], 1e-5)
-    y_BND = jax.jit(functools.partial(NORMS[name].apply, eps=1e-6))(params, x_BND)
-    assert y_BND.dtype == jnp.bfloat16
-    exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
-    assert (np.abs(np.asarray(y_BND[0], np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
+        cases.assert_trees_close([*statistics.values()], slow_statistics(name, x_BND), 1e-5)
+    for name, y_BND in results.items():
+        assert y_BND.dtype == jnp.bfloat16
+        params = all_params[name] | all_statistics.get(name, {})
+        exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
+        assert (np.abs(np.float64(y_BND[0]) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all(), name
 
 
 DATA = layouts.Layout(batch=(meshes.DATA,))
 
 
 def run_on_eight_devices(function, *in_specs: P):
-    return jax.jit(meshes.sharded(function, meshes.make(data=8), in_specs=in_specs))
+    return meshes.sharded(function, meshes.make(data=8), in_specs=in_specs)
 
 
 def gather(x_BND: jax.Array) -> jax.Array:
@@ -101,23 +121,15 @@ def gather(x_BND: jax.Array) -> jax.Array:
     return jax.lax.psum(share[:, None, None, None] * x_BND, meshes.DATA).reshape(-1, *x_BND.shape[1:])
 
 
-@pytest.mark.parametrize("name", STATISTICS)
-@cases.float64()
-def test_the_statistics_of_a_batch_equal_the_reference(name):
-    x_BND, letter = cases.normal(1, B, N, D) * 3 + 2, "N" if 2 in AXES[name] else "D"
-    statistics = NORMS[name].observe(x_BND)
-    assert [*statistics] == [f"mean_{letter}", f"var_{letter}"]
-    cases.assert_trees_close([*statistics.values()], [*STATISTICS[name](list(map(translate.columns, x_BND)))])
-
-
 def test_the_variance_is_accurate_if_the_mean_is_large():
     """float32 rounds 10000^2 to a multiple of 8, so E[x^2] - E[x]^2 would be noise. Means are accurate to 0.001."""
-    x_BND = cases.normal(1, 8, 64, D) + 1e4
-    exact = np.var(np.asarray(x_BND, np.float64), axis=(0, 1))
-    cases.assert_close(norm.batch.observe(x_BND)["var_D"], exact, 1e-3)
-    for layout, spec in ((DATA, P("data")), (layouts.Layout(sequence="data"), P(None, "data"))):
-        sharded = run_on_eight_devices(functools.partial(norm.batch.observe, layout=layout), spec)
-        cases.assert_close(sharded(x_BND)["var_D"], exact, 1e-3)
+    x_BND = np.asarray(cases.normal(1, 8, 64, D)) + np.float32(1e4)
+    layouts_and_specs = (DATA, P("data")), (layouts.Layout(sequence="data"), P(None, "data"))
+    functions = [run_on_eight_devices(functools.partial(norm.batch.observe, layout=x), y) for x, y in layouts_and_specs]
+    compute_all = jax.jit(lambda x_BND: [observe(x_BND)["var_D"] for observe in (norm.batch.observe, *functions)])
+    exact_D = np.var(np.float64(x_BND), axis=(0, 1))
+    for var_D in compute_all(x_BND):
+        cases.assert_close(var_D, exact_D, 1e-3)
 
 
 def loss_of_all(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE):
@@ -134,22 +146,25 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
 
     Training does not use the running averages: their gradient is exactly zero, so no optimiser moves them.
     """
-    params, x_BND = norm_params("batch"), cases.normal(1, 16, N, D) + 10 * cases.normal(2, 16, 1, D)
+    rng, params = np.random.default_rng(1), norm_params("batch")
+    x_BND = np.float32(rng.standard_normal((16, N, D)) + 10 * rng.standard_normal((16, 1, D)))
     differentiate = jax.value_and_grad(loss_of_all, argnums=(0, 1), has_aux=True)
 
     def local(params, x_BND):
         (loss, (statistics, y_BND)), (of_params, of_x) = differentiate(params, x_BND, DATA)
         return (loss, (statistics, gather(y_BND))), (of_params, gather(of_x))
 
-    expected = jax.jit(differentiate)(params, x_BND)
-    cases.assert_trees_close(run_on_eight_devices(local, P(), P("data"))(params, x_BND), expected, 1e-5)
+    sharded = run_on_eight_devices(local, P(), P("data"))
+    compute_both = jax.jit(lambda *arrays: (sharded(*arrays), differentiate(*arrays)))
+    result, expected = jax.device_get(compute_both(params, x_BND))
+    cases.assert_trees_close(result, expected, 1e-5)
     of_params, of_x = expected[1]
     assert min(np.abs(leaf).max() for leaf in (of_params["gain_D"], of_params["shift_D"], of_x)) > 1
     assert not of_params["mean_D"].any() and not of_params["var_D"].any()
 
 
-@cases.float64()
 @pytest.mark.parametrize("name", ["batch", "token", "layer_sequence"])
+@cases.float64()
 def test_gradients_pass_through_the_statistics(name):
     """Gradients equal those of the formula in which mean and variance are functions of the tokens."""
     params, x_BND, w_BND = norm_params(name), cases.normal(1, B, N, D), cases.normal(2, B, N, D)
@@ -162,14 +177,13 @@ def test_gradients_pass_through_the_statistics(name):
         statistics = NORMS[name].observe(x_BND) if name in STATISTICS else {}
         return jnp.sum(w_BND * NORMS[name].apply(params | statistics, x_BND, eps=0.1))
 
-    cases.assert_close(*(jax.jit(jax.grad(loss))(x_BND) for loss in (norm_loss, formula_loss)))
+    cases.assert_close(*jax.jit(lambda x_BND: [jax.grad(loss)(x_BND) for loss in (norm_loss, formula_loss)])(x_BND))
 
 
 @pytest.mark.parametrize("name", ["instance", "layer_sequence"])
 @cases.float64()
-def test_a_norm_over_sharded_tokens_equals_the_norm_on_one_device(name):
-    """Its gradient is also equal."""
-    params, x_BND = norm_params(name), cases.normal(1, B, 16, D) * 3 + 2
+def test_a_norm_over_sharded_tokens_has_the_output_and_gradient_of_one_device(name):
+    params, x_BND = norm_params(name), draw_tokens(16)
 
     def loss(x_BND, **options):
         return jnp.sin(NORMS[name].apply(params, x_BND, eps=0.1, **options)).sum((1, 2))
@@ -181,6 +195,9 @@ def test_a_norm_over_sharded_tokens_equals_the_norm_on_one_device(name):
         dx_BND = jax.grad(lambda x_BND: total(x_BND).sum())(x_BND)
         return total(x_BND), jax.lax.psum(dx_BND.mean(1) ** 2, "data")
 
-    dx_BND = jax.jit(jax.grad(lambda x_BND: loss(x_BND).sum()))(x_BND)
-    expected = jax.jit(loss)(x_BND), (np.asarray(dx_BND).reshape(B, 8, -1, D).mean(2) ** 2).sum(1)
-    cases.assert_trees_close(run_on_eight_devices(local, P(None, "data"))(x_BND), expected)
+    def on_one_device(x_BND):
+        dx_BND = jax.grad(lambda x_BND: loss(x_BND).sum())(x_BND)
+        return loss(x_BND), (dx_BND.reshape(B, 8, -1, D).mean(2) ** 2).sum(1)
+
+    sharded = run_on_eight_devices(local, P(None, "data"))
+    cases.assert_trees_close(*jax.jit(lambda x_BND: (sharded(x_BND), on_one_device(x_BND)))(x_BND))

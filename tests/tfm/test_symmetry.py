@@ -11,128 +11,128 @@ from cases import B, D, H, K, M, N
 from tfm import symmetry
 from tfm.attention import score
 
-# Compiled, because tests then take the least time.
-symmetry_closed, symmetry_of = jax.jit(symmetry.symmetry), jax.jit(symmetry.symmetry_of)
-directionality_closed, directionality_of = jax.jit(symmetry.directionality), jax.jit(symmetry.directionality_of)
-form, concatenate_heads, weights = (
-    jax.jit(symmetry.form),
-    jax.jit(symmetry.concatenate_heads),
-    jax.jit(symmetry.weights),
-)
-MEASURES = (
-    (symmetry_closed, symmetry_of, reference.symmetry),
-    (directionality_closed, directionality_of, reference.directionality),
-)
+concatenate_heads, weights = jax.jit(symmetry.concatenate_heads), jax.jit(symmetry.weights)
+REFERENCES = reference.symmetry, reference.directionality
 
 
-def factors(seed: int = 0, *, h: int = H, k: int = K, d: int = D, scale: float = 1.0):
-    """Draw factors with some features much larger than others, so that d is not 0."""
+@jax.jit
+def measure(Uq_HKD, Uk_HKD):
+    """Return [symmetry, directionality] by the closed forms, and both by the definition."""
+    closed = [function(Uq_HKD, Uk_HKD) for function in (symmetry.symmetry, symmetry.directionality)]
+    M_HDD = symmetry.form(Uq_HKD, Uk_HKD)
+    return closed, [symmetry.symmetry_of(M_HDD), symmetry.directionality_of(M_HDD)]
+
+
+def factors(seed: int = 0, *, h: int = H, k: int = K, d: int = D) -> np.ndarray:
+    """Draw U_q and U_k, (2, h, k, d), with some features much larger than others, so that d is not 0."""
     rng = np.random.default_rng(seed)
     larger = rng.choice([1.0, 9.0], (2, 1, 1, d), p=[0.9, 0.1])
-    return tuple(jnp.asarray(scale * U_HKD) for U_HKD in rng.standard_normal((2, h, k, d)) * larger)
+    return rng.standard_normal((2, h, k, d)) * larger
 
 
-def slow(Uq_HKD, Uk_HKD, measure) -> np.ndarray:
-    """Return the reference's measure of each head."""
-    heads = [([np.asarray(U_KD, np.float64).T] for U_KD in pair) for pair in zip(Uq_HKD, Uk_HKD, strict=True)]
-    return np.array([measure(reference.form(*pair)) for pair in heads])
+def form(*heads) -> np.ndarray:
+    """Return the reference's sum of M over heads."""
+    return reference.form(*([np.asarray(U_KD, np.float64).T for U_KD in U_HKD] for U_HKD in heads))
+
+
+def slow(Uq_HKD, Uk_HKD) -> list[np.ndarray]:
+    """Return the reference's symmetry and directionality of each head."""
+    forms = [form([Uq_KD], [Uk_KD]) for Uq_KD, Uk_KD in zip(Uq_HKD, Uk_HKD, strict=True)]
+    return [np.array([of_form(M_DD) for M_DD in forms]) for of_form in REFERENCES]
 
 
 @pytest.mark.parametrize(("k", "d"), [(K, D), (19, 7)])
 @cases.float64()
 def test_the_closed_forms_equal_the_definition_and_the_reference(k, d):
     U = factors(k, k=k, d=d)
-    M_HDD = form(*U)
-    for closed, of_form, of_reference in MEASURES:
-        measure_H = closed(*U)
+    closed, by_definition = measure(*U)
+    cases.assert_trees_close([closed, by_definition], [slow(*U)] * 2)
+    for measure_H in closed:
         assert measure_H.shape == (H,) and measure_H.dtype == np.float64 and np.ptp(measure_H) > 0.01
-        cases.assert_close(of_form(M_HDD), slow(*U, of_reference))
-        cases.assert_close(measure_H, slow(*U, of_reference))
 
 
 @cases.float64()
 def test_measures_of_the_sum_over_heads_equal_the_reference():
     Uq_HKD, Uk_HKD = factors(3)
-    M_DD = reference.form(*([np.asarray(U_KD).T for U_KD in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD)))
-    of_sum = concatenate_heads(Uq_HKD, Uk_HKD)
-    assert of_sum[0].shape == of_sum[1].shape == (1, H * K, D)
-    for measure, _, reference_measure in MEASURES:
-        cases.assert_close(measure(*of_sum), [reference_measure(M_DD)])
-    heads = concatenate_heads(Uq_HKD[:1], Uk_HKD)  # one query for all heads
-    cases.assert_close(form(*heads), form(jnp.broadcast_to(Uq_HKD[:1], (H, K, D)), Uk_HKD).sum(0)[None])
+    for queries_HKD in (Uq_HKD, Uq_HKD[:1]):  # the second is one query for all heads
+        of_sum = concatenate_heads(queries_HKD, Uk_HKD)
+        assert of_sum[0].shape == of_sum[1].shape == (1, H * K, D)
+        M_DD = form(np.broadcast_to(queries_HKD, Uk_HKD.shape), Uk_HKD)
+        cases.assert_trees_close(measure(*of_sum)[0], [np.array([of_form(M_DD)]) for of_form in REFERENCES])
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1e20])
-def test_float32_is_close_and_the_size_of_the_matrices_does_not_matter(scale):
-    U = factors(1, scale=scale)
-    assert U[0].dtype == np.float32
-    for measure, by_definition, reference_measure in MEASURES:
-        expected = slow(*factors(1), reference_measure)
-        cases.assert_close(measure(*U), expected, 1e-5)
-        cases.assert_close(by_definition(form(U[0], U[1] / scale)), expected, 1e-5)
-
-
-def test_bfloat16_is_computed_in_float32():
-    U = [U_HKD.astype(jnp.bfloat16) for U_HKD in factors(2)]
-    for measure, _, reference_measure in MEASURES:
-        assert measure(*U).dtype == np.float32
-        cases.assert_close(measure(*U), slow(*(np.asarray(U_HKD, np.float64) for U_HKD in U), reference_measure), 1e-5)
-    assert weights(jnp.ones((M, B, H, N, N), jnp.bfloat16))["entropy"].dtype == np.float32
+def test_float32_is_close_and_the_size_of_the_matrices_does_not_matter():
+    """Smaller types are computed in float32."""
+    U, expected = factors(1), slow(*factors(1))
+    for scale in (1e-20, 1e20):
+        closed, _ = measure(*(scale * U))
+        _, by_definition = measure(scale * U[0], U[1])
+        assert {measure_H.dtype for measure_H in (*closed, *by_definition)} == {np.dtype("float32")}
+        cases.assert_trees_close([closed, by_definition], [expected] * 2, 1e-5)
+    narrow = U.astype(jnp.bfloat16)
+    closed, _ = measure(*narrow)
+    assert {measure_H.dtype for measure_H in closed} == {np.dtype("float32")}
+    cases.assert_trees_close(closed, slow(*narrow), 1e-5)
+    result = jax.eval_shape(symmetry.weights, jax.ShapeDtypeStruct((M, B, H, N, N), jnp.bfloat16))
+    assert result["entropy"].dtype == np.float32
 
 
 def test_large_features_of_keys_give_a_negative_direction_and_a_tied_form_has_none():
-    U_HKD, V_HKD = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, K, D)))
-    large_D = jnp.ones(D).at[3].set(20.0)
-    assert float(directionality_closed(U_HKD, V_HKD * large_D)[0]) < -0.5
-    assert float(directionality_closed(U_HKD * large_D, V_HKD)[0]) > 0.5
-    assert not directionality_closed(U_HKD * large_D, U_HKD * large_D).any()
-    many_HKD = jnp.sign(cases.normal(1, 1, 16, 1024))  # with 1024 features, the form is not lost in rounding
-    for W_HKD in (U_HKD, many_HKD):
-        cases.assert_close(symmetry_closed(W_HKD, W_HKD), [1], 1e-6)
+    large_D = np.where(np.arange(D) == 3, 100.0, 1.0)
+    U_HKD, V_HKD = np.random.default_rng(0).standard_normal((2, H, K, D))
+    assert np.asarray(measure(U_HKD, V_HKD * large_D)[0][1]).mean() < -0.5
+    assert np.asarray(measure(U_HKD * large_D, V_HKD)[0][1]).mean() > 0.5
+    symmetry_H, directionality_H = measure(U_HKD * large_D, U_HKD * large_D)[0]
+    cases.assert_close(symmetry_H, np.ones(H), 1e-6)
+    assert not np.any(directionality_H)
+    many_HKD = np.sign(cases.normal(1, 1, 16, 1024))  # with 1024 features, the form is not lost in rounding
+    cases.assert_close(jax.jit(symmetry.symmetry)(many_HKD, many_HKD), [1], 1e-6)
 
 
 def test_without_an_outstanding_norm_there_is_no_direction():
     three_features = factors(7, k=2, d=3)  # none of three numbers can exceed the mean by two standard deviations
-    Q_DD, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 101, 101)))
-    Q_DD = jnp.asarray(Q_DD, jnp.float32)  # all norms are 1 up to rounding
-    for pair in (three_features, (Q_DD, jnp.broadcast_to(jnp.eye(101), Q_DD.shape))):
-        assert not directionality_closed(*pair).any() and not directionality_of(form(*pair)).any()
+    Q_DD, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 101, 101)))  # all norms are 1 up to rounding
+    for pair in (three_features, (Q_DD, np.broadcast_to(np.eye(101), Q_DD.shape))):
+        assert not np.any([directionality_H for _, directionality_H in measure(*pair)])
 
 
 def test_the_symmetry_of_zeros_is_nan_and_their_direction_zero():
     Uq_HKD, Uk_HKD = factors(8)
-    for pair in ((0 * Uq_HKD, Uk_HKD), (jnp.tile(Uq_HKD, (1, 2, 1)), jnp.concatenate([Uk_HKD, -Uk_HKD], 1))):
-        assert jnp.isnan(symmetry_closed(*pair)).all()
-    assert not directionality_closed(0 * Uq_HKD, Uk_HKD).any()
-    assert jnp.isnan(symmetry_of(jnp.zeros((2, D, D)))).all()
-    broken = Uq_HKD.at[1, 2, 3].set(jnp.nan), Uk_HKD
-    for measure, *_ in MEASURES:
-        assert jnp.isnan(measure(*broken)).tolist() == [False, True, False, False, False]
-    s_H = symmetry_closed(*broken)
-    assert float(symmetry.mean(s_H, -1)) == pytest.approx(float(np.nanmean(s_H)))
+    for symmetry_H, directionality_H in measure(0 * Uq_HKD, Uk_HKD):
+        assert np.isnan(symmetry_H).all() and not np.any(directionality_H)
+    half = K // 2  # features with opposite signs cancel in rounding
+    Uq_HKD[:, half : 2 * half], Uk_HKD[:, half : 2 * half] = Uq_HKD[:, :half], -Uk_HKD[:, :half]
+    Uq_HKD[:, -1] = 0
+    assert np.isnan(measure(Uq_HKD, Uk_HKD)[0][0]).all()
+    broken_HKD, _ = factors(8)
+    broken_HKD[1, 2, 3] = np.nan
+    closed = jax.device_get(measure(broken_HKD, factors(8)[1])[0])
+    for measure_H in closed:
+        assert np.isnan(measure_H).tolist() == [False, True, False, False, False]
+    mean = jax.jit(lambda x_H: symmetry.mean(x_H, -1))(closed[0])
+    assert float(mean) == pytest.approx(np.nanmean(closed[0]))
 
 
-@pytest.mark.parametrize(
-    ("k", "scale"), [(2, 1.0), (K, 1e20)]
-)  # all heads together have fewer features than D, or more
+# All heads together have fewer features than D, or more
+@pytest.mark.parametrize(("k", "scale"), [(2, 1.0), (K, 1e20)])
 def test_measures_of_all_layers_equal_those_of_each_layer(k, scale):
-    layers = [factors(seed, k=k, scale=scale) for seed in range(M)]
-    Uq_MHKD, Uk_MHKD = map(np.stack, zip(*layers, strict=True))
-    layer_params = {"Uq_HKD": Uq_MHKD, "Uk_HKD": Uk_MHKD}
-    result = jax.jit(lambda params: symmetry.layers(params, score.asymmetric.factors, M=M, D=D))(layer_params)
+    layers = [factors(seed, k=k) for seed in range(M)]
+    params = dict(zip(("Uq_HKD", "Uk_HKD"), scale * np.stack(layers, axis=1), strict=True))
+    compute = jax.jit(lambda params: symmetry.layers(params, score.asymmetric.factors, M=M, D=D))
+    result = jax.device_get(compute(params))
     for m, U in enumerate(layers):
-        cases.assert_close(result.symmetry_H[m], slow(*U, reference.symmetry), 1e-5)
-        cases.assert_close(result.symmetry[m], symmetry_closed(*concatenate_heads(*U))[0], 1e-5)
-        cases.assert_close(result.directionality[m], directionality_closed(*concatenate_heads(*U))[0], 1e-5)
+        cases.assert_close(result.symmetry_H[m], slow(*U)[0], 1e-5)
+        cases.assert_close(result.symmetry[m], reference.symmetry(form(*U)), 1e-5)
+        cases.assert_close(result.directionality[m], reference.directionality(form(*U)), 1e-5)
 
 
 def test_without_parameters_the_form_is_the_identity():
-    plain = jax.jit(lambda: symmetry.layers({}, score.none.factors, M=M, D=D))()
-    assert plain.symmetry_H.tolist() == [[1.0]] * M and plain.symmetry.tolist() == [1.0] * M
-    assert plain.directionality.tolist() == [0.0] * M
+    plain = jax.device_get(jax.jit(lambda: symmetry.layers({}, score.none.factors, M=M, D=D))())
+    expected = symmetry.Layer(np.ones((M, 1)), np.ones(M), np.zeros(M))
+    jax.tree.map(np.testing.assert_array_equal, plain, expected)
 
 
-def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
+def attention_weights(kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (A_MBHNN, real_BN) for a causal mask, padding, or queries without keys ("blind", "nothing")."""
     allowed_BNN, real_BN = np.ones((B, N, N), bool), np.ones((B, N), bool)
     if kind == "causal":
@@ -143,9 +143,8 @@ def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
     if kind in ("blind", "nothing"):
         allowed_BNN[:, 3] = allowed_BNN[1] = False
         allowed_BNN &= kind == "blind"
-    l_MBHNN = cases.normal(0, M, B, H, N, N, std=2.0)
-    allowed = jnp.asarray(allowed_BNN)[:, None]
-    return jnp.where(allowed, jax.nn.softmax(jnp.where(allowed, l_MBHNN, -1e9)), 0), real_BN
+    A_MBHNN = np.where(allowed_BNN[:, None], np.exp(cases.normal(0, M, B, H, N, N, std=2.0)), 0)
+    return A_MBHNN / np.maximum(A_MBHNN.sum(-1, keepdims=True), 1e-9), real_BN
 
 
 @pytest.mark.parametrize("kind", ["causal", "padding", "blind", "nothing"])
@@ -153,10 +152,10 @@ def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
 @cases.float64()
 def test_measures_of_attention_weights_equal_the_reference(kind):
     A_MBHNN, real_BN = attention_weights(kind)
-    result, A = weights(A_MBHNN, real_BN), np.asarray(A_MBHNN)
+    result = weights(A_MBHNN, real_BN)
     for name in ("entropy", "diagonal", "asymmetry"):
         measure = getattr(reference, name)
-        slow_MBH = [[[measure(A.T, real_BN[b]) for A in A_HNN] for b, A_HNN in enumerate(A_BHNN)] for A_BHNN in A]
+        slow_MBH = [[[measure(A.T, real_BN[b]) for A in A_HNN] for b, A_HNN in enumerate(A_BHNN)] for A_BHNN in A_MBHNN]
         cases.assert_close(result[name], np.nanmean(np.array(slow_MBH), axis=(1, 2)))
     if kind == "causal":
         cases.assert_trees_close(weights(A_MBHNN), result, 0)

@@ -12,15 +12,18 @@ import reference
 import translate
 from cases import B, C, D, H, M, N, W
 
+from experiments.data import windows
 from tfm import block as blocks, head as heads, mlp, norm, position, transformer
-from tfm.attention import mask as masks, relative_position, score, spec as attentions, value
+from tfm.attention import explicit, flash, mask as masks, relative_position, score, spec as attentions, value
 from tfm.decode import kv_cache
 
+CAUSAL = attentions.Call(mask=masks.causal)
 TRANSFORMERS = {
     "the default, class token": dict(class_token=True),
     "tied score, pooled": dict(score="tied", head="pooled"),
     "no score, scale or position": dict(score="none", scale="1", position="none", final_norm=False),
-    "post-norm, ReLU, causal": dict(order="post_norm", mlp="relu", causal=True, final_norm=False),
+    "plain order, eps": dict(order="plain", eps=0.3),
+    "post-norm, ReLU, causal": dict(order="post_norm", mlp="relu", causal=True, final_norm=False, eps=0.3),
     "plain norm without eps, tied output, no bias, sinusoids, causal": dict(norm="token_plain", eps=0.0, causal=True)
     | dict(tied_output=True, bias=False, position="sinusoidal", scale="1/sqrt(D)"),
 }
@@ -38,16 +41,15 @@ def test_transformers_equal_the_reference(name):
     outputs = {"W": W} if output_head == "next_word" else {"C": C}
     sizes = dict(N=N + 1) if "class_token" in chosen else {}
     model = cases.model(**functions, head=getattr(heads, output_head), outputs=outputs, sizes=sizes)
-    params, w_BN = cases.draw_params(model.init, std=0.4), cases.draw_token_ids()
+    params, w_BN = jax.device_get((cases.draw_params(model.init, std=0.4), cases.draw_token_ids()))
     fast = translate.log_probabilities(model.apply(params, w_BN, mask=masks.causal if causal else None))
     names = {key: chosen[key] for key in ("score", "order", "mlp", "scale", "eps", "position") if key in chosen}
     slow = dict(next_word=reference.next_word, pooled=reference.pooled_class, class_token=reference.class_token_class)
+    head = params["head"] or {"G_WD": params["embed"]["E_WD"]}
     for b in range(B):
-        X = translate.representation(params, np.asarray(w_BN[b]), causal=causal, **names)
-        p = {key: np.asarray(leaf) for key, leaf in (params["head"] or {"G_WD": params["embed"]["E_WD"]}).items()}
-        cases.assert_close(
-            fast[b], np.log(slow[output_head](X, *(p[key] for key in ("G_WD", "G_CD", "b_C") if key in p))), 1e-9
-        )
+        X = translate.representation(params, w_BN[b], causal=causal, **names)
+        p = slow[output_head](X, *(head[key] for key in ("G_WD", "G_CD", "b_C") if key in head))
+        cases.assert_close(fast[b], np.log(p), 1e-9)
 
 
 def test_bfloat16_products_keep_softmax_logits_and_gradients_in_float32():
@@ -59,7 +61,7 @@ def test_bfloat16_products_keep_softmax_logits_and_gradients_in_float32():
         call = dict(mask=masks.causal, look=("A",), keep=True)
         return cases.apply_model(params, w_BN, spec=model.spec._replace(dtype=dtype), **call)
 
-    single, half = (jax.jit(functools.partial(compute, dtype=dtype))(params) for dtype in (None, jnp.bfloat16))
+    single, half = jax.device_get(jax.jit(lambda params: [compute(params, t) for t in (None, jnp.bfloat16)])(params))
     with cases.float64():
         double, _ = jax.jit(compute)(cases.to_float64(params))
     assert double.dtype == np.float64 and single[0].dtype == half[0].dtype == np.float32
@@ -73,46 +75,29 @@ def test_bfloat16_products_keep_softmax_logits_and_gradients_in_float32():
 
 def test_running_statistics_and_biases_of_logits_keep_their_precision():
     wide, narrow = ("mean_D", "var_D", "b_HR"), ("gain_D", "Uq_HKD")
-    tree = {name: jnp.ones(3) for name in wide + narrow} | {"count": np.arange(3)}
+    tree = {name: np.ones(3, np.float32) for name in wide + narrow} | {"count": np.arange(3)}
     result = transformer.cast({"norm": tree}, jnp.bfloat16)["norm"]
     assert {name for name, leaf in result.items() if leaf.dtype == jnp.float32} == set(wide)
     assert {name for name, leaf in result.items() if leaf.dtype == jnp.bfloat16} == set(narrow)
     assert isinstance(result["count"], jax.Array) and result["count"].dtype == jnp.int32
 
 
-def stack_of(params, x_BND, *, unroll=1, remat="none", look=(), **block_changes):
-    spec = transformer.Spec(None, None, cases.spec(**block_changes), None, unroll=unroll, remat=remat)
-    y_BND, aux = transformer.stack(params, x_BND, spec, attentions.Call(mask=masks.causal, look=look))
-    return y_BND, aux.get("look", {}).get("A")
+def loss_of(*, unroll=1, remat="none", **block_changes):
+    """Return a function of (parameters of the layers, x_BND)."""
+    spec, call = transformer.Spec(None, None, cases.spec(**block_changes), None, unroll=unroll, remat=remat), CAUSAL
+    return lambda params, x_BND: jnp.sum(jnp.sin(transformer.stack(params, x_BND, spec, call)[0]))
 
 
 def layers(depth: int = M, **changes) -> dict:
     return cases.draw_params(cases.model(sizes=dict(M=depth), **changes).init)["blocks"]
 
 
-def test_maps_are_the_weights_of_every_layer():
-    params, x_BND = jax.device_get(layers()), cases.normal(1, B, N, D)
-    maps = jax.jit(functools.partial(stack_of, look=("A",)))
-    y_BND, A_MBHNS = jax.device_get(maps(params, x_BND))
-    assert A_MBHNS.shape == (M, B, H, N, N)
-    assert jax.eval_shape(stack_of, params, x_BND)[1] is None
-    for m in range(M):
-        x_BND, A_1BHNS = maps(jax.tree.map(lambda leaf, m=m: leaf[m : m + 1], params), x_BND)
-        cases.assert_close(A_1BHNS[0], A_MBHNS[m], 1e-5)
-    cases.assert_close(x_BND, y_BND, 1e-5)
-
-
-def loss_of(**settings):
-    return lambda params, x_BND: jnp.sum(jnp.sin(stack_of(params, x_BND, **settings)[0]))
-
-
 @cases.float64()
 def test_scan_unrolled_and_remat_are_equal():
-    arguments = layers(2, bias=False), cases.normal(1, 1, N, D)
     settings = [dict(unroll=True), *(dict(remat=r) for r in transformer.REMAT if r != "none")]
-    expected, *results = (
-        jax.jit(jax.value_and_grad(loss_of(mlp=mlp.relu, **options), (0, 1)))(*arguments) for options in settings
-    )
+    losses = [jax.value_and_grad(loss_of(mlp=mlp.relu, **options), (0, 1)) for options in settings]
+    compute_all = jax.jit(lambda *arguments: [loss(*arguments) for loss in losses])
+    expected, *results = jax.device_get(compute_all(layers(2, bias=False), cases.normal(1, 1, N, D)))
     for result in results:
         cases.assert_trees_close(result, expected, 1e-12)
 
@@ -120,41 +105,42 @@ def test_scan_unrolled_and_remat_are_equal():
 @cases.float64()
 def test_layers_that_share_parameters_equal_layers_with_copies_of_them():
     """Logits, maps and dropout masks are equal, and logits with a cache."""
-    share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.draw_token_ids()
-    params = cases.draw_params(model.init)
-    copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, share, axis=0), params["blocks"])}
+    model, w_BN = cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.draw_token_ids()
+    params = jax.device_get(cases.draw_params(model.init))
+    copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), params["blocks"])}
 
-    @functools.partial(jax.jit, static_argnames="share")
-    def compute(params, *, share):
-        options = dict(mask=masks.causal, look=("A",), spec=model.spec._replace(share=share))
-        keys = None, jax.random.split(jax.random.key(0), B)
-        return [cases.apply_model(params, w_BN, key_B=key_B, **options) for key_B in keys]
+    def compute(params, share, key_B=None):
+        call = CAUSAL._replace(look=("A",), key_B=key_B)
+        return transformer.apply(params, w_BN, model.spec._replace(share=share), call)
 
-    (full_BNW, _), (dropout_BNW, _) = results = jax.device_get(compute(params, share=share))
-    cases.assert_trees_close(results, compute(copies, share=1))
-    assert (full_BNW != dropout_BNW).any()
-
-    @jax.jit
     def token_by_token(params):
-        options = dict(call=attentions.Call(mask=masks.causal), spec=model.spec._replace(share=share))
-        n_B = jnp.full(B, 2)
+        options, n_B = dict(call=CAUSAL, spec=model.spec), np.full(B, 2)
         first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, **options)
         return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **options)[0]
 
-    cases.assert_trees_close(token_by_token(params), (full_BNW[:, 1], full_BNW[:, 2]))
+    @jax.jit
+    def compute_all(params, copies):
+        key_B = jax.random.split(jax.random.key(0), B)
+        return compute(params, 2), compute(params, 2, key_B), compute(copies, 1, key_B), token_by_token(params)
+
+    (full_BNW, _), shared, copied, decoded = jax.device_get(compute_all(params, copies))
+    cases.assert_trees_close(shared, copied)
+    assert (full_BNW != shared[0]).any()
+    cases.assert_trees_close(decoded, (full_BNW[:, 1], full_BNW[:, 2]))
 
 
 @cases.float64()
 def test_a_factorised_embedding_equals_the_embedding_with_the_product_of_its_factors():
     """A token is W (e_w + p_n) + b, where e_w and p_n have E features."""
     model, w_BN = cases.model(E=3), cases.draw_token_ids()
-    params = cases.draw_params(model.init)
+    params = jax.device_get(cases.draw_params(model.init))
     E_WE, P_NE, up = params["embed"]["E_WE"], params["position"]["P_NE"], params["embed"]["up"]
     embed, position = {"E_WD": E_WE @ up["W_DE"].T + up["b_D"]}, {"P_ND": P_NE @ up["W_DE"].T}
     product = params | {"embed": embed, "position": position}
     cases.assert_close(model.apply(params, w_BN), model.apply(product, w_BN))
-    W_DE = cases.model(sizes={"D": 400, "H": 1, "K": 2, "M": 2}, E=100).init(jax.random.key(0))["embed"]["up"]["W_DE"]
-    assert float(W_DE.std()) == pytest.approx(100**-0.5, rel=0.02)  # the standard deviation of 40,000 numbers
+    large = cases.model(sizes={"D": 400, "H": 1, "K": 2, "M": 2}, E=100)
+    W_DE = jax.jit(lambda key: large.init(key)["embed"]["up"]["W_DE"])(jax.random.key(0))
+    assert np.asarray(W_DE).std() == pytest.approx(100**-0.5, rel=0.02)  # the standard deviation of 40,000 numbers
 
 
 def primitives(jaxpr) -> list[str]:
@@ -175,23 +161,18 @@ def test_unroll_and_remat_make_different_programs():
     """
     params, x_BND = layers(), cases.normal(1, 5, 7, D)  # products of fewer tokens have two forms
 
-    def names(**settings) -> list[str]:
-        return primitives(jax.make_jaxpr(jax.grad(loss_of(**settings)))(params, x_BND).jaxpr)
-
-    def count(**settings) -> int:
-        return names(**settings).count("dot_general")
-
-    def loops(**settings) -> int:
+    def count_loops(**settings) -> int:
         return jax.jit(loss_of(**settings)).lower(params, x_BND).as_text().count("stablehlo.while")
 
+    gradients = [jax.grad(loss_of(unroll=1, remat=remat)) for remat in transformer.REMAT]
+    names = [primitives(jax.make_jaxpr(gradient)(params, x_BND).jaxpr) for gradient in gradients]
+    none, products, full = (of_program.count("dot_general") for of_program in names)
     # Logits, average, W_1, W_2, of which the gradient has two each. Products of q, k, v and the output are in branches.
-    forward, plain = 4, 4 + 2 * 4
-    assert count(unroll=1) == count(unroll=1, remat="products") == plain
-    repeated_products = count(unroll=1, remat="full") - plain
-    assert repeated_products == forward - 1  # the last product, W_2 h, is not needed again
-    erfs = [names(unroll=1, remat=remat).count("erf") for remat in transformer.REMAT]
+    assert none == products == 4 + 2 * 4
+    assert full == none + 4 - 1  # the last product, W_2 h, is not needed again
+    erfs = [of_program.count("erf") for of_program in names]
     assert erfs[0] + 1 == erfs[1] == erfs[2]
-    assert (loops(unroll=True), loops(unroll=1), loops(unroll=M)) == (0, 1, 0)
+    assert [count_loops(unroll=unroll) for unroll in (True, 1, M)] == [0, 1, 0]
 
 
 def test_alibi_has_a_slope_for_each_head_although_the_heads_have_no_parameters():
@@ -208,9 +189,10 @@ def test_every_layer_and_every_stage_draws_a_different_dropout_mask():
     Hence the binary digits of the sum show which stages became zeros. Any two stages must agree only by chance.
     """
     model = cases.model(position=position.none, final_norm=False, cross=True, dropout=0.5)
-    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(model.init, jax.random.key(0)))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     params["embed"]["E_WD"] += 1
-    layers, stages = params["blocks"], 2.0 ** (1 + jnp.arange(3 * M).reshape(3, M, 1))
+    layers, stages = params["blocks"], 2.0 ** (1 + np.arange(3 * M).reshape(3, M, 1))
     for part, leaf, value_D in zip(("value", "value_cross", "mlp"), ("bo_D", "bo_D", "b2_D"), stages, strict=True):
         layers[part][leaf] += value_D
     call = dict(mask=None, memory=attentions.Memory(cases.normal(0, B, 3, D), None))
@@ -223,3 +205,43 @@ def test_every_layer_and_every_stage_draws_a_different_dropout_mask():
     five_deviations = 2.5 / len(digits_of_stages) ** 0.5
     for first, second in itertools.combinations(digits_of_stages.T, 2):
         assert abs((first == second).mean() - 0.5) < five_deviations
+
+
+# Documents packed into one window: each has the logits and the gradients that it has alone in a window.
+
+START, LENGTHS, WINDOW = 0, (7, 11, 1, 13), 32  # a document's first token; the lengths of the documents in a window
+BLOCKS = functools.partial(flash.attention, queries=8, keys=16)
+PACKED = [  # a position code, a relative position, and an implementation
+    (position.learned, relative_position.relative, BLOCKS),
+    (position.sinusoidal, relative_position.rotary, flash.attention),
+    (position.learned_concatenated, relative_position.buckets, explicit.attention),
+]
+
+
+@pytest.mark.parametrize(("code", "relation", "attend"), PACKED)
+def test_packed_documents_equal_single_ones(code, relation, attend):
+    """The gradient of a sum over documents is the sum of their gradients."""
+    model = cases.model(position=code, relative_position=relation, sizes={"N": WINDOW, "K": 6, "M": 2, "H": 2})
+    params, is_token_BN = cases.draw_params(model.init), np.arange(WINDOW) < np.array(LENGTHS)[:, None]
+    w_N = np.random.default_rng(0).integers(1, W, WINDOW)
+    w_N[np.cumsum((0, *LENGTHS[:-1]))] = START
+    w_BN = np.zeros(is_token_BN.shape, int)  # each document, and padding, which a causal model does not see
+    w_BN[is_token_BN] = w_N
+    numbers = windows.number_documents(w_N[None], START)
+    assert np.bincount(numbers["document_BN"][0])[1:].tolist() == list(LENGTHS)
+    attention = model.spec.block.attention._replace(attend=attend)
+    packed_spec = model.spec._replace(block=model.spec.block._replace(attention=attention))
+
+    def packed(params: dict) -> jax.Array:
+        mask = masks.both(masks.causal, masks.documents(numbers["document_BN"]))
+        return cases.apply_model(params, w_N[None], spec=packed_spec, mask=mask, code_n=numbers["n_BN"])[0][0]
+
+    def single(params: dict) -> jax.Array:
+        return cases.apply_model(params, w_BN, spec=model.spec, mask=masks.causal)[0][is_token_BN]
+
+    @jax.jit
+    def with_gradients(params: dict) -> list:
+        losses = [lambda params, f=f: (jnp.sum(jnp.sin(logits_NW := f(params))), logits_NW) for f in (packed, single)]
+        return [jax.grad(loss, has_aux=True)(params) for loss in losses]
+
+    cases.assert_trees_close(*with_gradients(params), 1e-5)

@@ -16,17 +16,17 @@ PROMPTS_BN, LENGTH_B = recurrent.prompts(3, 1, 4, columns=4)
 PADDED_BN = np.where(np.arange(4) < LENGTH_B[:, None], PROMPTS_BN, 0)
 
 
-def log_p(text) -> np.ndarray:
-    """Return log p of each token after the text."""
-    logits = np.float64(recurrent.logits(text))
-    return logits - np.log(np.exp(logits).sum())
+def log_p(text, tokens=range(recurrent.W)) -> dict[int, float]:
+    """Return {w: log p(w) after the text} for these tokens, as if no other token were possible."""
+    logits = {w: float(logit) for w, logit in enumerate(recurrent.logits(text)) if w in tokens}
+    return {w: logit - np.log(sum(map(np.exp, logits.values()))) for w, logit in logits.items()}
 
 
 def search_by_definition(prompt, log_p, *, size: int, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
     """Return [(score, text)] of a beam search by its definition, the best first. It always takes all steps."""
     finished, live = [], [(0.0, list(prompt))]
     for length in range(1, steps + 1):
-        extended = [(total + p, text + [w]) for total, text in live for w, p in enumerate(log_p(text)) if p > -np.inf]
+        extended = [(total + p, text + [w]) for total, text in live for w, p in log_p(text).items()]
         extended.sort(reverse=True)
         live = [hypothesis for hypothesis in extended if hypothesis[1][-1] not in stop][:size]
         ends = live if length == steps else []
@@ -66,75 +66,59 @@ def test_beam_search_equals_its_definition(size):
     assert model.traces == traces and set(traces) == {"start", "step"}
 
 
-def log_p_of_three(text) -> np.ndarray:
-    """Return log p after a text of any length, by an arbitrary rule: three of 29 tokens are possible."""
-    p = np.exp(np.sin(1.0 + np.arange(3) * (1 + sum((i + 2) * w for i, w in enumerate(text)))))
-    return np.concatenate([np.full(13, -np.inf), np.log(p / p.sum()), np.full(13, -np.inf)])
+ALLOWED = np.where(np.isin(np.arange(29), (1, 2, 3)), 0, -np.inf).astype(np.float32)  # three of 29 tokens are possible
 
 
-def model_of_three():
-    """Return `log_p_of_three` as an incremental model; its cache is the sum over the text."""
-
-    def logits(total_B: jax.Array) -> jax.Array:
-        three_B3 = jnp.sin(1.0 + jnp.arange(3) * (1.0 + total_B[:, None]))
-        return jnp.full((len(total_B), 29), -jnp.inf).at[:, 13:16].set(three_B3 + 7)
-
-    def start(w_BN, length_B):
-        n_N = jnp.arange(w_BN.shape[1])
-        total_B = jnp.where(n_N < length_B[:, None], w_BN * (n_N + 2), 0).sum(axis=1)
-        return logits(total_B), total_B
-
-    def step(total_B, w_B, n_B):
-        total_B = total_B + w_B * (n_B + 2)
-        return logits(total_B), total_B
-
-    return start, step
+def widen(logits):
+    """Add impossible tokens to the logits (7,) or (B, 7), to allow wide beams."""
+    return jnp.concatenate([logits, jnp.zeros((*logits.shape[:-1], 22))], axis=-1) + ALLOWED
 
 
 def test_a_beam_of_all_continuations_returns_them_in_order():
     """27 = 3^3 hypotheses are all texts of three possible tokens. With stop tokens, the rest of the beam is empty."""
-    search = jax.jit(functools.partial(beam.search, *model_of_three(), beam=27, steps=3))
-    for stop, alpha in itertools.product([(-1, -1), (14, -1), (13, 15)], (0.0, 2.0, -0.5)):
+    model = recurrent.incremental()
+    functions = (lambda *args, f=f: (widen((result := f(*args))[0]), result[1]) for f in (model.start, model.step))
+    search = jax.jit(functools.partial(beam.search, *functions, beam=27, steps=3))
+    for (stop, count), alpha in itertools.product([((-1, -1), 27), ((2, -1), 15), ((1, 3), 7)], (0.0, 2.0, -0.5)):
         w_BQN, score_BQ = jax.device_get(search(PROMPTS_BN, LENGTH_B, stop=np.array(stop), length_penalty=alpha))
         for b, length in enumerate(LENGTH_B):
             call = dict(size=29**3, steps=3, stop=stop, alpha=alpha)
-            expected = search_by_definition(PROMPTS_BN[b, :length].tolist(), log_p_of_three, **call)
-            count = {(-1, -1): 27, (14, -1): 1 + 2 + 12, (13, 15): 2 + 2 + 3}[stop]
-            assert len(expected) == count and (score_BQ[b, count:] == -jnp.inf).all()
+            of_three = functools.partial(log_p, tokens=(1, 2, 3))
+            expected = search_by_definition(PROMPTS_BN[b, :length].tolist(), of_three, **call)
+            assert len(expected) == count and (score_BQ[b, count:] == -np.inf).all()
             check_hypotheses(w_BQN[b, :count], score_BQ[b, :count], expected)
             np.testing.assert_array_equal(w_BQN[b, count:], np.tile([*PADDED_BN[b], 0, 0, 0], (27 - count, 1)))
 
 
-def test_the_search_stops_when_no_live_hypothesis_can_win():
-    """A stop token of probability 1 ends the search. Any later step would give NaN."""
+def search_small(first_p, step_p, **call):
+    """Return texts and scores of a search after the prompt 2. step_p(n_B): probabilities after the token at n."""
 
     def step(cache, w_B, n_B):
-        one_B3 = jnp.log(jnp.tile(jnp.array([0.0, 1.0, 0.0]), (len(w_B), 1)))
-        return jnp.where(n_B[:, None] > 1, jnp.nan, one_B3), cache
+        return jnp.log(jnp.broadcast_to(step_p(n_B[:, None]), (len(w_B), 3))), cache
 
     def start(w_BN, length_B):
-        return jnp.log(jnp.tile(jnp.array([0.6, 0.0, 0.4]), (len(w_BN), 1))), {}
+        return jnp.log(jnp.array([first_p])), {}
 
-    search = jax.jit(functools.partial(beam.search, start, step, beam=2, steps=9, stop=[1]))
-    w_BQN, score = search(jnp.array([[2]], jnp.int16), jnp.array([1]))
-    assert w_BQN.dtype == jnp.int16  # the dtype of the prompt
+    search = jax.jit(functools.partial(beam.search, start, step, beam=2, stop=[1], **call))
+    return jax.device_get(search(np.array([[2]], np.int16), np.array([1])))
+
+
+def test_the_search_stops_when_no_live_hypothesis_can_win():
+    """A stop token of probability 1 ends the search. Any later step would give NaN."""
+    end = np.array([0.0, 1.0, 0.0])
+    w_BQN, score_BQ = search_small([0.6, 0.0, 0.4], lambda n_B1: jnp.where(n_B1 > 1, jnp.nan, end), steps=9)
+    assert w_BQN.dtype == np.int16  # the dtype of the prompt
     np.testing.assert_array_equal(w_BQN[0, :, :4], [[2, 0, 1, 0], [2, 2, 1, 0]])
-    np.testing.assert_allclose(score, jnp.log(jnp.array([[0.6, 0.4]])), rtol=1e-6)
+    np.testing.assert_allclose(score_BQ, np.log([[0.6, 0.4]]), rtol=1e-6)
 
 
 def test_a_negative_penalty_does_not_end_the_search_too_early():
     """The text 0 0 1 of probability 0.72 ends after two others. Its score is the second best with the penalty -1."""
-
-    def step(cache, w_B, n_B):
-        return jnp.log(jnp.where(n_B[:, None] > 1, jnp.array([0.0, 1.0, 0.0]), jnp.array([0.8, 0.2, 0.0]))), cache
-
-    def start(w_BN, length_B):
-        return jnp.log(jnp.array([[0.9, 0.1, 0.0]])), {}
-
-    call = dict(beam=2, steps=40, stop=[1], length_penalty=-1.0)
-    w_BQN, score = jax.jit(functools.partial(beam.search, start, step, **call))(np.array([[2]]), np.array([1]))
+    p_W, end_W = np.array([0.8, 0.2, 0.0]), np.array([0.0, 1.0, 0.0])
+    call = dict(steps=40, length_penalty=-1.0)
+    w_BQN, score_BQ = search_small([0.9, 0.1, 0.0], lambda n_B1: jnp.where(n_B1 > 1, end_W, p_W), **call)
     np.testing.assert_array_equal(w_BQN[0, :, :4], [[2, 0, 0, 1], [2, 0, 1, 0]])
-    np.testing.assert_allclose(score[0], np.log([0.72, 0.18]) * [8 / 6, 7 / 6], rtol=1e-5)
+    np.testing.assert_allclose(score_BQ[0], np.log([0.72, 0.18]) * [8 / 6, 7 / 6], rtol=1e-5)
 
 
 def test_zero_steps_return_the_prompt():
@@ -149,4 +133,5 @@ def test_zero_steps_return_the_prompt():
 def test_a_beam_without_hypotheses_or_wider_than_the_vocabulary_is_refused(size):
     model = recurrent.incremental()
     with raises(ValueError, recurrent.W, size):
-        beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B, beam=size, steps=3)
+        search = functools.partial(beam.search, model.start, model.step, beam=size, steps=3)
+        jax.eval_shape(search, PROMPTS_BN, LENGTH_B)

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import recurrent
@@ -39,14 +38,14 @@ def compile_generate(name: str):
 @functools.cache
 def generate_slowly(name: str) -> list[list[int]]:
     """Return texts by the definition: draw tokens from the logits after the text, with the key of (b, n)."""
-    draw = jax.jit(functools.partial(sampling.draw, **SAMPLING[name]))
+    draw = jax.jit(lambda key_b, *arrays: sampling.draw(key_b[None], *arrays, **SAMPLING[name])[0])
     texts = [PROMPTS_BN[b, :length].tolist() for b, length in enumerate(LENGTHS)]
     for b, text in enumerate(texts):
         for n in range(len(text), len(text) + STEPS):
             key_b = jax.random.fold_in(jax.random.fold_in(KEY, b), n)
             w_1N, length = np.array([text + [0] * (STEPS + 5 - n)]), np.array([n])
             context = text[-CONTEXT.get(name, n) :]
-            text.append(int(draw(key_b[None], recurrent.logits(context)[None], w_1N, length)[0]))
+            text.append(int(draw(key_b, recurrent.logits(context)[None], w_1N, length)))
     return texts
 
 
@@ -73,7 +72,7 @@ def test_a_text_generated_in_pieces_equals_the_text_generated_at_once(stop):
     for size in (1, 4, STEPS):
         state, count = begin(PROMPTS_BN, LENGTH_B, KEY, stop=stops), 0
         np.testing.assert_array_equal(state.length_B, LENGTH_B + 1)
-        while not state.done_B.all() and count < STEPS:
+        while not np.all(state.done_B) and count < STEPS:
             state, count = extend(state, steps=size, stop=stops), count + 1
         np.testing.assert_array_equal(state.length_B, length_B)
         assert count == -(-(appended - 1) // size)
@@ -86,11 +85,8 @@ def test_a_text_generated_in_pieces_equals_the_text_generated_at_once(stop):
 def test_a_text_does_not_depend_on_other_sequences_or_on_the_padding():
     """One compilation serves all prompts, keys and stop tokens."""
     run, traces = compile_generate("all")
-    w_BN, _ = run(KEY)
-    first_traces, equal_prompts = (
-        list(traces),
-        dict(prompt_BN=np.tile(PROMPTS_BN[:1], (4, 1)), length_B=np.full(4, 4, np.int32)),
-    )
+    (w_BN, _), first_traces = run(KEY), list(traces)
+    equal_prompts = dict(prompt_BN=np.tile(PROMPTS_BN[:1], (4, 1)), length_B=np.full(4, 4, np.int32))
     equal_BN, _ = run(jax.random.key(0), **equal_prompts)
     # Equal prompts in one batch have different continuations.
     assert len({tuple(row) for row in equal_BN.tolist()}) == 4
@@ -120,19 +116,19 @@ def test_buckets_are_powers_of_two_up_to_the_context():
         generate.bucket(0)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "lengths", "settings", "parts"),
-    [
-        ((2, 0), [1, 1], {}, ["prompt"]),
-        ((2, 3), [1, 0], {}, ["prompt"]),
-        ((2, 3), [1, 4], {}, ["prompt", 4, 3]),
-        ((2, 3), [1], {}, ["2 prompts", "(1,)"]),
-        ((2, 3), [1, 1], {"steps": -1}, [-1]),
-        ((2, 3), [1, 1], {"temperature": -0.1}, ["temperature", -0.1]),
-    ],
-)
-def test_invalid_prompts_and_settings_are_refused(prompt, lengths, settings, parts):
-    model = recurrent.incremental()
+INVALID = [  # columns of the prompts, lengths, other arguments, parts of the message
+    (0, [1, 1], {}, ["prompt"]),
+    (3, [1, 0], {}, ["prompt"]),
+    (3, [1, 4], {}, ["prompt", 4, 3]),
+    (3, [1], {}, ["2 prompts", "(1,)"]),
+    (3, [1, 1], {"steps": -1}, [-1]),
+    (3, [1, 1], {"temperature": -0.1}, ["temperature", -0.1]),
+]
+
+
+@pytest.mark.parametrize(("columns", "lengths", "settings", "parts"), INVALID)
+def test_invalid_prompts_and_settings_are_refused(columns, lengths, settings, parts):
+    model, options = recurrent.incremental(), dict(steps=1) | settings
+    generate_texts = functools.partial(generate.generate, model.start, model.step, **options)
     with raises(ValueError, *parts):
-        prompt_BN, length_B = jnp.ones(prompt, int), jnp.array(lengths)
-        generate.generate(model.start, model.step, prompt_BN, length_B, jax.random.key(0), **(dict(steps=1) | settings))
+        jax.eval_shape(lambda w_BN: generate_texts(w_BN, lengths, KEY), np.ones((2, columns), int))

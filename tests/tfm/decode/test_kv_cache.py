@@ -1,7 +1,5 @@
 """E23: one token at a time with a cache gives the logits of the full sequence, for variants that allow a cache."""
 
-import functools
-
 import cases
 import jax
 import jax.numpy as jnp
@@ -43,7 +41,7 @@ def test_logits_with_the_cache_equal_the_full_forward_pass_at_every_position(nam
     """
     sizes = SMALL | dict(N=N + 4, M=2 if name == "window" else 1)
     model, the_mask = cases.model(sizes=sizes, **CASES[name]), CAUSAL_WINDOW if name == "window" else masks.causal
-    params, tolerance = cases.draw_params(model.init), 1e-9
+    params = jax.device_get(cases.draw_params(model.init))
     if "norm" in CASES[name]:  # variances must be positive
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: np.abs(leaf) + 0.5 if path[-1].key == "var_D" else leaf, params
@@ -52,26 +50,33 @@ def test_logits_with_the_cache_equal_the_full_forward_pass_at_every_position(nam
     full_BNW = np.asarray(model.apply(params, w_BN, mask=the_mask))
     if name == "window":  # two layers reach back over two tokens each
         other_BN = np.where(np.arange(N) == 1, w_BN[:, ::-1], w_BN)
-        changed_BN = (model.apply(params, other_BN, mask=the_mask) != full_BNW).any(-1)
+        changed_BN = (np.asarray(model.apply(params, other_BN, mask=the_mask)) != full_BNW).any(-1)
         np.testing.assert_array_equal(changed_BN, (w_BN[:, 1:2] != w_BN[:, -2:-1]) & (np.abs(np.arange(N) - 3) < 3))
-    params, call = jax.device_get(params), dict(call=attentions.Call(mask=the_mask), spec=model.spec)
-    start = functools.partial(kv_cache.start, params, capacity=6 if name == "window" else N + 3, **call)
-    step = functools.partial(kv_cache.step, kv_cache.by_layer(params) if name == "window" else params, **call)
-    start, step = jax.jit(start), jax.jit(step)
+    call = dict(call=attentions.Call(mask=the_mask), spec=model.spec)
+
+    @jax.jit
+    def start(w_BN, length_B):
+        return kv_cache.start(params, w_BN, length_B, capacity=6 if name == "window" else N + 3, **call)
+
+    @jax.jit
+    def step(cache, w_B, n_B):
+        return kv_cache.step(kv_cache.by_layer(params) if name == "window" else params, cache, w_B, n_B, **call)
+
     logits_BW, cache = start(w_BN[:, :4], length_B)
-    cases.assert_close(logits_BW, full_BNW[rows, length_B - 1], tolerance)
+    cases.assert_close(logits_BW, full_BNW[rows, length_B - 1], 1e-9)
     for t in range(N - 4):
         n_B = length_B + t
         if n_B.max() == kv_cache.count_positions(cache):
             cache = kv_cache.grow(cache, N + 1)
         logits_BW, cache = step(cache, w_BN[rows, n_B], n_B)
-        cases.assert_close(logits_BW, full_BNW[rows, n_B], tolerance)
+        cases.assert_close(logits_BW, full_BNW[rows, n_B], 1e-9)
     assert kv_cache.count_positions(cache) == (N + 1 if name == "window" else N + 3)
-    assert kv_cache.by_layer(params, jnp.bfloat16)["embed"]["E_WD"].dtype == jnp.bfloat16
+    narrow = jax.eval_shape(lambda params: kv_cache.by_layer(params, jnp.bfloat16), params)
+    assert narrow["embed"]["E_WD"].dtype == jnp.bfloat16
 
 
 def test_a_norm_that_looks_at_later_tokens_is_refused():
     model = cases.model(norm=norm.instance, sizes=SMALL)
-    params, call = cases.draw_params(model.init), attentions.Call(mask=masks.causal)
+    call = dict(capacity=N, call=attentions.Call(mask=masks.causal), spec=model.spec)
     with raises(ValueError, "norm"):
-        kv_cache.start(params, cases.draw_token_ids(), jnp.full(2, N), capacity=N, call=call, spec=model.spec)
+        kv_cache.start(cases.draw_params(model.init), cases.draw_token_ids(), np.full(2, N), **call)
