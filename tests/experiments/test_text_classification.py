@@ -126,9 +126,10 @@ def test_the_number_of_truncated_texts_is_printed(tmp_path):
         assert (line in "\n".join(work.lines)) == (N < 60) == (longer[0] > 0)
 
 
-def test_classes_have_no_tied_output():
+def test_classes_have_no_tied_output(tmp_path):
+    write(tmp_path, **{"reviews.csv": CSV})
     with raises(errors.UserError, "head", "tied", "pooled"):
-        tiny.work_of(tiny.settings("text_classification", text__head="tied"))
+        tiny.work_of(tiny.settings("text_classification", **make_changes(tmp_path, "tied")))
 
 
 def make_changes(folder, head):
