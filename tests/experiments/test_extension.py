@@ -100,10 +100,26 @@ vector = variant.Variant(mlp.gelu.init, gelu(lambda y: (y, {"x": (y[0], y[1])}))
 reserved = variant.Variant(mlp.gelu.init, gelu(lambda y: (y, {"loss": PAIR})), measures={"loss": 1.0})
 
 
-@pytest.mark.parametrize("name", ["silent", "undeclared", "renamed", "scalar", "vector", "reserved"])
-def test_measures_that_do_not_agree_with_their_declaration_are_refused(name):
-    with raises(errors.UserError, f"model.mlp = test_extension:{name}"):
-        tiny.task_of(tiny.settings("vision", model__mlp=f"test_extension:{name}"))
+best_of_two = (lambda logits, target, weight: (weight.sum(), weight.sum())), "best"
+single = (lambda logits, target, weight: weight.sum()), "more"
+accuracy = (lambda logits, target, weight: (weight.sum(), weight.sum())), "more"
+MLPS = [f"test_extension:{name}" for name in "silent undeclared renamed scalar vector reserved".split()]
+NUMBERS = ["label_smoothing", "label_smoothing:1", "label_smoothing:0.1,0.2", "class_weights:1,-2", "class_weights:x"]
+REFUSED = [  # (setting, value, parts of the message)
+    *(("model.mlp", name, [f"model.mlp = {name}"]) for name in MLPS),  # their measures are not those that they declare
+    *(("train.loss", name, [f"train.loss = {name}"]) for name in NUMBERS),
+    ("train.metrics", ["top6"], ["top6", "top5"]),
+    ("train.metrics", ["top5", "top5"], ["top5"]),
+    ("train.metrics", ["test_extension:accuracy"], ["accuracy"]),
+    ("train.metrics", ["test_extension:best_of_two"], ["best_of_two", "more", "less"]),
+    ("train.metrics", ["test_extension:single"], ["single", "(sum, count)"]),
+]
+
+
+@pytest.mark.parametrize(("setting", "value", "words"), REFUSED)
+def test_measures_losses_and_metrics_that_do_not_fit_are_refused(setting, value, words):
+    with raises(errors.UserError, *words):
+        tiny.task_of(tiny.settings("vision", **{setting: value}))
 
 
 def test_two_stages_cannot_weight_a_measure_differently(monkeypatch):
@@ -135,28 +151,20 @@ def test_losses_by_name_equal_their_definitions():
         np.testing.assert_allclose(jax.jit(chosen)(logits, target, weight)["loss"], (total, count), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["label_smoothing", "label_smoothing:1", "label_smoothing:0.1,0.2", "class_weights:1,-2", "class_weights:x"]
-)
-def test_losses_with_wrong_numbers_are_refused(name):
-    with raises(errors.UserError, f"train.loss = {name}"):
-        losses.choose_loss(tiny.settings("vision", train__loss=name))
-
-
-@pytest.mark.parametrize(
-    ("changes", "source"),
-    [({}, "loss"), ({"train.loss": "label_smoothing:0.5", "train.metrics": ["cross_entropy"]}, "cross_entropy")]
-    + [({"train.loss": "label_smoothing:0.5"}, None)],
-)
-def test_bits_per_byte_come_from_the_cross_entropy_alone(guide, changes, source):
-    rows = [{"step": 1, "eval/loss": 2.0, "eval/cross_entropy": 1.0}]
-    rows = rows if source else [{"step": 1, "eval/loss": 2.0}]
-    draw = tiny.work_of(settings(guide, **{name.replace(".", "__"): x for name, x in changes.items()})).figures
-    first = next(draw.func(*draw.args[:3], lambda params: "a sample", {}, guide, rows))
-    assert first == guide / "sample.txt" if source is None else "eval/bits_per_byte" in first
-    if source:  # the tokens are characters of one byte
-        expected = {"loss": 2.0, "cross_entropy": 1.0}[source]
-        np.testing.assert_allclose(first["eval/bits_per_byte"], expected / np.log(2), rtol=0.02)
+def test_bits_per_byte_come_from_the_cross_entropy_alone(guide):
+    smooth, nats = {"train__loss": "label_smoothing:0.5"}, {"eval/loss": 2.0}
+    both = nats | {"eval/cross_entropy": 1.0}
+    for changes, row, expected in (
+        ({}, both, 2.0),
+        (smooth | {"train__metrics": ["cross_entropy"]}, both, 1.0),
+        (smooth, nats, None),
+    ):
+        draw = tiny.work_of(settings(guide, **changes)).figures
+        first = next(draw.func(*draw.args[:3], lambda params: "a sample", {}, guide, [{"step": 1} | row]))
+        if expected is None:
+            assert first == guide / "sample.txt"
+        else:  # the tokens are characters of one byte
+            np.testing.assert_allclose(first["eval/bits_per_byte"], expected / np.log(2), rtol=0.02)
 
 
 def test_as_many_class_weights_as_classes():
@@ -175,26 +183,6 @@ def test_metrics_by_name(guide):
     np.testing.assert_allclose(metrics["cross_entropy"], jax.jit(loss.cross_entropy)(logits, target, weight))
 
 
-best_of_two = (lambda logits, target, weight: (weight.sum(), weight.sum())), "best"
-single = (lambda logits, target, weight: weight.sum()), "more"
-accuracy = (lambda logits, target, weight: (weight.sum(), weight.sum())), "more"
-
-
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        (["top6"], ("top6", "top5")),
-        (["top5", "top5"], ("top5",)),
-        (["test_extension:accuracy"], ("accuracy",)),
-        (["test_extension:best_of_two"], ("best_of_two", "more", "less")),
-        (["test_extension:single"], ("single", "(sum, count)")),
-    ],
-)
-def test_metrics_that_do_not_fit_are_refused(metrics, words):
-    with raises(errors.UserError, *words):
-        losses.choose_loss(tiny.settings("vision", train__metrics=metrics))
-
-
 def test_metrics_are_refused_where_there_are_no_logits():
     values = tiny.settings("masked_image", train__metrics=["top5"])
     mesh = meshes.make(data=1)
@@ -202,15 +190,11 @@ def test_metrics_are_refused_where_there_are_no_logits():
         run_plan.make_plan(values, tiny.work_of(values, mesh).task, mesh)
 
 
-@pytest.mark.parametrize(
-    ("metric", "better"), [("eval/rank", "less"), ("eval/loss_balance", "less"), ("eval/top5", "more"), ("", "more")]
-)
-def test_a_metric_says_which_values_are_better(metric, better):
-    best = checkpoint.choose_best(metric, {"rank": "less", "top5": "more"})
-    assert best == (metric, better)
-    if metric:
-        sign = {"less": -1, "more": 1}[better]
-        assert checkpoint.score({metric: 2.0}, best) == 2 * sign
+def test_a_metric_says_which_values_are_better():
+    for metric, better in {"eval/rank": "less", "eval/loss_balance": "less", "eval/top5": "more", "": "more"}.items():
+        best = checkpoint.choose_best(metric, {"rank": "less", "top5": "more"})
+        assert best == (metric, better)
+        assert not metric or checkpoint.score({metric: 2.0}, best) == {"less": -2, "more": 2}[better]
     with raises(errors.UserError, "train.keep_best", "eval/dropped"):
         checkpoint.choose_best("eval/dropped", {})
 

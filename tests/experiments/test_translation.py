@@ -27,10 +27,7 @@ from experiments.tools import translate  # noqa: E402
 WORDS = dict(zip("one two three four five".split(), "uno dos tres cuatro cinco".split(), strict=True))
 # The sentences of six words are too long. With these settings each of seven seeds translates all others exactly, so
 # that the rounding of a processor decides nothing (120 steps at twice the rate: 5 to 20 of 20).
-SOURCES = [
-    *itertools.product(WORDS, repeat=4),
-    *itertools.product(("one", "two"), repeat=6),
-]
+SOURCES = [*itertools.product(WORDS, repeat=4), *itertools.product(("one", "two"), repeat=6)]
 PAIRS = [(" ".join(words), " ".join(map(WORDS.get, words))) for words in SOURCES]
 STEPS, N, W = 200, 6, 300
 SIZES = {"model.M": 1, "pairs.N": N, "pairs.vocabulary": W}
