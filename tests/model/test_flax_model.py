@@ -14,7 +14,7 @@ import tiny_study
 from errors import raises
 from flax import linen, nnx
 
-from experiments.engine import errors, mesh as meshes, run_plan, train_step
+from experiments.engine import errors, mesh as meshes, run as runs, run_plan, train_step
 from experiments.model import flax_model
 from experiments.pretrained import open_model
 from tfm import layout as layouts, shapes
@@ -152,6 +152,7 @@ class Fails(Plain):
 
 def settings(name, experiment="vision", **changes):
     """Return settings with this module and few steps."""
+    changes = {"mesh__data": 1} | changes
     return tiny.settings(experiment, model=False, model__flax=f"test_flax_model:{name}", **changes)
 
 
@@ -229,57 +230,49 @@ def test_names_state_the_shapes_and_which_parameters_are_matrices():
     assert matrices == {"conv.kernel", "heads.kernel", "head.kernel"}  # not heads.bias, which has two axes
 
 
-def take_steps(values, devices, n=1, fsdp=1):
-    """Return the parameters after n steps."""
-    mesh = meshes.make(data=devices, fsdp=fsdp)
-    plan = run_plan.make_plan(values, tiny.work_of(values, mesh).task, mesh)
+def plan_run(values):
+    """Return the plan of a run with these settings, which are all used."""
+    plan = run_plan.make_plan(values, tiny.work_of(values).task, runs.make_mesh(values))
     values.refuse_unused()
+    return plan
+
+
+def take_step(values):
+    """Return the parameters and the metrics after one step."""
+    plan, mesh = plan_run(values), runs.make_mesh(values)
     state = train_step.initial_state(plan.task, plan.optimiser, seed=0, mesh=mesh)
-    for step in range(n):
-        state, metrics = plan.step(state, meshes.place_batch(mesh, plan.task.train[step]), np.True_)
-    return jax.device_get(state.params), jax.device_get(metrics)
+    state, metrics = plan.step(state, meshes.place_batch(mesh, plan.task.train[0]), np.True_)
+    return jax.device_get((state.params, metrics))
 
 
 SHARDED = {"model__D": 8, "text__N": 8, "train__accumulation": 2}
+FSDP = SHARDED | {"mesh__fsdp": 2}
 
 
 @pytest.mark.parametrize("name", ["Sharded", "LinenSharded"])
 def test_metadata_shard_the_parameters_and_the_numbers_are_those_of_one_device(tmp_path, name):
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    values = settings(name, "language", **SHARDED, text__source=str(tmp_path / "text.txt"))
-    mesh = meshes.make(data=2, fsdp=2)
-    task = tiny.work_of(values, mesh).task
-    assert task.lines[1:] == (
+    source = {"text__source": str(tmp_path / "text.txt")}
+    values = settings(name, "language", **SHARDED, **source, mesh__data=2, mesh__fsdp=2)
+    plan = plan_run(values)
+    assert plan.task.lines[1:] == (
         "metadata: mesh.fsdp shards 2 of 5 parameters (21% of their numbers); axis names without effect: embed",
     )
-    plan = run_plan.make_plan(values, task, mesh)
-    state = train_step.abstract_state(plan.task, plan.optimiser, mesh=mesh)
+    state = train_step.abstract_state(plan.task, plan.optimiser, mesh=runs.make_mesh(values))
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
         key = jax.tree_util.keystr(path)
         axis = -1 if "embed.embedding" in key or "up.kernel" in key else None
         expected = [n // 2 if i == axis else n for i, n in zip(range(-leaf.ndim, 0), leaf.shape, strict=True)]
         assert list(leaf.sharding.shard_shape(leaf.shape)) == expected, key
     if name == "Sharded":  # the code that gathers the parameters is the same
-        (one, metrics), (four, metrics_4) = take_steps(values, 1), take_steps(values, 2, fsdp=2)
+        one_device = settings(name, "language", **SHARDED, **source)
+        (one, metrics), (four, metrics_4) = take_step(one_device), take_step(values)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, four)
         np.testing.assert_allclose(metrics["loss"], metrics_4["loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "words"),
-    [
-        ("Misnamed", {}, ["mesh.fsdp = 2", "test_flax_model:Misnamed", '"fsdp"']),
-        ("Tokens", {}, ["mesh.fsdp = 2", "test_flax_model:Tokens", '"fsdp"']),
-        ("Sharded", {"model__D": 5}, ["mesh.fsdp = 2", "= 5", "embed.embedding"]),
-    ],
-)
-def test_modules_without_the_metadata_or_with_odd_sizes_are_not_sharded(name, changes, words):
-    with raises(errors.UserError, *words):
-        take_steps(settings(name, "language", **(SHARDED | changes)), 1, n=0, fsdp=2)
-
-
 def test_batch_statistics_follow_flax():
-    params, _ = take_steps(settings("Net", model__D=4, optim__learning_rate=0.0, optim__weight_decay=0.0), 1)
+    params, _ = take_step(settings("Net", model__D=4, optim__learning_rate=0.0, optim__weight_decay=0.0))
     image_BYXZ = tiny.task_of(settings("Net", model__D=4)).train[0]["image_BYXZ"]
 
     @jax.jit
@@ -363,9 +356,8 @@ def assert_sees_padding(work, lines):
     batch, params = work.task.evaluation[-1], tiny.draw_params(work.task)
     real_BN = batch["valid_BS"]
     assert work.task.lines[1:] == lines and 0 < real_BN.mean() < 1
-    apply = jax.jit(work.apply)
-    first, other = (apply(params, batch | {"w_BN": np.where(real_BN, batch["w_BN"], w)}) for w in (0, 3))
-    change = np.abs(first - other)
+    apply, batches = jax.jit(work.apply), [batch | {"w_BN": np.where(real_BN, batch["w_BN"], w)} for w in (0, 3)]
+    change = np.abs(np.subtract(*(jax.device_get(apply(params, one)) for one in batches)))
     change = change[real_BN] if change.ndim == 3 else change
     assert change.max() > 0.01 if lines else change.max() == 0
 
@@ -409,6 +401,10 @@ class Other:
         ("SeesAll", "language", {"text__N": 8}, ["test_flax_model:SeesAll", "not causal"]),
         ("Plain", "vision", {"model__M": 3}, ["model.M"]),
         ("Plain", "vision", {"image__patch": 4}, ["image.patch"]),
+        ("Plain", "vision", {"mesh__tensor": 2}, ["mesh.tensor = 2", "model.flax"]),
+        ("Misnamed", "language", FSDP, ["mesh.fsdp = 2", "test_flax_model:Misnamed", '"fsdp"']),
+        ("Tokens", "language", FSDP, ["mesh.fsdp = 2", "test_flax_model:Tokens", '"fsdp"']),
+        ("Sharded", "language", FSDP | {"model__D": 5}, ["mesh.fsdp = 2", "= 5", "embed.embedding"]),
         ("Tokens", "language", {"text__N": 8, "model__window": 4}, ["model.window = 4", "model.flax"]),
         ("Classifier", "text_classification", {"text__head": "linear"}, ["text.head"]),
         ("Tokens", "text_classification", {"text__N": 8}, ["test_flax_model:Tokens", "(2, 2)", "(2, 8, 257)"]),
@@ -417,10 +413,4 @@ class Other:
 def test_modules_and_settings_that_do_not_fit_are_refused(reviews, name, experiment, changes, words):
     changes = reviews | changes if experiment == "text_classification" else changes
     with raises(errors.UserError, *words):
-        take_steps(settings(name, experiment, **changes), 1, n=0)
-
-
-def test_devices_do_not_share_a_module():
-    mesh = meshes.make(data=1, tensor=2)
-    with raises(errors.UserError, "mesh.tensor = 2", "model.flax"):
-        tiny.work_of(settings("Plain", mesh__tensor=2), mesh)
+        plan_run(settings(name, experiment, **changes))
