@@ -73,9 +73,8 @@ def test_the_baseline_the_metrics_and_the_figures_of_the_task(tmp_path, monkeypa
     mean_Z, std_Z = train_BYXZ.mean((0, 1, 2), dtype=np.float64), train_BYXZ.std((0, 1, 2), dtype=np.float64)
     squared_error = 0.0
     for image_YXZ, hidden_N in zip((held_out_BYXZ - train_BYXZ.mean(0)) / std_Z, hidden_BN, strict=True):
-        squared_error += sum(
-            np.square(image_YXZ[n // 3 * 2 :][:2, n % 3 * 2 :][:, :2]).sum() for n in range(6) if hidden_N[n]
-        )
+        patches = [np.square(image_YXZ[n // 3 * 2 :][:2, n % 3 * 2 :][:, :2]).sum() for n in range(6)]
+        squared_error += sum(np.array(patches)[hidden_N])
     assert task.baseline == {"loss": pytest.approx(squared_error / (hidden_BN.sum() * 2 * 2 * 3), rel=1e-5)}
     assert task.tokens_per_example == 6 and hidden_BN.sum(1).tolist() == [4] * 5
     np.testing.assert_allclose(batch["image_BYXZ"][:5] * std_Z + mean_Z, held_out_BYXZ, atol=1e-5)

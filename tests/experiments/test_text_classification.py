@@ -96,11 +96,8 @@ def test_a_text_follows_the_class_token_and_a_longer_text_is_cut(texts, N):
         assert cut == sum(1 + len(text.encode()) + len(ends) > N for text in texts)
         for text, id_N, valid_N in zip(texts, id_BN, valid_BN, strict=True):
             expected = [256, *text.encode()][: N - len(ends)] + ends
-            assert (
-                id_N[valid_N].tolist() == expected
-                and valid_N[: len(expected)].all()
-                and not id_N[len(expected) :].any()
-            )
+            assert id_N[valid_N].tolist() == expected
+            assert valid_N[: len(expected)].all() and not id_N[len(expected) :].any()
     with raises(errors.UserError, "[CLS]"):
         labelled.encode(tokenization.make("bytes", []), ["a"], N=N)
 

@@ -99,10 +99,8 @@ def test_values_that_are_keys_equal_low_rank_values_with_the_matrix_of_the_keys(
     params |= {"value": cases.draw_params(functools.partial(value.keys.init, **sizes, M=1))}
     assert params["value"].keys() == {"Uo_HDK", "bo_D"}
     key, U_o = jax.device_get((params["score"], params["value"]["Uo_HDK"]))
-    U_k, b_k = (
-        np.repeat(key.get(f"{name}_HK{d}", key.get(f"{name}_GK{d}")), H // G, 0)
-        for name, d in (("Uk", "D"), ("bk", ""))
-    )
+    either = {name.replace("_GK", "_HK"): np.repeat(x, H // G, 0) for name, x in key.items() if "_GK" in name}
+    U_k, b_k = ((key | either)[name] for name in ("Uk_HKD", "bk_HK"))
     for (y_BND, A_BHNS, cache), x_BSD in zip(attend(params, x_BND, attention), (x_BND, x_BND[:, :3]), strict=True):
         assert cache.keys() == {"k_BHSK"} | ({"v_BHSV"} if is_rotated and x_BSD is x_BND else set())
         for y_ND, A_HNS, x_SD in zip(y_BND, A_BHNS, x_BSD, strict=True):
@@ -164,11 +162,9 @@ def test_output_cap_is_applied_to_the_logits_of_the_head():
 
 @pytest.mark.parametrize("score", ["asymmetric_qknorm", "nonlinear_query"])
 def test_the_norms_of_a_score_have_the_eps_of_the_config(score):
-    model_pair = [language(norm=f"none:{eps}", score=score) for eps in (1e-5, 0.5)]
-    compute = jax.jit(
-        lambda params: [one.apply(params, np.arange(4)[None], mask=masks.causal)[0] for one in model_pair]
-    )
-    assert np.ptp(jax.device_get(compute(cases.draw_params(model_pair[0].init))), axis=0).max() > 1e-3
+    two_models, w_BN = [language(norm=f"none:{eps}", score=score) for eps in (1e-5, 0.5)], np.arange(4)[None]
+    compute = jax.jit(lambda params: [model.apply(params, w_BN, mask=masks.causal)[0] for model in two_models])
+    assert np.ptp(jax.device_get(compute(cases.draw_params(two_models[0].init))), axis=0).max() > 1e-3
 
 
 EXCLUSIVE = {"model__value": "exclusive"}
