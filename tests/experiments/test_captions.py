@@ -18,13 +18,14 @@ SMALL = {"image__patch": 4, "model__M": 1, "model__norm": "rms", "model__mlp": "
 
 @cases.float64()
 def test_patches_and_then_letters_are_the_tokens_of_the_reference():
-    image_BYXZ, w_BN = cases.normal(1, 2, 4, 6, 3), np.array([[3, 0, 2], [1, 1, 4]])
-    params = cases.draw_params(lambda key: embeds.mixed.init(key, P=12, W=5, D=7))
-    x_BND = embeds.mixed.apply(params, {"v_BNP": embeds.cut(image_BYXZ, size=2), "w_BN": w_BN})
+    image_BYXZ, w_BN = np.asarray(cases.normal(1, 2, 4, 6, 3)), np.array([[3, 0, 2], [1, 1, 4]])
+    params = jax.device_get(cases.draw_params(lambda key: embeds.mixed.init(key, P=12, W=5, D=7)))
+    embed = jax.jit(lambda params: embeds.mixed.apply(params, {"v_BNP": embeds.cut(image_BYXZ, size=2), "w_BN": w_BN}))
+    x_BND = np.asarray(embed(params))
     for b in range(2):
-        X = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 2)
-        X = reference.total(X, np.tile(np.asarray(params["b_D"])[:, None], (1, 6)))
-        words = reference.embedded(reference.one_hot(w_BN[b], 5), np.asarray(params["E_WD"]))
+        X = reference.patch_tokens(image_BYXZ[b], params["W_DP"], 2)
+        X = reference.total(X, np.tile(params["b_D"][:, None], (1, 6)))
+        words = reference.embedded(reference.one_hot(w_BN[b], 5), params["E_WD"])
         cases.assert_close(x_BND[b], np.concatenate([translate.columns(X), words]))
 
 

@@ -2,7 +2,6 @@
 
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 import small_files
@@ -42,10 +41,16 @@ def test_a_config_file_can_be_trained_and_says_how_to_run_it(file, tmp_path):
     settings, devices = make_settings(file, tmp_path), meshes.make(data=1)
     work = tiny.work_of(settings, devices)
     assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # it has no data
-    run_plan.make_plan(settings, work.task, devices)
+    traced = []
+
+    def loss(params, batch):
+        result = work.task.loss(params, batch)
+        traced.extend((x.shape, x.dtype) for x in result[0]["loss"])
+        return result
+
+    # The plan traces an evaluation. Here it has a training batch, which has everything that an evaluation needs.
+    run_plan.make_plan(settings, work.task._replace(loss=loss, evaluation=[work.task.train[0]]), devices)
+    assert [shape for shape, _ in traced] == [(), ()] and traced[0][1] == np.float32
     for key in ("init_from", "init_fresh"):  # the launcher reads these two
         getattr(settings, key)
     settings.refuse_unused()
-    params = jax.eval_shape(work.task.init, jax.random.key(0))
-    loss, count = jax.eval_shape(work.task.loss, params, work.task.train[0])[0]["loss"]
-    assert loss.shape == count.shape == () and loss.dtype == np.float32

@@ -50,7 +50,7 @@ def test_tokens_are_pixel_columns():
 
 
 def test_the_weights_depend_on_positions_alone():
-    params = convolution.init(jax.random.key(0), H=3, D=D, N=N)
+    params = jax.jit(lambda key: convolution.init(key, H=3, D=D, N=N))(jax.random.key(0))
     assert not params["relative_position"]["b_HR"].any() and params["score"] == {}
     params["relative_position"]["b_HR"] = cases.normal(4, 3, 2 * N - 1)
     (_, A_BHNS), (_, expected) = (APPLY(params, cases.normal(seed, 1, N, D)) for seed in (1, 2))
@@ -70,7 +70,7 @@ def test_the_metrics_and_figures_of_the_task(tmp_path):
     assert numbers["learned/largest_kernel_error"] == pytest.approx(error, rel=1e-4)
     cases.assert_close(task.evaluation[0]["target_BND"], depthwise.convolve_by_numpy(x_BND, kernel_HD), 1e-5)
     measure = tiny.measure(task)
-    batch_measures = [measure(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
+    batch_measures = [jax.device_get(measure(params, batch)) for batch in task.evaluation]
     loss, explained = (np.sum([one[name] for one in batch_measures], axis=0) for name in ("loss", "explained"))
     assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / task.baseline["loss"], rel=1e-4)
 

@@ -60,10 +60,11 @@ def test_the_tool_evaluates_as_the_run_does_and_a_sample_is_drawn(tokenizer, tmp
     contents = {f"corpus/{part}/{i}.txt": KING[i : 40 + 7 * i] for part in ("train", "valid") for i in range(5)}
     source = write(tmp_path, **contents) / "corpus"
     changes = {"text__source": str(source), "text__N": 16, "text__tokenizer": tokenizer, "text__documents": True}
+    changes |= {"model__M": 1, "model__norm": "rms", "model__mlp": "relu", "model__bias": "none"}  # compiles quickly
     run = published.write_run(tmp_path / "run", "language", **changes)
     task = tiny.task_of(tiny.settings("language", **changes))
-    sums = [tiny.measure(task)(open_model.open(run).params, batch)["loss"] for batch in task.evaluation]
-    nats, n = np.sum(sums, axis=0)
+    params, measure = open_model.open(run).params, tiny.measure(task)
+    nats, n = np.sum([measure(params, batch)["loss"] for batch in task.evaluation], axis=0)
     with contextlib.redirect_stdout(io.StringIO()):
         measures = evaluate.run(run, file=source / "valid")
         assert sample.run(run, prompt="A king", max_new_tokens=4).startswith("A king")

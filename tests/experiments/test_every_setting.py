@@ -21,42 +21,16 @@ from experiments.studies import study as studies
 OTHER_VALUES = {
     "": dict(seed=7, init_from="no_such_folder", init_fresh="head", log=["tensorboard", "symmetry"]),
     "mesh": dict(data=2, fsdp=2, tensor=2, sequence=2, seed=2),
-    "model": {
-        **dict(M=3, share=2, D=16, E=4, H=1, G=1, K=2, F=10, window=3, segments=2),
-        **dict(
-            score="tied",
-            score_std=0.5,
-            output_std=0.5,
-            embed_std=0.5,
-            mup=4,
-            mup_depth="completep:1",
-            flax="nowhere:Model",
-            scale="1",
-            cap=5.0,
-            output_cap=5.0,
-            value="full_rank",
-        ),
-        **dict(norm="rms", mlp="relu", position="sinusoidal", relative_position="alibi", block="post_norm"),
-        **dict(outer_norm="first", bias="none", dropout=0.5, attention="explicit", compute_dtype="bfloat16"),
-        **dict(remat="full"),
-    },
-    "optim": {
-        **dict(name="muon", muon_lr_multiplier=3.0, momentum=0.5, learning_rate=0.5, schedule="linear"),
-        **dict(warmup_steps=1, betas=[0.5, 0.5], weight_decay=0.5, frozen=["head"], lora="2", ema=0.5, clip=0.5),
-    },
-    "train": {
-        **dict(
-            steps=7,
-            loss="nowhere:nothing",
-            metrics=["top5"],
-            watch=["gradient_norms"],
-            batch_size=32,
-            growth=[[2, 32]],
-            accumulation=2,
-            nan="skip",
-        ),
-        **dict(deterministic=True, log_every=2, evaluate_every=2, save_every=2, keep_best="eval/loss", patience=1),
-    },
+    "model": dict(M=3, share=2, D=16, E=4, H=1, G=1, K=2, F=10, window=3, segments=2, cap=5.0, output_cap=5.0, mup=4)
+    | dict(score="tied", score_std=0.5, output_std=0.5, embed_std=0.5, mup_depth="completep:1", flax="nowhere:Model")
+    | dict(scale="1", value="full_rank", norm="rms", mlp="relu", position="sinusoidal", relative_position="alibi")
+    | dict(block="post_norm", outer_norm="first", bias="none", dropout=0.5, attention="explicit", remat="full")
+    | dict(compute_dtype="bfloat16"),
+    "optim": dict(name="muon", muon_lr_multiplier=3.0, momentum=0.5, learning_rate=0.5, schedule="linear", ema=0.5)
+    | dict(warmup_steps=1, betas=[0.5, 0.5], weight_decay=0.5, frozen=["head"], lora="2", clip=0.5),
+    "train": dict(steps=7, loss="nowhere:nothing", metrics=["top5"], watch=["gradient_norms"], batch_size=32)
+    | dict(growth=[[2, 32]], accumulation=2, nan="skip", deterministic=True, log_every=2, evaluate_every=2)
+    | dict(save_every=2, keep_best="eval/loss", patience=1),
     "text": dict(N=16, documents=True, field="text", head="relu", objective="masked", tokenizer="characters"),
     "image": dict(augment=["shift"], head="class_token", mask_ratio=0.5, patch=4, size=12),
     "pairs": dict(N=16, vocabulary=300, reverse=True),

@@ -1,12 +1,10 @@
 """A user's experiment in a file outside the project, with its own fields: config, training, a study."""
 
-import functools
 import json
 import re
 import sys
 
 import jax
-import jax.numpy as jnp
 import pytest
 import tiny
 from errors import raises
@@ -62,32 +60,31 @@ def user_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def launch(folder, *flags):
+    """Run the config one.py of the folder with these flags."""
+    return tiny.run("--config", str(folder / "one.py"), *flags)
+
+
 def test_a_users_experiment_is_trained_with_its_own_fields(user_folder):
-    outcome = tiny.run(
-        "--config", str(user_folder / "one.py"), "--workdir", str(user_folder / "run"), "--config.line.slope=4"
-    )
+    run, slope = user_folder / "run", "--config.line.slope=4"
+    outcome = launch(user_folder, "--workdir", str(run), slope)
     assert (outcome.code, outcome.err) == (0, "")
-    config = json.loads((user_folder / "run" / "config.json").read_text())["config"]
+    config = json.loads((run / "config.json").read_text())["config"]
     assert (config["experiment"], config["line"]) == ("own_line", {"slope": 4.0, "kind": "plain"})
     assert not {"text", "image", "study"} & config.keys()
-    assert json.loads((user_folder / "run" / "summary.json").read_text())["eval/slope"] == 4
-    assert (user_folder / "run" / "source" / "own_line.py").read_text() == CODE
-    repeated = tiny.run(
-        "--config", str(user_folder / "one.py"), "--workdir", str(user_folder / "run"), "--config.line.slope=4"
-    )
+    assert json.loads((run / "summary.json").read_text())["eval/slope"] == 4
+    assert (run / "source" / "own_line.py").read_text() == CODE
+    repeated = launch(user_folder, "--workdir", str(run), slope)
     assert repeated.code == 0 and "finished run" in repeated.out
-    unused_setting = tiny.run(
-        "--config", str(user_folder / "one.py"), "--workdir", str(user_folder / "two"), "--config.line.kind=dotted"
-    )
+    unused_setting = launch(user_folder, "--workdir", str(user_folder / "two"), "--config.line.kind=dotted")
     assert unused_setting.code == 2 and "line.kind" in unused_setting.err
 
 
 def test_a_saved_config_does_not_import_a_users_experiment_unless_the_command_names_it(user_folder, monkeypatch):
     """Code that a .json config names runs only if the command line also names it."""
     monkeypatch.chdir(user_folder)
-    (user_folder / "a.json").write_text(
-        json.dumps({"experiment": "own_line", "line": {"slope": 1.0}, "train": {"batch_size": 16}})
-    )
+    saved = {"experiment": "own_line", "line": {"slope": 1.0}, "train": {"batch_size": 16}}
+    (user_folder / "a.json").write_text(json.dumps(saved))
     refusal = tiny.run("--config", "a.json", "--dry_run")
     assert refusal.code == 2 and 'a.json has experiment = "own_line"' in refusal.err
     assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line", "--config.mesh.data=1").code == 0
@@ -106,15 +103,14 @@ def test_a_saved_config_does_not_import_a_users_experiment_unless_the_command_na
 )
 def test_a_file_that_is_not_an_experiment_is_refused_in_a_sentence(user_folder, code, words):
     (user_folder / "own_line.py").write_text(code)
-    outcome = tiny.run("--config", str(user_folder / "one.py"), "--dry_run")
+    outcome = launch(user_folder, "--dry_run")
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words.split())
 
 
 def test_a_config_that_was_made_for_another_experiment_is_refused(user_folder):
-    text = (user_folder / "one.py").read_text().replace('base.get_config("own_line")', 'base.get_config("vision")')
-    text = text.replace("config.line.slope = 3.0", 'config.experiment = "own_line"')
+    text = CONFIG.replace("own_line", "vision").replace("config.line.slope = 3.0", 'config.experiment = "own_line"')
     (user_folder / "one.py").write_text(text)
-    outcome = tiny.run("--config", str(user_folder / "one.py"), "--dry_run")
+    outcome = launch(user_folder, "--dry_run")
     assert outcome.code == 2 and '"dots.bias"' in outcome.err and 'base.get_config("own_line")' in outcome.err
 
 
@@ -158,29 +154,25 @@ def test_a_users_loss_takes_logits_targets_and_weights(experiment, changes):
     """It equals the built-in loss with doubled logits, also if the token head is fused with the loss."""
     means = []
     for name, scale in (("cross_entropy", 2), ("test_own_experiment:doubled_cross_entropy", 1)):
-        settings = tiny.settings(experiment, train__loss=name, mesh__data=1, **changes)
-        task = tiny.task_of(settings)
-        params = tiny.draw_params(task)
-        params["head"] = jax.tree.map(functools.partial(jnp.multiply, scale), params["head"])
-        result = tiny.measure(task)(params, task.train[0], None)
+        task = tiny.task_of(tiny.settings(experiment, train__loss=name, mesh__data=1, model__M=1, **changes))
+        params = jax.device_get(tiny.draw_params(task))
+        params["head"] = jax.tree.map(lambda x, scale=scale: scale * x, params["head"])
+        result = tiny.measure(task)(params, task.train[0])
         means.append({name: float(total / count) for name, (total, count) in result.items()})
     assert means[0] == pytest.approx(means[1], rel=1e-5) and means[0].keys() == {"loss", "accuracy"}
 
 
+HERE = "test_own_experiment:"
+
+
 @pytest.mark.parametrize(
-    ("changes", "parts"),
+    ("name", "tensor", "parts"),
     [
-        ({"train__loss": "cross"}, ("loss", "cross", "cross_entropy")),
-        (
-            {"train__loss": "test_own_experiment:mean_logit"},
-            ("train.loss", "test_own_experiment:mean_logit", "(sum, count)"),
-        ),
-        (
-            {"train__loss": "test_own_experiment:doubled_cross_entropy", "mesh__tensor": 2},
-            ("train.loss", "mesh.tensor"),
-        ),
+        ("cross", 1, ["loss", "cross", "cross_entropy"]),
+        (f"{HERE}mean_logit", 1, ["train.loss", f"{HERE}mean_logit", "(sum, count)"]),
+        (f"{HERE}doubled_cross_entropy", 2, ["train.loss", "mesh.tensor"]),
     ],
 )
-def test_an_invalid_loss_is_refused(changes, parts):
+def test_an_invalid_loss_is_refused(name, tensor, parts):
     with raises(errors.UserError, *parts):
-        tiny.task_of(tiny.settings("synthetic", mesh__data=1, **changes))
+        tiny.task_of(tiny.settings("synthetic", mesh__data=1, mesh__tensor=tensor, train__loss=name))

@@ -96,11 +96,8 @@ def test_a_text_follows_the_class_token_and_a_longer_text_is_cut(texts, N):
         assert cut == sum(1 + len(text.encode()) + len(ends) > N for text in texts)
         for text, id_N, valid_N in zip(texts, id_BN, valid_BN, strict=True):
             expected = [256, *text.encode()][: N - len(ends)] + ends
-            assert (
-                id_N[valid_N].tolist() == expected
-                and valid_N[: len(expected)].all()
-                and not id_N[len(expected) :].any()
-            )
+            assert id_N[valid_N].tolist() == expected
+            assert valid_N[: len(expected)].all() and not id_N[len(expected) :].any()
     with raises(errors.UserError, "[CLS]"):
         labelled.encode(tokenization.make("bytes", []), ["a"], N=N)
 
@@ -126,9 +123,10 @@ def test_the_number_of_truncated_texts_is_printed(tmp_path):
         assert (line in "\n".join(work.lines)) == (N < 60) == (longer[0] > 0)
 
 
-def test_classes_have_no_tied_output():
+def test_classes_have_no_tied_output(tmp_path):
+    write(tmp_path, **{"reviews.csv": CSV})
     with raises(errors.UserError, "head", "tied", "pooled"):
-        tiny.work_of(tiny.settings("text_classification", text__head="tied"))
+        tiny.work_of(tiny.settings("text_classification", **make_changes(tmp_path, "tied")))
 
 
 def make_changes(folder, head):

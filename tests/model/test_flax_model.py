@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import sys
 
 import jax
@@ -13,7 +14,7 @@ import tiny_study
 from errors import raises
 from flax import linen, nnx
 
-from experiments.engine import errors, mesh as meshes, run_plan, train_step
+from experiments.engine import errors, mesh as meshes, run as runs, run_plan, train_step
 from experiments.model import flax_model
 from experiments.pretrained import open_model
 from tfm import layout as layouts, shapes
@@ -151,6 +152,7 @@ class Fails(Plain):
 
 def settings(name, experiment="vision", **changes):
     """Return settings with this module and few steps."""
+    changes = {"mesh__data": 1} | changes
     return tiny.settings(experiment, model=False, model__flax=f"test_flax_model:{name}", **changes)
 
 
@@ -171,181 +173,159 @@ def values_of(module):
 
 
 def test_an_nnx_module_computes_what_flax_computes():
-    model, module = build("Net", model__D=4), Net(1, C, rngs=nnx.Rngs(jax.random.key(5)))
-    params = model.init(jax.random.key(5))
-    assert len(params) == len(values_of(module)) == 10
-    for (_, mine), theirs in zip(sorted(params.items()), values_of(module), strict=True):
+    model, images_BYXZ = build("Net", model__D=4), images()
+
+    @jax.jit
+    def compute(key):
+        module, params = Net(1, C, rngs=nnx.Rngs(key)), model.init(key)
+        values = values_of(module)
+        module.eval()
+        return params, values, model.apply(params, images_BYXZ), module(images_BYXZ)
+
+    params, values, (logits, aux), expected = compute(jax.random.key(5))
+    assert len(params) == len(values) == 10
+    for (_, mine), theirs in zip(sorted(params.items()), values, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    module.eval()
-    logits, aux = model.apply(params, images())
-    np.testing.assert_allclose(logits, module(images()), atol=1e-6)
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
     assert aux == {}
 
 
 def test_a_linen_module_computes_what_flax_computes():
-    model, module = build("LinenNet", model__D=4), LinenNet(C, 4)
-    variables = module.init(jax.random.key(5), images(2), train=False)
-    params = model.init(jax.random.key(5))
+    model, module, images_BYXZ = build("LinenNet", model__D=4), LinenNet(C, 4), images()
+
+    @jax.jit
+    def compute(key):
+        variables, params = module.init(key, images_BYXZ[:2], train=False), model.init(key)
+        key_B = jax.random.split(key, 6)
+        results = [model.apply(params, images_BYXZ, key_B=keys)[0] for keys in (None, key_B)]
+        changes = {"rngs": {"dropout": key_B[0]}, "mutable": ["batch_stats"]}
+        trained, _ = module.apply(variables, images_BYXZ, train=True, **changes)
+        return params, variables, results, [module.apply(variables, images_BYXZ, train=False), trained]
+
+    params, variables, results, expected = compute(jax.random.key(5))
     assert len(params) == len(jax.tree.leaves(variables)) == 8
-    logits, _ = model.apply(params, images())
-    np.testing.assert_allclose(logits, module.apply(variables, images(), train=False), atol=1e-6)
-    key_B = jax.random.split(jax.random.key(1), 6)
-    logits, _ = model.apply(params, images(), key_B=key_B)
-    expected, _ = module.apply(variables, images(), train=True, rngs={"dropout": key_B[0]}, mutable=["batch_stats"])
-    np.testing.assert_allclose(logits, expected, atol=1e-6)
+    np.testing.assert_allclose(results, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["Net", "LinenNet"])
 def test_dropout_and_batch_statistics_are_those_of_training(name):
-    model = build(name, model__D=4)
-    params = model.init(jax.random.key(5))
-    first, again, other = (
-        model.apply(params, images(), key_B=jax.random.split(jax.random.key(seed), 6)) for seed in (0, 0, 1)
-    )
+    model, images_BYXZ = build(name, model__D=4), images()
+    params = jax.jit(model.init)(jax.random.key(5))
+    apply = jax.jit(lambda key: model.apply(params, images_BYXZ, key_B=jax.random.split(key, 6)))
+    first, again, other = (jax.device_get(apply(jax.random.key(seed))) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first[0], again[0])
     assert np.abs(first[0] - other[0]).max() > 0.01
     running = first[1][train_step.RUNNING]
     assert len(running) == 2 and running.keys() <= params.keys()
-    updated = train_step.update_running(params, running)
+    updated = train_step.update_running(jax.device_get(params), running)
     mean = next(name for name in running if ".mean_" in name)
     momentum = 0.99  # of Flax
     assert np.abs(updated[mean]).max() > 0 and np.abs(updated[mean]).max() < (1 - momentum) * 10
 
 
 def test_names_state_the_shapes_and_which_parameters_are_matrices():
-    params = build("Net").init(jax.random.key(0))
+    params = jax.eval_shape(build("Net").init, jax.random.key(0))
     assert shapes.check(params)
     matrices = {name.rpartition("_")[0] for name in params if shapes.is_matrix(name)}
     assert matrices == {"conv.kernel", "heads.kernel", "head.kernel"}  # not heads.bias, which has two axes
 
 
-def take_steps(values, devices, n=2, fsdp=1):
-    """Return the parameters after n steps."""
-    mesh = meshes.make(data=devices, fsdp=fsdp)
-    work = tiny.work_of(values, mesh)
-    plan = run_plan.make_plan(values, work.task, mesh)
+def plan_run(values):
+    """Return the plan of a run with these settings, which are all used."""
+    plan = run_plan.make_plan(values, tiny.work_of(values).task, runs.make_mesh(values))
     values.refuse_unused()
+    return plan
+
+
+def take_step(values):
+    """Return the parameters and the metrics after one step."""
+    plan, mesh = plan_run(values), runs.make_mesh(values)
     state = train_step.initial_state(plan.task, plan.optimiser, seed=0, mesh=mesh)
-    for step in range(n):
-        state, metrics = plan.step(state, meshes.place_batch(mesh, plan.task.train[step]), np.True_)
-    return jax.device_get(state.params), jax.device_get(metrics)
-
-
-def test_two_devices_equal_one():
-    (one, metrics), (two, metrics_2) = (take_steps(settings("Plain", model__D=4), n) for n in (1, 2))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, two)
-    np.testing.assert_allclose(metrics["loss"], metrics_2["loss"], rtol=1e-5)
+    state, metrics = plan.step(state, meshes.place_batch(mesh, plan.task.train[0]), np.True_)
+    return jax.device_get((state.params, metrics))
 
 
 SHARDED = {"model__D": 8, "text__N": 8, "train__accumulation": 2}
+FSDP = SHARDED | {"mesh__fsdp": 2}
 
 
 @pytest.mark.parametrize("name", ["Sharded", "LinenSharded"])
 def test_metadata_shard_the_parameters_and_the_numbers_are_those_of_one_device(tmp_path, name):
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     source = {"text__source": str(tmp_path / "text.txt")}
-    values = functools.partial(settings, name, "language", **SHARDED, **source)
-    (one, metrics), (four, metrics_4) = take_steps(values(), 1), take_steps(values(), 2, fsdp=2)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, four)
-    np.testing.assert_allclose(metrics["loss"], metrics_4["loss"], rtol=1e-5)
-    mesh = meshes.make(data=2, fsdp=2)
-    task = tiny.work_of(values(), mesh).task
-    assert task.lines[1:] == (
+    values = settings(name, "language", **SHARDED, **source, mesh__data=2, mesh__fsdp=2)
+    plan = plan_run(values)
+    assert plan.task.lines[1:] == (
         "metadata: mesh.fsdp shards 2 of 5 parameters (21% of their numbers); axis names without effect: embed",
     )
-    plan = run_plan.make_plan(values(), task, mesh)
-    state = train_step.abstract_state(plan.task, plan.optimiser, mesh=mesh)
+    state = train_step.abstract_state(plan.task, plan.optimiser, mesh=runs.make_mesh(values))
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
-        name = jax.tree_util.keystr(path)
-        axis = -1 if "embed.embedding" in name or "up.kernel" in name else None
+        key = jax.tree_util.keystr(path)
+        axis = -1 if "embed.embedding" in key or "up.kernel" in key else None
         expected = [n // 2 if i == axis else n for i, n in zip(range(-leaf.ndim, 0), leaf.shape, strict=True)]
-        assert list(leaf.sharding.shard_shape(leaf.shape)) == expected, name
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "words"),
-    [
-        ("Misnamed", {}, ["mesh.fsdp = 2", "test_flax_model:Misnamed", '"fsdp"']),
-        ("Tokens", {}, ["mesh.fsdp = 2", "test_flax_model:Tokens", '"fsdp"']),
-        ("Sharded", {"model__D": 5}, ["mesh.fsdp = 2", "= 5", "embed.embedding"]),
-    ],
-)
-def test_modules_without_the_metadata_or_with_odd_sizes_are_not_sharded(name, changes, words):
-    with raises(errors.UserError, *words):
-        take_steps(settings(name, "language", **(SHARDED | changes)), 1, n=0, fsdp=2)
+        assert list(leaf.sharding.shard_shape(leaf.shape)) == expected, key
+    if name == "Sharded":  # the code that gathers the parameters is the same
+        one_device = settings(name, "language", **SHARDED, **source)
+        (one, metrics), (four, metrics_4) = take_step(one_device), take_step(values)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, four)
+        np.testing.assert_allclose(metrics["loss"], metrics_4["loss"], rtol=1e-5)
 
 
 def test_batch_statistics_follow_flax():
-    params, _ = take_steps(settings("Net", model__D=4, optim__learning_rate=0.0, optim__weight_decay=0.0), 1, n=1)
-    task = tiny.task_of(settings("Net", model__D=4))
-    module = Net(1, C, rngs=nnx.Rngs(jax.random.key(0)))
-    module.train()
-    module(task.train[0]["image_BYXZ"])
-    names = sorted(name for name in params if name.startswith("norm.") and (".mean" in name or ".var" in name))
-    np.testing.assert_allclose(params[names[0]], module.norm.mean[...], atol=1e-5)
-    np.testing.assert_allclose(params[names[1]], module.norm.var[...], atol=1e-5)
+    params, _ = take_step(settings("Net", model__D=4, optim__learning_rate=0.0, optim__weight_decay=0.0))
+    image_BYXZ = tiny.task_of(settings("Net", model__D=4)).train[0]["image_BYXZ"]
+
+    @jax.jit
+    def compute(key):
+        module = Net(1, C, rngs=nnx.Rngs(key))
+        module.train()
+        module(image_BYXZ)
+        return module.norm.mean[...], module.norm.var[...]
+
+    mean, variance = (params[f"norm.{name}_A"] for name in ("mean", "var"))
+    np.testing.assert_allclose((mean, variance), compute(jax.random.key(0)), atol=1e-5)
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped_and_the_tools_refuse_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
-    config = tiny.config_file(tmp_path, "vision", model__flax="test_flax_model:Net", mesh__data=1, optim__ema=0.5)
-    changes = tiny.TRAIN | {"train.save_every": 2, "optim.schedule": "constant"}
-    few = [f"--config.{name}={value}" for name, value in changes.items()]
-    summaries = []
-    for folder, steps in (("whole", [5]), ("stopped", [3, 5])):
-        for n in steps:
-            outcome = tiny.run(
-                "--config", config, "--workdir", str(tmp_path / folder), *few, f"--config.train.steps={n}"
-            )
-            assert outcome.code == 0, outcome.err
-        summaries.append(json.loads((tmp_path / folder / "summary.json").read_text()))
-    assert summaries[0]["params_sha256"] == summaries[1]["params_sha256"]
-    assert np.isfinite(summaries[0]["eval/loss"])
+    changes = tiny.TRAIN | {"train.steps": 4, "train.save_every": 2, "mesh.data": 1, "optim.ema": 0.5}
+    config = tiny.config_file(tmp_path, "vision", model__flax="test_flax_model:Net", **changes)
+
+    def train():
+        outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"))
+        assert outcome.code == 0, outcome.err
+        return outcome.out, json.loads((tmp_path / "run" / "summary.json").read_text())
+
+    _, whole = train()
+    assert np.isfinite(whole["eval/loss"]) and (tmp_path / "run" / "figures" / "predictions.png").stat().st_size > 100
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if it had stopped before it saved the last step
+    (tmp_path / "run" / "summary.json").unlink()
+    with tiny.without_figures():
+        out, resumed = train()
+    assert resumed["params_sha256"] == whole["params_sha256"] and "at step 2" in out
+    with raises(errors.UserError, "model.flax = test_flax_model:Net", "launch.run"):
+        open_model.open(tmp_path / "run")
 
 
 def test_a_text_is_generated_by_computing_all_tokens_again():
     values = settings("Tokens", "language", text__N=8, text__tokenizer="characters")
     inputs = jax.ShapeDtypeStruct((2, 8), jnp.int32)
     model = flax_model.FlaxModel(values.model, layouts.ONE, inputs, (2, 8, 11), W=11, N=8)
-    params = model.init(jax.random.key(0))
-    w_BN = jnp.arange(16).reshape(2, 8) % 11
-    every_BNW = model.apply(params, w_BN)[0]
-    logits_BW, cache = model.start(params, w_BN[:, :3], jnp.array([3, 2]), capacity=8)
-    np.testing.assert_allclose(logits_BW, np.stack([every_BNW[0, 2], every_BNW[1, 1]]), atol=1e-6)
-    logits_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 3], jnp.array([3, 3]))
-    np.testing.assert_allclose(logits_BW, every_BNW[:, 3], atol=1e-6)
+    w_BN = np.arange(16).reshape(2, 8) % 11
+
+    @jax.jit
+    def compute(key):
+        params = model.init(key)
+        start_BW, cache = model.start(params, w_BN[:, :3], np.array([3, 2]), capacity=8)
+        step_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 3], np.array([3, 3]))
+        return model.apply(params, w_BN)[0], start_BW, step_BW
+
+    every_BNW, start_BW, step_BW = jax.device_get(compute(jax.random.key(0)))
+    np.testing.assert_allclose(start_BW, every_BNW[[0, 1], [2, 1]], atol=1e-6)
+    np.testing.assert_allclose(step_BW, every_BNW[:, 3], atol=1e-6)
 
 
 BLIND = "padding: your Flax module does not see it, because its call has no argument `valid`"
-
-
-@pytest.mark.parametrize(("name", "lines"), [("Padded", ()), ("LinenPadded", ()), ("SeesAll", (BLIND,))])
-def test_a_module_of_masked_tokens_sees_the_padding_if_its_call_takes_valid(tmp_path, name, lines):
-    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    masked = {"text__N": 64, "text__objective": "masked", "text__source": str(tmp_path / "text.txt")}
-    work = tiny.work_of(settings(name, "language", **masked))
-    assert work.task.lines[1:] == lines
-    real_BN = work.task.evaluation[-1]["valid_BS"]
-    assert 0 < real_BN.mean() < 1
-    change = change_padding(work, work.task.evaluation[-1])[real_BN].max()
-    assert change > 0.01 if lines else change == 0
-
-
-@pytest.mark.parametrize(("name", "lines"), [("Classifier", ()), ("Blind", (BLIND,))])
-def test_a_classifier_of_texts_sees_the_padding_if_its_call_takes_valid(reviews, name, lines):
-    work = tiny.work_of(settings(name, "text_classification", **reviews))
-    assert work.task.layout.batch == meshes.BATCH
-    assert work.task.lines[1:] == lines
-    change = change_padding(work, work.task.evaluation[0]).max()
-    assert change > 0.01 if lines else change == 0
-
-
-def change_padding(work, batch):
-    """Return by how much the logits change if the ids of padding change."""
-    params = tiny.draw_params(work.task)
-    other_BN = np.where(batch["valid_BS"], batch["w_BN"], 3)
-    apply = jax.jit(work.apply)
-    return np.abs(apply(params, batch) - apply(params, batch | {"w_BN": other_BN}))
 
 
 @pytest.fixture
@@ -355,6 +335,31 @@ def reviews(tmp_path):
     rows = "".join(f'{word},"{text}"\n' for word, text in texts)
     (tmp_path / "reviews.csv").write_text(f"label,text\n{rows}")
     return {"text__source": str(tmp_path / "reviews.csv"), "text__N": 24, "mesh__data": 1}
+
+
+@pytest.mark.parametrize(("name", "lines"), [("Padded", ()), ("LinenPadded", ()), ("SeesAll", (BLIND,))])
+def test_a_module_of_masked_tokens_sees_the_padding_if_its_call_takes_valid(tmp_path, name, lines):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    masked = {"text__N": 64, "text__objective": "masked", "text__source": str(tmp_path / "text.txt")}
+    assert_sees_padding(tiny.work_of(settings(name, "language", **masked)), lines)
+
+
+@pytest.mark.parametrize(("name", "lines"), [("Classifier", ()), ("Blind", (BLIND,))])
+def test_a_classifier_of_texts_sees_the_padding_if_its_call_takes_valid(reviews, name, lines):
+    work = tiny.work_of(settings(name, "text_classification", **reviews))
+    assert work.task.layout.batch == meshes.BATCH
+    assert_sees_padding(work, lines)
+
+
+def assert_sees_padding(work, lines):
+    """Assert that the task has these lines, and that the ids of padding change the logits if there are any."""
+    batch, params = work.task.evaluation[-1], tiny.draw_params(work.task)
+    real_BN = batch["valid_BS"]
+    assert work.task.lines[1:] == lines and 0 < real_BN.mean() < 1
+    apply, batches = jax.jit(work.apply), [batch | {"w_BN": np.where(real_BN, batch["w_BN"], w)} for w in (0, 3)]
+    change = np.abs(np.subtract(*(jax.device_get(apply(params, one)) for one in batches)))
+    change = change[real_BN] if change.ndim == 3 else change
+    assert change.max() > 0.01 if lines else change.max() == 0
 
 
 def test_a_module_classifies_texts_in_a_run(tmp_path, reviews):
@@ -396,24 +401,16 @@ class Other:
         ("SeesAll", "language", {"text__N": 8}, ["test_flax_model:SeesAll", "not causal"]),
         ("Plain", "vision", {"model__M": 3}, ["model.M"]),
         ("Plain", "vision", {"image__patch": 4}, ["image.patch"]),
+        ("Plain", "vision", {"mesh__tensor": 2}, ["mesh.tensor = 2", "model.flax"]),
+        ("Misnamed", "language", FSDP, ["mesh.fsdp = 2", "test_flax_model:Misnamed", '"fsdp"']),
+        ("Tokens", "language", FSDP, ["mesh.fsdp = 2", "test_flax_model:Tokens", '"fsdp"']),
+        ("Sharded", "language", FSDP | {"model__D": 5}, ["mesh.fsdp = 2", "= 5", "embed.embedding"]),
         ("Tokens", "language", {"text__N": 8, "model__window": 4}, ["model.window = 4", "model.flax"]),
         ("Classifier", "text_classification", {"text__head": "linear"}, ["text.head"]),
-        ("Tokens", "text_classification", {"text__N": 8}, ["test_flax_model:Tokens", "(2, 8)", "(2, 8, 257)"]),
+        ("Tokens", "text_classification", {"text__N": 8}, ["test_flax_model:Tokens", "(2, 2)", "(2, 8, 257)"]),
     ],
 )
-def test_modules_and_settings_that_do_not_fit_are_refused(name, experiment, changes, words):
+def test_modules_and_settings_that_do_not_fit_are_refused(reviews, name, experiment, changes, words):
+    changes = reviews | changes if experiment == "text_classification" else changes
     with raises(errors.UserError, *words):
-        take_steps(settings(name, experiment, **changes), 1, n=0)
-
-
-def test_devices_do_not_share_a_module():
-    mesh = meshes.make(data=1, tensor=2)
-    with raises(errors.UserError, "mesh.tensor = 2", "model.flax"):
-        tiny.work_of(settings("Plain", mesh__tensor=2), mesh)
-
-
-def test_the_tools_refuse_a_run_of_a_module(tmp_path):
-    config = tiny.config_file(tmp_path, "vision", model__flax="test_flax_model:Plain", mesh__data=1, **tiny.TRAIN)
-    assert tiny.run("--config", config, "--workdir", str(tmp_path / "run")).code == 0
-    with raises(errors.UserError, "model.flax = test_flax_model:Plain", "launch.run"):
-        open_model.open(tmp_path / "run")
+        plan_run(settings(name, experiment, **changes))

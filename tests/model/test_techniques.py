@@ -39,19 +39,30 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def attend(params, x_BND, attention):
+    """Return the results of causal self-attention, and of cross-attention to the first three tokens."""
+
+    @jax.jit
+    def compute(params, x_BND):
+        memory = attentions.Memory(x_BND[:, :3], None)
+        to_self = cases.self_attention(params, x_BND, spec=attention, mask=masks.causal)
+        return to_self, cases.cross_attention(params, x_BND, spec=attention, memory=memory)
+
+    return jax.device_get(compute(params, x_BND))
+
+
 @pytest.mark.parametrize("name", ["gated", "exclusive"])
 @cases.float64()
 def test_gated_and_exclusive_values_equal_their_equations(name):
     """All heads share one value. The equation also holds for cross-attention."""
-    variant, x_BND = getattr(value, name), cases.normal(1, B, N, D)
+    variant, x_BND = getattr(value, name), np.asarray(cases.normal(1, B, N, D))
     attention = cases.spec(value=variant).attention
     sizes = dict(H=H, K=K, D=D, bias=True)
     params = {"score": cases.draw_params(functools.partial(attention.score.init, **sizes))}
     params |= {"value": cases.draw_params(functools.partial(variant.init, **sizes, M=1, G=G))}
     params |= {"relative_position": {}}
-    attend = jax.jit(functools.partial(cases.self_attention, spec=attention, mask=masks.causal))
-    y_BND, A_BHNS, cache = jax.device_get(attend(params, x_BND))
-    p, x = jax.device_get((params["value"], x_BND))
+    (y_BND, A_BHNS, cache), across = attend(params, x_BND, attention)
+    p, x = jax.device_get(params["value"]), x_BND
     v_BNK = x @ p["Uv_GKD"][0].T + p["bv_GK"][0]
     cases.assert_close(cache["v_BHSV"][:, 0], v_BNK)
     unit_BNK = v_BNK / np.linalg.norm(v_BNK, axis=-1, keepdims=True)
@@ -70,10 +81,7 @@ def test_gated_and_exclusive_values_equal_their_equations(name):
     cases.assert_close(y_BND, compute_slowly(A_BHNS, v_BNK, True))
     first_output = np.abs(y_BND[:, 0] - p["bo_D"]).max()  # the first token attends only to itself
     assert first_output < 1e-10 if name == "exclusive" else first_output > 0.1
-    attend_across = functools.partial(
-        cases.cross_attention, spec=attention, memory=attentions.Memory(x_BND[:, :3], None)
-    )
-    y_BND, A_BHNS, cache = jax.device_get(jax.jit(attend_across)(params, x_BND))
+    y_BND, A_BHNS, cache = across
     cases.assert_close(y_BND, compute_slowly(A_BHNS, cache["v_BHSV"][:, 0], False))
 
 
@@ -85,33 +93,23 @@ def test_values_that_are_keys_equal_low_rank_values_with_the_matrix_of_the_keys(
     The test includes cross-attention.
     """
     position_changes = {"relative_position": relative_position.rotary} if is_rotated else {}
-    attention, x_BND = cases.spec(value=value.keys, **position_changes).attention, cases.normal(1, B, N, D)
-    variants, sizes = {"score": attention.score, "value": value.keys}, dict(H=H, K=K - 1, D=D, G=G, bias=True)
-    extra_sizes = {"score": {}, "value": {"M": 1}}
-    params = {
-        name: cases.draw_params(functools.partial(variant.init, **sizes, **extra_sizes[name]))
-        for name, variant in variants.items()
-    }
-    params |= {"relative_position": {}}
+    attention = cases.spec(value=value.keys, **position_changes).attention
+    x_BND, sizes = np.asarray(cases.normal(1, B, N, D)), dict(H=H, K=K - 1, D=D, G=G, bias=True)
+    params = {"score": cases.draw_params(functools.partial(attention.score.init, **sizes)), "relative_position": {}}
+    params |= {"value": cases.draw_params(functools.partial(value.keys.init, **sizes, M=1))}
     assert params["value"].keys() == {"Uo_HDK", "bo_D"}
-    memory = attentions.Memory(x_BND[:, :3], None)
-    attend = jax.jit(functools.partial(cases.self_attention, spec=attention, mask=masks.causal))
-    attend_across = jax.jit(functools.partial(cases.cross_attention, spec=attention, memory=memory))
-    key, U_o = params["score"], np.asarray(params["value"]["Uo_HDK"])
-    U_k, b_k = (
-        np.repeat(key.get(f"{name}_HK{d}", key.get(f"{name}_GK{d}")), H // G, 0)
-        for name, d in (("Uk", "D"), ("bk", ""))
-    )
-    for result, x_BSD in ((attend(params, x_BND), x_BND), (attend_across(params, x_BND), memory.x_BSD)):
-        y_BND, A_BHNS, cache = jax.device_get(result)
+    key, U_o = jax.device_get((params["score"], params["value"]["Uo_HDK"]))
+    either = {name.replace("_GK", "_HK"): np.repeat(x, H // G, 0) for name, x in key.items() if "_GK" in name}
+    U_k, b_k = ((key | either)[name] for name in ("Uk_HKD", "bk_HK"))
+    for (y_BND, A_BHNS, cache), x_BSD in zip(attend(params, x_BND, attention), (x_BND, x_BND[:, :3]), strict=True):
         assert cache.keys() == {"k_BHSK"} | ({"v_BHSV"} if is_rotated and x_BSD is x_BND else set())
-        for y_ND, A_HNS, x_SD in zip(y_BND, A_BHNS, np.asarray(x_BSD), strict=True):
+        for y_ND, A_HNS, x_SD in zip(y_BND, A_BHNS, x_BSD, strict=True):
             A_HSN, b_o = A_HNS.swapaxes(1, 2), np.asarray(params["value"]["bo_D"])
             cases.assert_close(y_ND.T, reference.low_rank_multi_head(x_SD.T, U_o, U_k, A_HSN, b_k, b_o))
 
 
 def test_exclusive_with_a_value_of_zero_subtracts_nothing_and_has_a_finite_gradient():
-    y, zero = cases.normal(1, 1, 1, 2, K), jnp.zeros((1, 1, 2, K))
+    y, zero = cases.normal(1, 1, 1, 2, K), np.zeros((1, 1, 2, K), np.float32)
 
     @jax.jit
     def differentiate(y, v):
@@ -128,7 +126,6 @@ def test_techniques_are_causal_and_equal_with_a_cache(name):
     model = language(**TECHNIQUES[name])
     params, w_BN = jax.device_get(cases.draw_params(model.init)), np.random.default_rng(0).integers(0, W, (3, N))
     apply_model = jax.jit(functools.partial(model.apply, mask=masks.causal))
-    step = jax.jit(functools.partial(model.step, mask=masks.causal))
 
     def apply(params, w_BN):
         return np.asarray(apply_model(params, w_BN)[0])
@@ -140,9 +137,9 @@ def test_techniques_are_causal_and_equal_with_a_cache(name):
     start = jax.jit(functools.partial(model.start, capacity=N, mask=masks.causal))
     logits_BW, cache = start(params, w_BN[:, :3], np.full(3, 3))
     cases.assert_close(logits_BW, logits_BNW[:, 2], 1e-5)
-    layers = jax.device_get(model.by_layer(params))
+    step = jax.jit(lambda *arrays: model.step(model.by_layer(params), *arrays, mask=masks.causal))
     for n in range(3, N):
-        logits_BW, cache = step(layers, cache, w_BN[:, n], np.full(3, n))
+        logits_BW, cache = step(cache, w_BN[:, n], np.full(3, n))
         cases.assert_close(logits_BW, logits_BNW[:, n], 1e-5)
 
 
@@ -165,11 +162,9 @@ def test_output_cap_is_applied_to_the_logits_of_the_head():
 
 @pytest.mark.parametrize("score", ["asymmetric_qknorm", "nonlinear_query"])
 def test_the_norms_of_a_score_have_the_eps_of_the_config(score):
-    model_pair = [language(norm=f"none:{eps}", score=score) for eps in (1e-5, 0.5)]
-    compute = jax.jit(
-        lambda params: [one.apply(params, np.arange(4)[None], mask=masks.causal)[0] for one in model_pair]
-    )
-    assert np.ptp(compute(cases.draw_params(model_pair[0].init)), axis=0).max() > 1e-3
+    two_models, w_BN = [language(norm=f"none:{eps}", score=score) for eps in (1e-5, 0.5)], np.arange(4)[None]
+    compute = jax.jit(lambda params: [model.apply(params, w_BN, mask=masks.causal)[0] for model in two_models])
+    assert np.ptp(jax.device_get(compute(cases.draw_params(two_models[0].init))), axis=0).max() > 1e-3
 
 
 EXCLUSIVE = {"model__value": "exclusive"}
