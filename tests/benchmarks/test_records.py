@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import dots
 import pytest
@@ -57,10 +58,10 @@ def test_a_run_is_timed(tmp_path, monkeypatch):
         assert (pathlib.Path(command[1]), stdout) == (ROOT / "launch.py", subprocess.DEVNULL)
         return subprocess.CompletedProcess(command, tiny.run(*command[2:]).code)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(records, "subprocess", types.SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
     config = tiny.config_file(tmp_path, "dots", **dots.CHANGES)
-    value, seconds = records.train(config, "eval/accuracy", ["--config.train.steps=2", "--config.seed=3"], cache="cache")
-    assert 0 < value < 1 and 0.01 < seconds < 100
+    loss, seconds = records.train(config, "eval/loss", ["--config.train.steps=2", "--config.seed=3"], cache="cache")
+    assert 0 < loss < 9 and 0.01 < seconds < 100
 
 
 def test_no_seeds_or_a_run_that_fails_end_the_command_with_its_exit_code_and_message(capfd):
