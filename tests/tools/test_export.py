@@ -92,7 +92,10 @@ def experiment_of(family: str) -> str:
 
 def export_run(folder, family: str, write_tokenizer=None, **changes):
     """Return a run of this config, and the folder with its export."""
-    run = published.write_run(folder / "run", experiment_of(family), **RUNS[family] | changes)
+    folder.mkdir(exist_ok=True)
+    (folder / "text.txt").write_bytes(tiny.TEXT)
+    source = {} if family == "vit" else {"text.source": str(folder / "text.txt")}
+    run = published.write_run(folder / "run", experiment_of(family), **RUNS[family] | source | changes)
     if write_tokenizer:
         write_tokenizer(run)
     outcome = tiny.command(export, checkpoint=run, family=family, workdir=folder / "out")

@@ -18,18 +18,19 @@ from experiments.pretrained import open_model
 from experiments.tools import classify, export, fill, sample
 
 N = 17
-RUNS = {
-    "causal": ("language", {"text.N": N}),
-    "masked": ("language", {"text.N": N, "text.objective": "masked"}),
-    "image": ("vision", {"image.patch": 4, "image.head": "class_token"}),
-}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the folders of runs by their kinds."""
     folder = tmp_path_factory.mktemp("runs")
-    return {name: published.write_run(folder / name, kind, **changes) for name, (kind, changes) in RUNS.items()}
+    (folder / "text.txt").write_bytes(tiny.TEXT)
+    text = {"text.N": N, "text.source": str(folder / "text.txt"), "model.M": 1}
+    return {
+        "causal": published.write_run(folder / "causal", "language", **text),
+        "masked": published.write_run(folder / "masked", "language", **text, text__objective="masked"),
+        "image": published.write_run(folder / "image", "vision", image__patch=4, image__head="class_token"),
+    }
 
 
 def save(folder, pixels, name="a.png"):
