@@ -16,9 +16,8 @@ from experiments.engine import compilation
 
 def estimate(entry: str, *computations: str) -> tuple[dict[str, int], int]:
     """Estimate a program with these computations. "N cycles" stands for libtpu's notation."""
-    text = "\n\n".join(
-        ["HloModule jit_step", *computations, f"ENTRY %main.1 (x.1: f32[3,5]) -> f32[3,5] {{\n{entry}\n}}"]
-    )
+    entry = f"ENTRY %main.1 (x.1: f32[3,5]) -> f32[3,5] {{\n{entry}\n}}"
+    text = "\n\n".join(["HloModule jit_step", *computations, entry])
     return tpu_estimate.estimate(re.sub(r"(\d+) cycles", r'backend_config={"estimated_cycles":"\1"}', text + "\n"))
 
 
@@ -67,9 +66,8 @@ def test_a_fusion_counts_once_in_the_scope_of_its_root_and_the_longest_branch_co
 }"""
     branches = [branch.replace("N", n) for n in "132"]
     computations = "branch_computations={%branch.1, %branch.3, %branch.2}"
-    entry = (
-        f"%x.1 = f32[3,5] fusion(%y), calls=%fused.1, 5 cycles\n ROOT %c.1 = f32[3,5] conditional(%x.1), {computations}"
-    )
+    entry = "%x.1 = f32[3,5] fusion(%y), calls=%fused.1, 5 cycles\n ROOT %c.1 = f32[3,5] conditional(%x.1), "
+    entry += computations
     assert estimate(entry, fusion, *branches)[0] == {"a/3": 37, "blocks/score": 5}
 
 
@@ -100,10 +98,8 @@ def test_the_estimate_of_libtpus_own_text(monkeypatch):
 
 def test_the_flops_of_a_users_function_include_its_backward_pass(tmp_path, monkeypatch):
     """Arguments of jax.jit do not matter: JAX 0.12 refuses compiler_options in a function that is traced again."""
-    lines = ["import functools, jax, numpy"]
-    lines += [
-        "@functools.partial(jax.jit, static_argnames='name', compiler_options={'xla_cpu_enable_fast_math': False})"
-    ]
+    lines = ["import functools, jax, numpy", "options = {'xla_cpu_enable_fast_math': False}"]
+    lines += ["@functools.partial(jax.jit, static_argnames='name', compiler_options=options)"]
     lines += ["def step(W, x, name): return jax.grad(lambda W, x: jax.numpy.square(x @ W).sum(), (0, 1))(W, x)"]
     lines += ["def example(): return numpy.ones((3, 7)), numpy.ones((5, 3)), 'any'"]
     (tmp_path / "my_product.py").write_text("\n".join(lines))

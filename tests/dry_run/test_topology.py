@@ -17,6 +17,7 @@ from tfm import head as heads
 from tfm.attention import mask as masks
 
 libtpu = pytest.mark.skipif(compilation.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
+TOO_LARGE = "needs {} GiB of memory, and the chip has {} GiB"
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16}
 
 
@@ -35,16 +36,11 @@ def dry_run(tmp_path, *flags, **changes):
 
 
 def test_an_unknown_topology_and_a_missing_libtpu_are_reported(tmp_path, monkeypatch):
-    unknown_topology = dry_run(tmp_path, "--topology=v5e-3")
-    assert (
-        unknown_topology.code == 2
-        and "--topology" in unknown_topology.err
-        and "v5e-3" in unknown_topology.err
-        and "v5e-4" in unknown_topology.err
-    )
+    code, _, err = dry_run(tmp_path, "--topology=v5e-3")
+    assert code == 2 and all(part in err for part in ("--topology", "v5e-3", "v5e-4"))
     monkeypatch.setattr(compilation, "libtpu", lambda: None)
-    without_libtpu = dry_run(tmp_path, "--topology=v5e-1")
-    assert without_libtpu.code == 2 and "libtpu" in without_libtpu.err and topologies.INSTALL in without_libtpu.err
+    code, _, err = dry_run(tmp_path, "--topology=v5e-1")
+    assert code == 2 and "libtpu" in err and topologies.INSTALL in err
 
 
 def test_a_libtpu_for_another_jax_is_reported(monkeypatch):
@@ -63,12 +59,9 @@ def test_a_libtpu_for_another_jax_is_reported(monkeypatch):
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ("error. Used 16.40G of 15.75G hbm. Exceeded", "needs 16.40 GiB of memory, and the chip has 15.75 GiB"),
-        ("temporaries (1.5T) exceeds available HBM (512M).", "needs 1,536.00 GiB of memory, and the chip has 0.50 GiB"),
-        (
-            "(size=3221225472) would exceed memory (size=2147483648)",
-            "needs 3.00 GiB of memory, and the chip has 2.00 GiB",
-        ),
+        ("error. Used 16.40G of 15.75G hbm. Exceeded", TOO_LARGE.format("16.40", "15.75")),
+        ("temporaries (1.5T) exceeds available HBM (512M).", TOO_LARGE.format("1,536.00", "0.50")),
+        ("(size=3221225472) would exceed memory (size=2147483648)", TOO_LARGE.format("3.00", "2.00")),
         ("INTERNAL: RET_CHECK\nmore", "is refused by the compiler: INTERNAL: RET_CHECK"),
     ],
 )

@@ -32,9 +32,8 @@ def draw_predictions(path, *, B, wrong_indices=(), classes=DIGITS, Z=1):
     label_B = np.arange(B) % 10
     predicted_B = (label_B + np.isin(np.arange(B), wrong_indices)) % 10
     arrays = {"image_BYXZ": RNG.random((B, 8, 8, Z)), "probability_B": np.full(B, 0.973), "classes": classes}
-    image_figures.predictions(
-        path, label_B=label_B, predicted_B=predicted_B, title=f"{len(wrong_indices)} of {B} wrong", **arrays
-    )
+    title = f"{len(wrong_indices)} of {B} wrong"
+    image_figures.predictions(path, label_B=label_B, predicted_B=predicted_B, title=title, **arrays)
 
 
 def draw_confusion(path, C, classes):
@@ -69,10 +68,8 @@ def draw_study_figure(path, kind):
     folder = path.parent.parent / "study"
     study_folder.write_study(folder, study, steps=100)
     finished = study_runs.load(folder, study)
-    figure, _ = study_figures.draw_kind(
-        kind, statistics.analyse(study, finished)[0], finished, styles.choose_styles(study)
-    )
-    plots.write(figure, path)
+    analysed = statistics.analyse(study, finished)[0]
+    plots.write(study_figures.draw_kind(kind, analysed, finished, styles.choose_styles(study))[0], path)
 
 
 WORDS = ["The", " permutation-equivariant", "\n", "漢", "\t", "$"]
@@ -92,11 +89,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
 def test_a_png_is_complete_and_texts_are_inside_and_do_not_overlap(draw, monkeypatch, tmp_path, caplog):
-    # {text: (its box, box of the figure)}.
-    boxes, original_draw = (
-        {},
-        text.Text.draw,
-    )
+    boxes, original_draw = {}, text.Text.draw  # {text: (its box, box of the figure)}
 
     def record(self, renderer):
         original_draw(self, renderer)
@@ -150,9 +143,10 @@ def test_curves_show_the_points_in_order_without_numbers_that_are_not_finite(dra
     assert axes.get_title() == "vit (3 values not finite)" and axes.get_ylabel() == "loss, nats per token"
 
 
-@pytest.mark.parametrize(("low", "scale"), [(1.1, "linear"), (0.9, "log"), (0.0, "linear"), (-1.0, "linear")])
-def test_curves_are_logarithmic_beyond_one_decade_of_positive_values(low, scale, draw_figure):
-    assert draw_figure(draw_curves, [{"step": 1, "train/loss": 10.0, "eval/loss": low}]).axes[0].get_yscale() == scale
+def test_curves_are_logarithmic_beyond_one_decade_of_positive_values(draw_figure):
+    for low, scale in ((1.1, "linear"), (0.9, "log"), (0.0, "linear"), (-1.0, "linear")):
+        rows = [{"step": 1, "train/loss": 10.0, "eval/loss": low}]
+        assert draw_figure(draw_curves, rows).axes[0].get_yscale() == scale
 
 
 def test_smoothed_curve_is_the_centred_mean(draw_figure):
@@ -178,12 +172,10 @@ def test_pixels_are_coloured_between_the_darkest_and_the_brightest():
     for high in (0, 255):
         image_BYXZ[1, 2, 3] = high
         np.testing.assert_array_equal(image_figures.colour(image_BYXZ), np.repeat(image_BYXZ / 255, 3, -1))
-    np.testing.assert_array_equal(
-        image_figures.colour(np.full((1, 1, 1, 3), [[-3.0, 1.0, 9.0]]), scale=np.array([0, 2.0])), [[[[0, 0.5, 1]]]]
-    )
-    np.testing.assert_allclose(
-        image_figures.colour(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel(), [0.5] * 3 + [0.25] * 3
-    )
+    scaled = image_figures.colour(np.array([[[[-3.0, 1.0, 9.0]]]]), scale=np.array([0, 2.0]))
+    np.testing.assert_array_equal(scaled, [[[[0, 0.5, 1]]]])
+    means = image_figures.colour(np.array([[[[0, 4.0]]], [[[1, 1]]]])).ravel()
+    np.testing.assert_allclose(means, [0.5] * 3 + [0.25] * 3)
 
 
 def test_confusion_has_true_rows_normalised_and_predicted_columns(draw_figure):
@@ -248,11 +240,8 @@ def test_letters_are_drawn_with_any_font_that_has_them_or_as_codes(monkeypatch):
     monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
     monkeypatch.setattr(font_manager, "get_font", Font)
     plots._find_font.cache_clear()
-    assert (plots._find_font("好"), plots._find_font("a"), plots.name("好 a 漢")) == (
-        "Two Letters",
-        plots.FONT,
-        "好 a <6f22>",
-    )
+    assert (plots._find_font("好"), plots._find_font("a")) == ("Two Letters", plots.FONT)
+    assert plots.name("好 a 漢") == "好 a <6f22>"
     plots._find_font.cache_clear()
 
 
@@ -260,10 +249,8 @@ def test_the_confusion_of_many_classes_is_not_drawn(tmp_path, capsys):
     label_B, names = np.arange(5), [str(c) for c in range(100_000)]
     assert plots.confusion_of_predictions(tmp_path / "a.png", label_B=label_B, predicted_B=label_B, classes=names) == []
     assert "100,000" in capsys.readouterr().out
-    (file,) = plots.confusion_of_predictions(
-        tmp_path / "b.png", label_B=label_B, predicted_B=label_B[::-1], classes=names[:6]
-    )
-    assert file.is_file()
+    labels = {"label_B": label_B, "predicted_B": label_B[::-1]}
+    assert plots.confusion_of_predictions(tmp_path / "b.png", **labels, classes=names[:6])[0].is_file()
 
 
 def test_control_characters_and_unknown_letters_become_visible():
@@ -273,11 +260,10 @@ def test_control_characters_and_unknown_letters_become_visible():
 
 
 @pytest.mark.parametrize(("count", "Z", "Y"), [(3, 3, 4), (11, 1, 8)])
-def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "write", lambda figure, path: figures.append(figure))
-    arrays = draw_hidden_patches("a.png", B=count, Y=Y, Z=Z)
-    panels = np.reshape(figures[0].axes, (3, min(count, 8)))
+def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, draw_figure):
+    arrays = {}
+    figure = draw_figure(lambda path: arrays.update(draw_hidden_patches(path, B=count, Y=Y, Z=Z)))
+    panels = np.reshape(figure.axes, (3, min(count, 8)))
     assert [row[0].get_ylabel() for row in panels] == ["input", "prediction", "truth"]
     for b, column in enumerate(panels.T):
         input_YXZ, prediction_YXZ, truth_YXZ = (np.asarray(panel.images[0].get_array()) for panel in column)
@@ -286,9 +272,8 @@ def test_hidden_patches_show_input_prediction_and_truth(count, Z, Y, monkeypatch
             is_hidden = arrays["hidden_BN"][b, y // 2 * 3 + x // 2]
             expected = np.clip(arrays["prediction_BYXZ"][b, y, x] / 255, 0, 1) if is_hidden else truth_YXZ[y, x]
             np.testing.assert_allclose(prediction_YXZ[y, x], np.broadcast_to(expected, 3), atol=1e-6)
-            np.testing.assert_allclose(
-                input_YXZ[y, x], image_figures.HIDDEN if is_hidden else truth_YXZ[y, x], atol=1e-6
-            )
+            shown = image_figures.HIDDEN if is_hidden else truth_YXZ[y, x]
+            np.testing.assert_allclose(input_YXZ[y, x], shown, atol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [5, 11])
@@ -297,25 +282,20 @@ def test_kernels_and_weights_are_shown(draw_figure, heads):
     learned_HNS, constructed_HNS = np.random.default_rng(1).random((2, heads, 13, 13))
     offsets = depthwise.offsets(heads)
     arrays = {"kernel_HD": kernel_HD, "learned_HD": learned_HD, "offsets": offsets, "difference": 1.25e-7}
-    figure = draw_figure(
-        convolution_figures.kernels_and_weights, **arrays, learned_HNS=learned_HNS, constructed_HNS=constructed_HNS
-    )
+    arrays |= {"learned_HNS": learned_HNS, "constructed_HNS": constructed_HNS}
+    figure = draw_figure(convolution_figures.kernels_and_weights, **arrays)
     kernel_row, learned_row, constructed_row = figure.subfigs
     true_DH, learned_DH, difference = (panel.images[0].get_array() for panel in kernel_row.axes[:3])
     np.testing.assert_array_equal(true_DH, kernel_HD.T)
     np.testing.assert_array_equal(learned_DH, learned_HD.T)
     np.testing.assert_array_equal(difference, learned_DH - true_DH)
-    head_indices = range(0, heads, 1 + (heads > 9))
-    assert read_ticks(kernel_row.axes[0].get_xticklabels()) == [
-        f"{offsets[h]:+d}" if offsets[h] else "0" for h in head_indices
-    ]
+    labelled = offsets[:: 1 + (heads > 9)]
+    assert read_ticks(kernel_row.axes[0].get_xticklabels()) == [f"{n:+d}" if n else "0" for n in labelled]
     for row, A_HNS in ((learned_row, learned_HNS), (constructed_row, constructed_HNS)):
         panels = [panel for panel in row.axes if panel.images]
         assert len(panels) == min(heads, 8)
         np.testing.assert_array_equal([panel.images[0].get_array() for panel in panels], A_HNS[:8])
         assert ("(8 of 11 heads)" in row.get_suptitle()) == (heads == 11)
-    assert (
-        "within 1.2e-07 of numpy.convolve" in constructed_row.get_suptitle()
-        and learned_row.axes[0].get_title() == "head 1"
-    )
+    assert "within 1.2e-07 of numpy.convolve" in constructed_row.get_suptitle()
+    assert learned_row.axes[0].get_title() == "head 1"
     assert constructed_row.axes[heads // 2 if heads < 8 else 5].get_title() == "s = n"

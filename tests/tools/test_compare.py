@@ -57,16 +57,11 @@ def test_the_tables_have_what_differs_and_the_results(tmp_path, drawn):
     write_run(tmp_path / "b", [0.9], finished=False, score="asymmetric")
     code, out, err = run_command(tmp_path / "a", f"--output={tmp_path}", tmp_path / "b")
     assert (code, err) == (0, "")
-    assert read_table(out, ["run", "model.score"]) == [
-        {"run": "1", "model.score": '"tied"'},
-        {"run": "2", "model.score": '"asymmetric"'},
-    ]
+    table = [("1", '"tied"'), ("2", '"asymmetric"')]
+    assert [(*row.values(),) for row in read_table(out, ["run", "model.score"])] == table
     first, second = read_table(out, ["run", "eval/loss"])
-    assert first == {"run": "1 a", "eval/loss": "0.7500", "best": "0.5000", "at_step": "10", "eval/chrf": "40.0000"} | {
-        "steps": "20",
-        "seconds": "5.2",
-        "parameters": "1,234",
-    }
+    expected = {"run": "1 a", "eval/loss": "0.7500", "best": "0.5000", "at_step": "10", "eval/chrf": "40.0000"}
+    assert first == expected | {"steps": "20", "seconds": "5.2", "parameters": "1,234"}
     assert (second["run"], second["steps"], second["seconds"], second["eval/chrf"]) == ("2 b", "10 of 20", "-", "-")
     assert compare.NOISE.split()[-1] in out and str(tmp_path / "compare.png") in out
     training, evaluation = drawn
@@ -74,19 +69,20 @@ def test_the_tables_have_what_differs_and_the_results(tmp_path, drawn):
     assert [x.tolist() for x in evaluation.curves["1 a"]] == [[10, 20], [[0.5, 0.75]]]
 
 
-def test_a_summary_of_fewer_steps_than_planned_is_not_a_result(tmp_path, drawn):
+def test_runs_of_fewer_steps_than_planned_say_why(tmp_path, drawn):
+    """The summary of an unfinished run is not a result, unlike that of a run that ended early or diverged."""
     write_run(tmp_path / "a", [0.5, 0.75, 0.25], steps=40)
     write_run(tmp_path / "b", [0.9, 0.8])
-    first, second = read_table(run_command(tmp_path / "a", tmp_path / "b").out, ["run", "eval/loss"])
-    assert (first["eval/loss"], first["steps"], first["seconds"]) == ("0.2500", "30 of 40", "-")
-    assert (second["eval/loss"], second["steps"]) == ("0.8000", "20")
-
-
-def test_the_summary_of_a_run_that_ended_early_is_its_result(tmp_path, drawn):
-    write_run(tmp_path / "a", [0.5, 0.75], steps=60, train={"patience": 1})
-    write_run(tmp_path / "b", [0.5, 0.75])
-    row = read_table(run_command(tmp_path / "a", tmp_path / "b").out, ["run", "eval/loss"])[0]
-    assert (row["steps"], row["seconds"], row["parameters"]) == ("20 of 60", "5.2", "1,234")
+    write_run(tmp_path / "c", [0.5, 0.75], steps=60, train={"patience": 1})
+    write_run(tmp_path / "d", [0.5, None], diverged_at=13)
+    rows = read_table(run_command(*(tmp_path / name for name in "abcd")).out, ["run", "eval/loss"])
+    names = ("eval/loss", "best", "steps", "seconds", "parameters")
+    assert [" | ".join(row[name] for name in names) for row in rows] == [
+        "0.2500 | 0.2500 | 30 of 40 | - | -",
+        "0.8000 | 0.8000 | 20 | 5.2 | 1,234",
+        "0.7500 | 0.5000 | 20 of 60 | 5.2 | 1,234",
+        "not finite | 0.5000 | diverged at 13 | 5.2 | 1,234",
+    ]
 
 
 def test_different_training_losses_are_no_comparison_in_the_loss(tmp_path, drawn):
@@ -95,13 +91,6 @@ def test_different_training_losses_are_no_comparison_in_the_loss(tmp_path, drawn
     out = " ".join(run_command(tmp_path / "a", tmp_path / "b").out.split())
     assert "warning: eval/loss" in out and "cross_entropy, label_smoothing:0.1" in out
     assert "warning" not in run_command(tmp_path / "a", tmp_path / "b", "--metric=train/loss").out
-
-
-def test_a_diverged_run_says_so(tmp_path, drawn):
-    write_run(tmp_path / "a", [0.5, None], diverged_at=13)
-    write_run(tmp_path / "b", [0.9, 0.8])
-    row = read_table(run_command(tmp_path / "a", tmp_path / "b").out, ["run", "eval/loss"])[0]
-    assert (row["eval/loss"], row["best"], row["steps"]) == ("not finite", "0.5000", "diverged at 13")
 
 
 def test_more_is_better_for_accuracy_and_the_summary_knows_the_user_s_metrics(tmp_path, drawn):

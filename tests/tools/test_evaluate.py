@@ -11,6 +11,7 @@ import published
 import pytest
 import tiny
 from errors import raises
+from open_once import open_once  # noqa: F401  a fixture
 from scipy.special import log_softmax
 from small_files import KING
 

@@ -8,6 +8,7 @@ import published
 import pytest
 import tiny
 from errors import raises
+from open_once import open_once  # noqa: F401  a fixture
 from PIL import Image
 
 from experiments.data import images, labelled
@@ -36,10 +37,9 @@ def vision(tmp_path_factory):
 def texts(tmp_path_factory):
     """Return the folder of a run that classifies the texts of texts.csv, which is next to it."""
     folder = tmp_path_factory.mktemp("texts")
-    (folder / "texts.csv").write_text(
-        "text,label\n" + "".join(f"word {i} {'long ' * (i % 4)},{i % 3}\n" for i in range(99))
-    )
-    changes = {"text.source": str(folder / "texts.csv"), "text.N": 19, "text.head": "pooled"}
+    rows = "".join(f"word {i} {'long ' * (i % 4)},{i % 3}\n" for i in range(99))
+    (folder / "texts.csv").write_text(f"text,label\n{rows}")
+    changes = {"text.source": str(folder / "texts.csv"), "text.N": 19, "text.head": "pooled", "model.M": 1}
     return published.write_run(folder / "run", "text_classification", **changes)
 
 
@@ -87,7 +87,7 @@ def test_texts_with_classes(texts):
     assert arrays["names"].tolist() == [" ".join(content.split()) for content, _ in rows]
     assert arrays["classes"][arrays["labels"]].tolist() == [name for _, name in rows]
     assert arrays["held_out"].sum() == len(data.evaluation)
-    assert arrays["q"].shape == (2, 99, 2, 19, 4)
+    assert arrays["q"].shape == (1, 99, 2, 19, 4)
     for b in (0, 5, 98):
         id_1N, valid_1N, _ = labelled.encode(tokenizer, [rows[b][0]], N=19)
         alone = model.look(id_1N[:, valid_1N[0]], ())["features"][0]
@@ -95,7 +95,7 @@ def test_texts_with_classes(texts):
 
 
 def test_lines_of_a_text_and_a_column_without_classes(texts, tmp_path):
-    run = published.write_run(tmp_path / "run", "language", **{"text.N": 17})
+    run = published.write_run(tmp_path / "run", "language", **{"text.N": 17, "model.M": 1})
     (tmp_path / "lines.txt").write_text("a king\n\nwho reads\n")
     arrays, column = compute(run, tmp_path / "lines.txt"), compute(run, texts.parent / "texts.csv", field="text")
     assert arrays.keys() == column.keys() == {"features", "names"} and column["features"].shape == (99, 8)

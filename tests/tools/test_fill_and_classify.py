@@ -8,8 +8,9 @@ import published
 import pytest
 import tiny
 from errors import raises
+from open_once import open_once  # noqa: F401  a fixture
 from PIL import Image
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from experiments.data import image_file, images, pretrained_tokenizer, tokenization
 from experiments.engine import errors
@@ -17,18 +18,24 @@ from experiments.pretrained import open_model
 from experiments.tools import classify, export, fill, sample
 
 N = 17
-RUNS = {
-    "causal": ("language", {"text.N": N}),
-    "masked": ("language", {"text.N": N, "text.objective": "masked"}),
-    "image": ("vision", {"image.patch": 4, "image.head": "class_token"}),
-}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the folders of runs by their kinds."""
     folder = tmp_path_factory.mktemp("runs")
-    return {name: published.write_run(folder / name, kind, **changes) for name, (kind, changes) in RUNS.items()}
+    (folder / "text.txt").write_bytes(tiny.TEXT)
+    text = {"text.N": N, "text.source": str(folder / "text.txt"), "model.M": 1}
+    return {
+        "causal": published.write_run(folder / "causal", "language", **text),
+        "masked": published.write_run(folder / "masked", "language", **text, text__objective="masked"),
+        "image": published.write_run(folder / "image", "vision", image__patch=4, image__head="class_token"),
+    }
+
+
+def save(folder, pixels, name="a.png"):
+    Image.fromarray(pixels).save(folder / name)
+    return folder / name
 
 
 def test_a_run_saves_its_tokenizer_and_the_format_of_its_images(runs):
@@ -53,7 +60,7 @@ def test_masked_tokens_are_filled_in_with_probabilities(runs, tmp_path):
     run = runs["masked"]
     outcome = tiny.command(fill, workdir=tmp_path / "out", checkpoint=run, prompt="A k[MASK]ng [MASK]")
     assert (outcome.code, outcome.err) == (0, "")
-    p_NW = softmax(np.asarray(open_model.open(run)(np.array([[*b"A k", 256, *b"ng ", 256]]))[0]), axis=-1)[:, :257]
+    p_NW = softmax(np.asarray(open_model.open(run)(np.array([[*b"A k", 256, *b"ng ", 256]])))[0], axis=-1)[:, :257]
     text, first, second = outcome.out.splitlines()
     tokens = pretrained_tokenizer.read(run)
     assert text == tokens.decode([*b"A k", p_NW[3].argmax(), *b"ng ", p_NW[7].argmax()])
@@ -67,62 +74,51 @@ def test_masked_tokens_are_filled_in_with_probabilities(runs, tmp_path):
     assert "\x1b" not in tiny.command(fill, checkpoint=run, prompt="\x1b[2J[MASK]").out
 
 
-@pytest.fixture
-def bert(tmp_path):
-    """Return the folder of a published BERT with a tokenizer, and the tokenizer."""
-    return tmp_path, published.save_bert_with_tokenizer(tmp_path)
-
-
-def test_a_published_bert_fills_tokens_in(bert):
-    folder, tokenizer = bert
-    outcome = tiny.command(fill, checkpoint=folder, prompt="word3   [MASK] word0")
+def test_a_published_bert_fills_tokens_in(tmp_path):
+    tokenizer = published.save_bert_with_tokenizer(tmp_path)
+    outcome = tiny.command(fill, checkpoint=tmp_path, prompt="word3   [MASK] word0")
     assert (outcome.code, outcome.err) == (0, "")
     text, line = outcome.out.splitlines()
-    p_W = softmax(np.asarray(open_model.open(folder)(np.array([[2, 8, 4, 5, 3]]))[0, 2]))
+    p_W = softmax(np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 4, 5, 3]])))[0, 2])
     token = tokenizer.decode([int(p_W.argmax())], skip_special_tokens=True)
     assert text.split() == ["word3", *token.split(), "word0"] and f"{token!r}" in line and f"{p_W.max():.3f}" in line
     bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
-    published.save(folder / "bare", "bert", bare)
-    with raises(errors.UserError, folder / "bare", "head"):
-        fill.run(folder / "bare", prompt="[MASK]")
+    published.save(tmp_path / "bare", "bert", bare)
+    with raises(errors.UserError, tmp_path / "bare", "head"):
+        fill.run(tmp_path / "bare", prompt="[MASK]")
 
 
-def test_a_published_bert_classifies_each_token(bert):
-    folder, _ = bert
-    G_CD, b_C = np.random.default_rng(0).standard_normal((3, published.D)), np.array([0.5, 0.0, -0.5])
-    head = {"classifier.weight": G_CD.astype(np.float32), "classifier.bias": b_C.astype(np.float32)}
-    body = {name: x for name, x in published.tensors("bert").items() if "pooler" not in name and "cls." not in name}
-    names, labels = ("noun", "verb", "other"), {"id2label": {"0": "noun", "1": "verb", "2": "other"}}
-    published.save(folder, "bert", body | head, **labels, problem_type="multi_label_classification")
-    p_NC = 1 / (1 + np.exp(-np.asarray(open_model.open(folder)(np.array([[2, 8, 5, 3]]))[0])))  # of each class
-    rows = [line.split() for line in tiny.command(classify, checkpoint=folder, prompt="word3 word0").out.splitlines()]
-    tokens = ["[CLS]", "word3", "word0", "[SEP]"]
-    assert rows == [[f"{p.max():.3f}", names[p.argmax()], token] for token, p in zip(tokens, p_NC, strict=True)]
-    published.save(folder, "bert", body | head, **labels, problem_type="regression")
-    numbers = np.asarray(open_model.open(folder)(np.array([[2, 8, 3]]))[0]).T.tolist()
-    out = tiny.command(classify, checkpoint=folder, prompt="word3").out
-    assert out.splitlines() == [f"  {x}  {name}" for name, x in zip(names, numbers, strict=True)]
+def test_a_published_bert_classifies_each_token(tmp_path):
+    problems, names = ("multi_label_classification", "regression"), ("noun", "verb", "other")
+    outputs, lines = [], []
+    for problem in problems:
+        folder = published.save_bert_classifier(tmp_path / problem, of_tokens=True, problem_type=problem)
+        outputs.append(np.asarray(open_model.open(folder)(np.array([[2, 8, 5, 3]])))[0])
+        lines.append(tiny.command(classify, checkpoint=folder, prompt="word3 word0").out.splitlines())
+    tokens = zip(["[CLS]", "word3", "word0", "[SEP]"], expit(outputs[0]), strict=True)
+    assert lines[0] == [f"  {p_C.max():.3f}  {names[p_C.argmax()]}  {token}" for token, p_C in tokens]
+    assert lines[1] == [f"  {x}  {name}" for name, x in zip(names, outputs[1].T.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("problem", [None, "regression", "single_label_classification", "multi_label_classification"])
-def test_one_output_is_a_regression_unless_the_config_names_another_problem(tmp_path, problem):
+def test_one_output_is_a_regression_unless_the_config_names_another_problem(tmp_path):
     images = published.tensors("vit")
     images |= {"classifier.weight": images["classifier.weight"][:1], "classifier.bias": images["classifier.bias"][:1]}
-    published.save(tmp_path, "vit", images, id2label={"0": "age"}, **({"problem_type": problem} if problem else {}))
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (15, 10, 2), dtype=np.uint8)).save(tmp_path / "a.png")
+    published.save(tmp_path, "vit", images, id2label={"0": "age"})
+    file = save(tmp_path, np.random.default_rng(0).integers(0, 256, (15, 10, 2), dtype=np.uint8))
     model = open_model.open(tmp_path)
-    number = float(model.logits(image_file.read(tmp_path / "a.png", model.image_format)[0])[0, 0])
-    (line,) = tiny.command(classify, checkpoint=tmp_path, file=tmp_path / "a.png").out.splitlines()[1:]
-    texts = {"single_label_classification": "1.000", "multi_label_classification": f"{1 / (1 + np.exp(-number)):.3f}"}
-    assert line == f"  {texts.get(problem, number)}  age" and abs(number) > 0.01
+    number = float(model.logits(image_file.read(file, model.image_format)[0])[0, 0])
+    texts = {"single_label_classification": "1.000", "multi_label_classification": f"{expit(number):.3f}"}
+    for problem, text in {"": number, "regression": number, **texts}.items():
+        model.extras["problem_type"] = problem or None
+        assert tiny.command(classify, checkpoint=tmp_path, file=file).out.splitlines()[1:] == [f"  {text}  age"]
+    assert abs(number) > 0.01
 
 
 def test_the_weights_of_a_head_decide_the_number_of_classes(tmp_path, capsys):
-    published.save(tmp_path, "vit", id2label={"1": "dog", "2": "owl"})
-    assert open_model.open(tmp_path).extras["class_names"] == ["LABEL_0", "dog", "owl"]
-    assert "3 classes" in capsys.readouterr().out
-    published.save(tmp_path, "vit", id2label={"2": "owl", "0": "cat", "1": "dog"})
-    assert open_model.open(tmp_path).extras["class_names"] == ["cat", "dog", "owl"] and not capsys.readouterr().out
+    for labels, names in (({"1": "b", "2": "c"}, ["LABEL_0", "b", "c"]), ({"2": "c", "0": "a", "1": "b"}, list("abc"))):
+        folder = published.save(tmp_path / names[0], "vit", id2label=labels)
+        assert open_model.open(folder).extras["class_names"] == names
+        assert ("3 classes" in capsys.readouterr().out) == (len(labels) < 3)
 
 
 def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
@@ -137,18 +133,13 @@ def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
 # Classes of images.
 
 
-def save(folder, pixels, name="a.png"):
-    Image.fromarray(pixels).save(folder / name)
-    return folder / name
-
-
 def test_an_image_file_is_classified_like_its_pixels(runs, tmp_path):
     run, digits = runs["image"], images.load("digits")
     image_YX = digits.evaluation_image_BYXZ[0, ..., 0]
     file = save(tmp_path, (image_YX.astype(int) * 255 // 16).astype(np.uint8))
     outcome = tiny.command(classify, workdir=tmp_path / "out", checkpoint=run, file=file)
     assert (outcome.code, outcome.err) == (0, "")
-    p_C = softmax(np.asarray(open_model.open(run)(image_YX)[0]))
+    p_C = softmax(np.asarray(open_model.open(run)(image_YX))[0])
     line, *lines = outcome.out.splitlines()
     assert line == f"{file}: 8 x 8 pixels, grey; resized to 8 x 8; grey, black 0 and white 16 like the model's images"
     assert [text.split()[1] for text in lines] == [str(c) for c in np.argsort(-p_C)[:5]]
@@ -180,11 +171,8 @@ def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
     published.save(tmp_path, "vit", arrays, qkv_bias=False)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
     image_format = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
-    assert (
-        image_format["image"] == [15, 10, 2]
-        and image_format["mean"] == [0.1, 0.2]
-        and image_format["values"] == [0, pytest.approx(1)]
-    )
+    assert (image_format["image"], image_format["mean"]) == ([15, 10, 2], [0.1, 0.2])
+    assert image_format["values"] == [0, pytest.approx(1)]
     file = save(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
     outcome = tiny.command(classify, checkpoint=tmp_path, file=file)
     assert (outcome.code, outcome.err) == (0, "")

@@ -1,6 +1,7 @@
 """Predictions for many inputs equal those for each input, in a notebook and in the CSV files of the tools."""
 
 import csv
+import functools
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import published
 import pytest
 import tiny
 from errors import raises
+from open_once import open_once  # noqa: F401  a fixture
 from PIL import Image
 from scipy.special import expit, softmax
 from small_files import KING
@@ -19,15 +21,15 @@ from experiments.tools import classify, evaluate, fill
 
 N = 17
 TEXTS = ["word3", "word0 word1 word2", "word5", "word7"]
+LABELS = ["noun", "verb", "other"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the folders of runs by their kinds, and of data for them."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "reviews.csv").write_text(
-        "text,label\n" + "".join(f"good {i},praise\nbad {i},blame\n" for i in range(20))
-    )
+    rows = "".join(f"good {i},praise\nbad {i},blame\n" for i in range(20))
+    (folder / "reviews.csv").write_text(f"text,label\n{rows}")
     (folder / "king.txt").write_bytes(KING)
     text = {"text.source": str(folder / "reviews.csv"), "text.N": N, "model.M": 1}
     changes = {
@@ -56,37 +58,45 @@ def read_csv(file) -> list[dict]:
 def test_predictions_for_images_equal_those_for_each_image_in_one_compiled_shape(runs, monkeypatch):
     model, image_BYXZ = open_model.open(runs["vision"]), images.load("digits").evaluation_image_BYXZ[:7]
     traces = count_traces(monkeypatch)
-    p_BC = model.predict(image_BYXZ, batch=3)
-    assert isinstance(p_BC, np.ndarray) and p_BC.shape == (7, 10) and len(traces) == 1
+    files = [np.uint8(image_YXZ[..., 0] * 15).repeat(b + 1, axis=0) for b, image_YXZ in enumerate(image_BYXZ)]
+    for inputs in (image_BYXZ, files):
+        p_BC = model.predict(inputs, batch=3)
+        assert isinstance(p_BC, np.ndarray) and p_BC.shape == (7, 10) and len(traces) == 1
+        expected = [softmax(np.asarray(model(inputs[b : b + 1]))[0]) for b in range(7)]
+        np.testing.assert_allclose(p_BC, expected, atol=1e-5)
+        assert p_BC.std(0).max() > 1e-3
+        traces.pop()  # of the single images
     assert list(model.classes) == [str(digit) for digit in range(10)]
-    expected = [softmax(np.asarray(model(image_YXZ[None])[0])) for image_YXZ in image_BYXZ]
-    np.testing.assert_allclose(p_BC, expected, atol=1e-5)
-    files = [
-        (image[..., 0].astype(int) * 15).astype(np.uint8).repeat(b + 1, axis=0) for b, image in enumerate(image_BYXZ)
-    ]
-    p_BC = model.predict(files, batch=3)
-    np.testing.assert_allclose(p_BC, [softmax(np.asarray(model([file])[0])) for file in files], atol=1e-5)
-    assert p_BC.std(0).max() > 1e-3
 
 
-@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
-def test_predictions_for_texts_equal_those_for_each_text(tmp_path, problem, monkeypatch):
-    model = open_model.open(published.save_bert_classifier(tmp_path, problem_type=problem))
-    traces, activation = count_traces(monkeypatch), {"m": expit, "r": np.asarray}[problem[0]]
-    p_BC = model.predict(TEXTS, batch=3)
-    assert list(model.classes) == ["noun", "verb", "other"] and len(traces) == 1
-    ids = [model.tokenizer.encode(text) for text in TEXTS]
-    np.testing.assert_allclose(p_BC, [activation(np.asarray(model(id_N[None])[0])) for id_N in ids], atol=1e-5)
-    assert p_BC.shape == (4, 3) and p_BC.std(0).max() > 1e-3
-
-
-def test_predictions_for_tokens_have_a_row_for_each_token(tmp_path):
-    model = open_model.open(published.save_bert_classifier(tmp_path, of_tokens=True))
-    predictions = model.predict(TEXTS, batch=3)
-    assert [len(p_TC) for p_TC in predictions] == [3, 5, 3, 3]
-    for text, p_TC in zip(TEXTS, predictions, strict=True):
-        expected = softmax(np.asarray(model(model.tokenizer.encode(text)[None])[0]), axis=-1)
-        np.testing.assert_allclose(p_TC, expected, atol=1e-5)
+@pytest.mark.parametrize(
+    ("problem", "activation"),
+    [
+        ("multi_label_classification", expit),
+        ("regression", np.asarray),
+        ("tokens", functools.partial(softmax, axis=-1)),
+    ],
+)
+def test_predictions_for_texts_equal_those_for_each_text_also_in_a_csv_file(tmp_path, problem, activation):
+    """Of each token there is a row."""
+    fields = {"of_tokens": True} if problem == "tokens" else {"problem_type": problem}
+    model = open_model.open(published.save_bert_classifier(tmp_path / "bert", **fields))
+    predictions = model.predict(TEXTS)
+    assert list(model.classes) == LABELS
+    for text, p in zip(TEXTS, predictions, strict=True):
+        np.testing.assert_allclose(p, activation(np.asarray(model(model.tokenizer.encode(text)[None])))[0], atol=1e-5)
+    assert np.shape(predictions[1]) == ((5, 3) if problem == "tokens" else (3,))
+    assert np.ptp(np.vstack(predictions), axis=0).max() > 1e-3
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    values = {"checkpoint": tmp_path / "bert", "file": tmp_path / "texts.txt", "output": tmp_path / "out.csv"}
+    assert tiny.command(classify, **values).code == 0
+    rows, prefix = read_csv(values["output"]), "" if problem == "regression" else "p_"
+    numbers = [[float(row[prefix + label]) for label in LABELS] for row in rows]
+    np.testing.assert_allclose(numbers, np.vstack(predictions), atol=1e-5)
+    assert ("class" in rows[0]) == (problem != "regression") and ("token" in rows[0]) == (problem == "tokens")
+    if problem == "tokens":
+        tokens = "[CLS] word3 [SEP] [CLS] word0 word1 word2 [SEP] [CLS] word5 [SEP] [CLS] word7 [SEP]"
+        assert [row["token"] for row in rows] == tokens.split()
 
 
 def test_texts_are_averaged_without_padding_and_the_number_of_truncated_texts_is_printed(runs, capsys):
@@ -95,7 +105,7 @@ def test_texts_are_averaged_without_padding_and_the_number_of_truncated_texts_is
     assert "2 of 4 " in capsys.readouterr().out and list(model.classes) == ["blame", "praise"]
     for text, p_C in zip(texts, p_BC, strict=True):
         id_1N = np.array([[256, *text.encode()][:N]])
-        np.testing.assert_allclose(p_C, softmax(np.asarray(model(id_1N)[0])), atol=1e-5)
+        np.testing.assert_allclose(p_C, softmax(np.asarray(model(id_1N))[0]), atol=1e-5)
     model.predict(texts[:1])
     assert not capsys.readouterr().out
 
@@ -132,7 +142,7 @@ def test_a_folder_of_images_is_classified_into_a_csv_file(runs, tmp_path):
     assert len(rows) == 5 and [row["file"] for row in rows] == sorted(row["file"] for row in rows)
     for row in rows:
         p_C = np.array([float(row[f"p_{digit}"]) for digit in range(10)])
-        expected = softmax(np.asarray(model([np.asarray(Image.open(tmp_path / "digits" / row["file"]))])[0]))
+        expected = softmax(np.asarray(model([np.asarray(Image.open(tmp_path / "digits" / row["file"]))]))[0])
         np.testing.assert_allclose(p_C, expected, atol=1e-5)
         assert row["class"] == str(p_C.argmax()) and float(row["probability"]) == p_C.max()
         assert row["label"] == row["file"][0]
@@ -179,22 +189,6 @@ def test_the_lines_of_a_text_and_the_files_of_a_folder_are_classified_like_promp
         for part, prompt in zip(names, prompts, strict=True):
             assert f"{part}\n{prompt}" in out
         assert ("accuracy" in out) == (name == "folder")
-
-
-def test_each_token_has_a_row_and_a_regression_has_its_numbers(tmp_path):
-    published.save_bert_classifier(tmp_path / "tokens", of_tokens=True)
-    published.save_bert_classifier(tmp_path / "numbers", problem_type="regression")
-    (tmp_path / "texts.txt").write_text("word3 word0\nword1")
-    for name, n in (("tokens", 7), ("numbers", 2)):
-        values = {"checkpoint": tmp_path / name, "file": tmp_path / "texts.txt", "output": tmp_path / f"{name}.csv"}
-        predictions = open_model.open(tmp_path / name).predict(["word3 word0", "word1"])
-        assert tiny.command(classify, **values).code == 0
-        rows, prefix = read_csv(values["output"]), "p_" if name == "tokens" else ""
-        numbers = [[float(row[prefix + label]) for label in ("noun", "verb", "other")] for row in rows]
-        np.testing.assert_allclose(numbers, np.vstack(predictions), atol=1e-5)
-        assert len(rows) == n and ("class" in rows[0]) == (name == "tokens")
-    tokens = [row["token"] for row in read_csv(tmp_path / "tokens.csv")]
-    assert tokens == ["[CLS]", "word3", "word0", "[SEP]", "[CLS]", "word1", "[SEP]"]
 
 
 def test_many_classes_have_no_columns(runs, tmp_path, monkeypatch):

@@ -42,14 +42,20 @@ def byte_run(tmp_path_factory) -> pathlib.Path:
     return enlarge(published.write_run(tmp_path_factory.mktemp("causal"), "language", **SMALL))
 
 
+@functools.cache
+def load_forward(path):
+    """Return the parameters of a run and its compiled forward pass."""
+    model = open_model.open(path)
+    return model.params, jax.jit(model.network().apply, static_argnames="mask")
+
+
 def continue_slowly(path, w_N, *, mask=masks.causal, longest=N, context=N) -> list[int]:
     """Append the most likely tokens, each by a full forward pass over the last tokens, padded to one length."""
-    model, w_N = open_model.open(path), list(w_N)
-    apply = jax.jit(model.network().apply, static_argnames="mask")
+    (params, apply), w_N = load_forward(path), list(w_N)
     while len(w_N) < longest:
         last = w_N[-context:]
         w_1N = np.array([last + [0] * (context - len(last))])
-        w_N.append(int(apply(model.params, w_1N, mask=mask)[0][0, len(last) - 1].argmax()))
+        w_N.append(int(np.asarray(apply(params, w_1N, mask=mask)[0])[0, len(last) - 1].argmax()))
     return w_N
 
 
@@ -85,7 +91,7 @@ def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(b
     options = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
     growing = generation.Generator(model.network(), model.params, context=N, grows=1, **options)
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
-    key_B = jax.numpy.stack([jax.random.fold_in(jax.random.key(4), b) for b in range(2)])
+    key_B = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))(jax.random.key(4), np.arange(2))
     parts = zip(*generation.rounds(growing, ids, key_B, steps=18), strict=True)
     tokenizer = pretrained_tokenizer.read(byte_run)
     assert [tokenizer.decode(sum(part, row)) for row, part in zip(ids, parts, strict=True)] == texts
@@ -100,9 +106,8 @@ def test_beyond_the_context_generation_uses_a_moving_window(byte_run, monkeypatc
     expected = [continue_slowly(byte_run, text, longest=len(text) + 25) for text in prompts]
     error, texts = outcome.out.split("\n", 1)
     assert error.startswith("error: ") and "--prompt" in error
-    assert texts == "".join(
-        pretrained_tokenizer.read(byte_run).decode(text).translate(log.CONTROL) + "\n" for text in expected
-    )
+    tokenizer = pretrained_tokenizer.read(byte_run)
+    assert texts == "".join(tokenizer.decode(text).translate(log.CONTROL) + "\n" for text in expected)
 
 
 def test_relative_positions_with_a_window_have_no_limit_of_context(tmp_path, monkeypatch):
@@ -139,9 +144,7 @@ def test_stories260k_and_its_export_continue_the_story(tmp_path):
     assert tiny.command(sample, checkpoint=path, **options) == (0, expected, "")
     outcome = tiny.command(export, checkpoint=path, family="llama", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
-    tokenizer, copy = (
-        open_model.load_tokenizer(open_model.open(model_path)) for model_path in (path, tmp_path / "out")
-    )
+    tokenizer, copy = (open_model.load_tokenizer(open_model.open(model)) for model in (path, tmp_path / "out"))
     ids = tokenizer.encode(story.removesuffix("\n")).tolist()
     assert copy.encode(story.removesuffix("\n")).tolist() == ids and len(ids) == 201  # <s> and 200 tokens
     assert "".join(tokenizer.stream(ids)) == story.removesuffix("\n") and ids[0] == tokenizer.bos
@@ -179,12 +182,8 @@ def test_a_damaged_run_is_an_error(byte_run, tmp_path):
     check_error(copy, "tokenizer.json")
     (copy / "tokenizer.json").write_text(json.dumps({"kind": "bytes", "characters": "", "specials": ["[MASK]"]}))
     check_error(copy, 257, 256)
-    check_error(
-        published.copy_with_changes(byte_run, tmp_path / "b", model__F=31),
-        "blocks/mlp/W1_FD",
-        "(1, 32, 8)",
-        "(1, 31, 8)",
-    )
+    copy = published.copy_with_changes(byte_run, tmp_path / "b", model__F=31)
+    check_error(copy, "blocks/mlp/W1_FD", "(1, 32, 8)", "(1, 31, 8)")
     shutil.rmtree(tmp_path / "b" / "checkpoints")
     check_error(tmp_path / "b", "checkpoint")
     copy = published.copy_with_changes(byte_run, tmp_path / "c", model__score="no_such_file:s")

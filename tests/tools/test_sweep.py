@@ -50,8 +50,8 @@ def test_every_combination_is_a_run_and_the_same_call_trains_only_what_is_missin
     command = ["--config", config, "--workdir", str(folder), "--config.train.steps=5"]
     command += ["--sweep", "optim.learning_rate=1e-3,0.01", "--sweep=optim.weight_decay=0,0.1"]
     assert tiny.run(*command).code == 0 and not programs
-    assert tiny.run(*command, "--sweep=optim.learning_rate=0.03").code == 0 and len(programs) == 1
-    assert len(list(folder.glob("all/*/seed_3/summary.json"))) == 6
+    assert tiny.run(*command, "--sweep=optim.learning_rate=0.03,0.05").code == 0 and len(programs) == 1
+    assert len(list(folder.glob("all/*/seed_3/summary.json"))) == 8
     assert [file.stat().st_mtime_ns for file in summaries] == times
     assert json.loads((folder / "report.json").read_text())["reference"] == NAMES[0]
 

@@ -58,12 +58,8 @@ def test_the_table_of_a_study_gives_the_verdict_of_the_study(tmp_path):
     analysis = verdict.run([tmp_path / "study" / "runs.csv"], metric="eval/loss")
     for condition, of_study in zip(analysis.conditions, expected, strict=True):
         for arm, arm_of_study in zip(condition.arms, of_study.arms, strict=True):
-            assert (arm.name, arm.values, arm.diverged) == (
-                arm_of_study.name,
-                arm_of_study.values,
-                arm_of_study.diverged,
-            )
-            assert arm.difference == arm_of_study.difference
+            for field in ("name", "values", "diverged", "difference"):
+                assert getattr(arm, field) == getattr(arm_of_study, field), field
     kinds = {arm.difference.kind for condition in expected for arm in condition.compared}
     assert {statistics.WORSE, statistics.OPEN, statistics.UNSTABLE} == kinds
 
@@ -212,11 +208,9 @@ def test_the_commands_of_the_page_run_on_its_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("results.csv").write_text(table)
     lines = re.findall(r"^python -m experiments.tools.verdict (results.csv .*?)(?: +#.*)?$", page, flags=re.MULTILINE)
-    outcomes = [run_command(*line.split()) for line in lines]
-    assert len(outcomes) == 2 and all(outcome.code == 0 for outcome in outcomes)
-    assert (
-        "Welch" in outcomes[0].out and "muon after sgd" in outcomes[1].out and pathlib.Path("DIR/report.html").exists()
-    )
+    first, second = (run_command(*line.split()) for line in lines)
+    assert first.code == second.code == 0 and pathlib.Path("DIR/report.html").exists()
+    assert "Welch" in first.out and "muon after sgd" in second.out
 
 
 @pytest.mark.skipif(not TRACK3.is_dir(), reason="$TFM_DATA names no folder with track3")
@@ -245,7 +239,6 @@ def test_the_script_on_records_recovers_simulated_runs():
     assert np.median(crossing_X) == pytest.approx(2950, abs=0.3)
     assert crossing_X.std() == pytest.approx(0.00025 / 4e-5, rel=0.1)
     gain_X = script["simulate_gain"](10, 10, 0.001, 4e-5)
-    assert gain_X.mean() == pytest.approx(0, abs=0.1) and gain_X.std() == pytest.approx(
-        np.sqrt(2 / 10 * 25**2 + 2 * 25 / 12), rel=0.02
-    )
+    assert gain_X.mean() == pytest.approx(0, abs=0.1)
+    assert gain_X.std() == pytest.approx(np.sqrt(2 / 10 * 25**2 + 2 * 25 / 12), rel=0.02)
     assert script["simulate_gain"](8, 20, 0.001, 4e-5).mean() > 5  # more runs pass earlier
