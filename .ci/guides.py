@@ -17,7 +17,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from concurrent import futures
 
 import numpy as np
 from PIL import Image
@@ -25,8 +27,9 @@ from sklearn import datasets
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
-FEW = ("--config.train.steps=80", "--config.train.evaluate_every=40")
-FEWER = ("--config.train.steps=20", "--config.train.evaluate_every=20")  # of a search, which trains tens of runs
+FEW = ("--config.train.steps=12", "--config.train.evaluate_every=6")
+FEWER = ("--config.train.steps=6", "--config.train.evaluate_every=6")  # of a search, which trains tens of runs
+PAGES_AT_ONCE = 2
 OPTIONAL = ("transformers",)  # libraries that are not installed everywhere
 
 
@@ -118,8 +121,8 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
-def follow(name: str) -> None:
-    """Follow the page, and exit with the output of the first command that fails."""
+def follow(name: str) -> str:
+    """Follow the page, and return its commands with their seconds. Exit with the output of the first that fails."""
     page = PAGES[name].read_text(encoding="utf-8")
     shell = "".join(
         blocks(page, "bash")[1 if name == "README" else 0 :]
@@ -136,41 +139,49 @@ def follow(name: str) -> None:
                 (folder / file[1]).write_text(block, encoding="utf-8")
         if make := globals().get(name):
             make(folder)
-        for command in commands:
-            run(command, folder)
+        lines = [f"{name}:", *(run(command, folder) for command in commands)]
         for path in re.findall(r"`(runs/[^`\s]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)):
             if name != "README" and not list(folder.glob(path)):
                 sys.exit(f"{PAGES[name]} mentions {path}, which does not exist after its commands")
+    return "\n".join(lines)
 
 
-def run(command: str, folder: pathlib.Path) -> None:
-    """Run the command with the project's files and this Python. A training run takes few steps."""
-    print(f"  {command}", flush=True)
+def run(command: str, folder: pathlib.Path) -> str:
+    """Run the command with the project's files and this Python, and return it with its seconds.
+
+    A training run takes few steps, and its programs are compiled without optimisation, which takes half as long.
+    """
+    shown, start = command, time.monotonic()
     trains = "launch.py" in command and "--config" in command
     few = FEW if trains else (*FEWER, "--config.text.source=my_text.txt") if "my_search.py" in command else ()
     command = command.replace("launch.py", str(ROOT / "launch.py"))
     command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path}
+    xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "XLA_FLAGS": xla}
     line = " ".join([command, *few])
     process = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     if process.returncode:
-        sys.exit(f"exit code {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}")
+        sys.exit(f"{shown}\nexit code {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}")
+    return f"  {time.monotonic() - start:5.1f} s  {shown}"
 
 
 def main(names: list[str]) -> None:
     """Follow the named pages, or all."""
     if unknown := [name for name in names if name not in PAGES]:
         sys.exit(f"unknown page {unknown[0]}. Choose from {', '.join(PAGES)}.")
+    pages = []
     for page in names or PAGES:
         code = "".join(blocks(PAGES[page].read_text(encoding="utf-8"), r"\w+"))
         if missing := [name for name in OPTIONAL if name in code and not importlib.util.find_spec(name)]:
             if names:
                 sys.exit(f"{page} needs {missing[0]}")
             print(f"{page}: skipped, because it needs {missing[0]}")
-            continue
-        print(f"{page}:", flush=True)
-        follow(page)
+        else:
+            pages.append(page)
+    with futures.ThreadPoolExecutor(PAGES_AT_ONCE) as pool:
+        for lines in pool.map(follow, pages):
+            print(lines, flush=True)
 
 
 if __name__ == "__main__":

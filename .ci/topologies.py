@@ -1,10 +1,9 @@
 """Compile every training config for one v5e chip, and sharded examples for eight. Print a table; fail if one fails.
 
-python .ci/topologies.py [v5e-1] [v5e-8] [--configs vit,llama] [--runs] [--quick]
+python .ci/topologies.py [v5e-1] [v5e-8] [--configs vit,llama] [--quick]
 
-With --runs studies are left out, whose programs are vmapped runs. With --quick the compiler optimises less, in a third
-of the time. The programs then need more memory than in a run, so a config that does not fit is compiled again with all
-optimisations.
+With --quick the compiler optimises less, in a third of the time. The programs then need more memory than in a run, so a
+config that does not fit is compiled again with all optimisations.
 
 Needs the extras `aot` and `text`. Nothing is downloaded: a small stand-in replaces each data set that is not in
 $TFM_DATA, and the table marks it. The compiled programs do not depend on the data.
@@ -49,12 +48,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topologies", nargs="*", default=["v5e-1", "v5e-8"])
     parser.add_argument("--configs", default="", help="only these names, separated by commas")
-    parser.add_argument("--runs", action="store_true", help="no studies")
     parser.add_argument("--quick", action="store_true", help="optimise less")
     flags, start = parser.parse_args(), time.monotonic()
     only = set(flags.configs.split(",")) - {""}
     files = [path for path in sorted((ROOT / "configs").glob("*.py")) if path.stem not in ("__init__", "base")]
-    names = [path.stem for path in files if not (flags.runs and 'get_config("ablation"' in path.read_text("utf-8"))]
+    names = [path.stem for path in files]
     tasks = [
         (name, topology, SHARDED[name] if topology == "v5e-8" else {})
         for topology in flags.topologies
