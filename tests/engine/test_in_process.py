@@ -1,7 +1,6 @@
 """launch.run trains in the caller's process as the command does."""
 
 import contextlib
-import functools
 import gc
 import io
 import json
@@ -13,7 +12,6 @@ import sys
 import dots
 import jax
 import numpy as np
-import published
 import pytest
 import tiny
 from errors import raises
@@ -21,7 +19,7 @@ from errors import raises
 import launch
 from experiments.engine import by_name, errors, log, run as runs, summary as summaries
 
-ROOT = pathlib.Path(__file__).parents[2]
+unbroken, unbroken_folder = dots.unbroken, dots.unbroken_folder
 
 
 def draw_figures(params, folder, rows):
@@ -36,15 +34,6 @@ def without_figures():
         yield
 
 
-@pytest.fixture(scope="module")
-def command_folder(tmp_path_factory):
-    """Return the folder of a run that the command trained."""
-    folder = tmp_path_factory.mktemp("commanded")
-    file = tiny.config_file(folder, "dots", **dots.CHANGES)
-    assert tiny.run("--config", file, "--workdir", str(folder / "run")).code == 0
-    return folder / "run"
-
-
 def launch_run(folder, **changes):
     return launch.run(tiny.config_file(folder, "dots", **dots.CHANGES), folder / "run", **changes)
 
@@ -54,9 +43,9 @@ def summary(folder):
 
 
 def list_names(folder):
-    """Return the relative paths of all files except those whose names contain a time or a digest."""
+    """Return the relative paths of all files except the figure and those whose names contain a time or a digest."""
     names = {str(file.relative_to(folder)) for file in folder.rglob("*")}
-    return {name for name in names if "/state/" not in name and "tfevents" not in name}
+    return {name for name in names if "/state/" not in name and "tfevents" not in name} - {"figures/dots.png"}
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +55,11 @@ def call_result(tmp_path_factory):
         return launch_run(tmp_path_factory.mktemp("called"), **{"seed": 0, "train.nan": "abort"}), out
 
 
-def test_a_run_in_this_process_equals_that_of_the_command(call_result, command_folder):
-    result, out = call_result[0], call_result[1].getvalue()
+def test_a_run_in_this_process_equals_that_of_the_command(call_result, unbroken_folder):
+    (result, out), command_folder = (call_result[0], call_result[1].getvalue()), unbroken_folder / "run"
     assert out.count("dots: 61 points") == 1 and out.count("step 4: eval/") == 1 and "throughput" in out
-    assert list_names(result.folder) == list_names(command_folder) and log.read(result.folder) == log.read(
-        command_folder
-    )
+    assert list_names(result.folder) == list_names(command_folder)
+    assert log.read(result.folder) == log.read(command_folder)
     assert result.summary == summary(result.folder)
     assert result.summary["params_sha256"] == summary(command_folder)["params_sha256"]
     assert result.figures == [result.folder / "figures" / "dots.png"]
@@ -91,12 +79,9 @@ def test_a_second_call_returns_the_first_result_also_with_the_saved_config(call_
     assert launch.run(first.folder / "config.json", first.folder, experiment="dots").summary == first.summary
 
 
-def test_the_step_to_resume_from_is_an_argument(call_result, tmp_path, capsys):
-    folder = published.copy_with_changes(call_result[0].folder, tmp_path / "run")
-    repeat = functools.partial(launch.run, folder / "config.json", folder, experiment="dots", **{"train.steps": 8})
-    first = repeat().summary
-    assert repeat(resume=6).summary["params_sha256"] == first["params_sha256"]
-    assert f"resuming {folder} at step 6" in capsys.readouterr().out.partition("step 8")[2]
+def test_the_step_to_resume_from_is_an_argument(call_result):
+    with raises(errors.UserError, "resume=5", "It has: 6"):
+        launch_run(call_result[0].folder.parent, resume=5)
 
 
 def test_apply_of_a_built_in_experiment_returns_its_logits(tmp_path):
@@ -118,7 +103,7 @@ def test_a_mistake_is_reported_without_a_traceback(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_stop_button_saves_and_the_same_call_resumes(tmp_path, monkeypatch, command_folder, capfd):
+def test_the_stop_button_saves_and_the_same_call_resumes(tmp_path, monkeypatch, unbroken, capfd):
     gc.collect()  # frees arrays of earlier tests
     arrays, folder = len(jax.live_arrays()), tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
@@ -131,8 +116,7 @@ def test_the_stop_button_saves_and_the_same_call_resumes(tmp_path, monkeypatch, 
     assert reason == f"stopped after step 3, which is saved in {folder}"
     assert len(jax.live_arrays()) <= arrays
     result = eval(call, {"launch": launch})
-    assert result.folder == folder and result.summary["params_sha256"] == summary(command_folder)["params_sha256"]
-    assert log.read(folder) == log.read(command_folder)
+    assert result.folder == folder and dots.read_result(tmp_path) == unbroken
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
@@ -207,6 +191,11 @@ def test_a_figure_that_fails_does_not_end_the_run_and_earlier_numbers_stay(tmp_p
     assert result.summary["eval/more"] == 0.25 and result.summary == summary(result.folder)
     assert "75 GiB" in out and "eval/more" in out and result.figures == []
     assert [*result.summary].index("eval/more") < [*result.summary].index("guess")
+
+
+def test_figures_that_end_the_process_do_not_end_the_run(tmp_path, capsys):
+    assert summaries.draw(lambda *arguments: sys.exit(0), {}, tmp_path) == ([], {})
+    assert "not all figures" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -202,11 +202,7 @@ def prepare(settings, devices):
         end("loss")
         return task.loss(*arguments, **options)
 
-    def figures(*arguments):
-        end("figures")
-        return []
-
-    return work._replace(task=task._replace(init=init, loss=loss), figures=figures)
+    return work._replace(task=task._replace(init=init, loss=loss))
 """
 
 
@@ -235,11 +231,6 @@ def test_code_that_ends_the_process_is_reported_with_its_file_and_line(config_th
     if end != "cancelled" or place == "config":  # JAX may wrap other errors, which a notebook shows in full
         with raises(errors.UserError, reason):
             launch.run(config_that_quits(f"{place}:{end}"), tmp_path / "other")
-
-
-def test_figures_that_end_the_process_do_not_end_the_run(config_that_quits, tmp_path):
-    outcome = tiny.run("--config", config_that_quits("figures:exit"), "--workdir", str(tmp_path / "run"))
-    assert outcome.code == 0 and "not all figures" in outcome.out and (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_control_characters_of_a_terminal_are_not_printed(capsys):

@@ -46,7 +46,8 @@ def test_pairs_have_the_loss_of_one_device(task_of):
     for sizes in ("1x2x1x2", "1x1x1x1"):
         mesh, (experiment, changes) = mesh_of(sizes), KINDS["pairs"]
         task = task_of(experiment, mesh, **changes)
-        params = jax.device_put(tiny.draw_params(task), meshes.shardings(mesh, tiny.draw_params(task), task.layout))
+        params = jax.device_get(tiny.draw_params(task))
+        params = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
         losses.append(train_step.evaluator(task, mesh)(params)["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] > 0
 
@@ -65,16 +66,22 @@ def test_every_mesh_of_eight_devices_has_the_gradient_of_one_device(task_of, kin
 
 def test_pooling_over_devices_has_the_gradient_of_one_device():
     """The tests above have no classification head."""
-    mesh = mesh_of("1x1x1x4")
-    x_BND = np.random.default_rng(0).standard_normal((3, 8, 5)).astype(np.float32)
-    params = heads.pooled.init(jax.random.key(0), C=7, D=5)
+    mesh, init = mesh_of("1x1x1x4"), functools.partial(heads.pooled.init, C=7, D=5)
+    rng = np.random.default_rng(0)
+    x_BND, shapes = rng.standard_normal((3, 8, 5), np.float32), jax.eval_shape(init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), shapes)
 
     def loss(params, x_BND, layout=layouts.ONE):
         return jnp.sin(heads.pooled.apply(params, x_BND, layout=layout)).sum()
 
-    sharded = functools.partial(jax.grad(loss), layout=meshes.layout(mesh))
-    sharded = jax.jit(meshes.sharded(sharded, mesh, in_specs=(P(), P(None, "sequence"))))
-    assert_agree(({"loss": 1.0}, sharded(params, x_BND)), ({"loss": 1.0}, jax.grad(loss)(params, x_BND)))
+    @jax.jit
+    def gradients(params, x_BND):
+        sharded = functools.partial(jax.grad(loss), layout=meshes.layout(mesh))
+        sharded = meshes.sharded(sharded, mesh, in_specs=(P(), P(None, "sequence")))
+        return sharded(params, x_BND), jax.grad(loss)(params, x_BND)
+
+    result, expected = gradients(params, x_BND)
+    assert_agree(({"loss": 1.0}, result), ({"loss": 1.0}, expected))
 
 
 def test_sharded_parameters_train_as_on_one_device_and_keep_their_shardings():
@@ -190,14 +197,15 @@ def test_device_i_of_n_has_every_nth_token_from_i_on():
 
 
 SPLIT_PROGRAM = """
-import os, jax
+import os, sys, jax
+import launch
 from experiments.engine import compilation
 
 os.cpu_count = lambda: 2
 for n in (3, 2):
     compilation.split(dict(data=n, fsdp=1), "any")
-    print(max(1, jax.config.jax_num_cpu_devices))
-print(jax.device_count())
+    print(max(1, jax.config.jax_num_cpu_devices), flush=True)
+sys.exit(launch.main(["launch.py", *sys.argv[1:]]))
 """
 
 
@@ -207,18 +215,14 @@ def test_a_cpu_has_at_most_one_device_for_each_core_but_any_number_in_a_dry_run(
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests/helpers")))
     environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0", "PYTHONPATH": path}
     options = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 120}
-    split = subprocess.run([sys.executable, "-c", SPLIT_PROGRAM], **options)
-    assert split.stdout.split() == ["1", "2", "2"], split.stderr
     flags = "--dry_run", "--config.mesh.data=6", "--config.mesh.fsdp=2"
-    process = subprocess.run([sys.executable, "launch.py", "--config", file, *flags], **options)
+    process = subprocess.run([sys.executable, "-c", SPLIT_PROGRAM, "--config", file, *flags], **options)
     assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("1\n2\n")
     for words in ("12 devices, mesh data=6, fsdp=2", "of the whole", "all-gather", "reduce-scatter"):
         assert words in process.stdout
     # The biases are replicated.
-    all_numbers, device_numbers = (
-        halves.C * halves.D + halves.C,
-        halves.C * halves.D / 2 + halves.C,
-    )
+    all_numbers, device_numbers = halves.C * halves.D + halves.C, halves.C * halves.D / 2 + halves.C
     assert float(process.stdout.split("(1/")[1].split()[0]) == pytest.approx(all_numbers / device_numbers, rel=0.05)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 
 import dots
@@ -12,7 +13,7 @@ from experiments.engine import batches, checkpoint, errors, log, loop, train_ste
 from experiments.engine.checkpoint import Checkpoints
 from experiments.pretrained import open_model
 
-quick, unbroken = dots.quick, dots.unbroken
+quick, unbroken, unbroken_folder = dots.quick, dots.unbroken, dots.unbroken_folder
 
 
 class Killed(GeneratorExit):
@@ -67,11 +68,13 @@ BEST = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1")
 
 
 def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
-    set_losses(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
+    """Step 5 is better than step 4, but not better than step 2, which was before the signal."""
+    set_losses(monkeypatch, 3.0, 1.0, 2.0, 1.5, 1.2, 0.5, 4.0)
     dots.change_plan(monkeypatch, keep=1)
+    flags = *BEST, "--config.train.steps=7"
     with monkeypatch.context() as patch:
         dots.signal_with_batch(patch, 3, signal.SIGTERM)
-        assert dots.launch_run(tmp_path, *BEST).code == 143
+        assert dots.launch_run(tmp_path, *flags).code == 143
     assert dots.list_steps(tmp_path) == [2, 3]  # the best, and the newest, saved because of the signal
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # a row that belongs to no checkpoint's manifest
         file.write('{"step": 2, "eval/loss": -100.0}\n')
@@ -83,10 +86,9 @@ def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
         save(self, step, state, metrics)
 
     monkeypatch.setattr(Checkpoints, "save", record_and_save)
-    assert dots.launch_run(tmp_path, *BEST).code == 0
-    # Step 4 (1.5) is not better than step 2 (1.0), before the signal. The last step is saved before its evaluation.
-    assert saves == [(5, 0.5), (6, None)]
-    assert dots.list_steps(tmp_path) == [5, 6]
+    assert dots.launch_run(tmp_path, *flags).code == 0
+    assert saves == [(6, 0.5), (7, None)]  # the last step is saved before its evaluation
+    assert dots.list_steps(tmp_path) == [6, 7]
 
 
 LOSSES = 3.0, 1.0, 2.0, 1.0, 1.5, 0.5  # at steps 1 to 6; three evaluations without a better one end after step 5
@@ -101,12 +103,9 @@ def test_patience_ends_a_run_after_the_same_step_also_if_it_is_resumed(tmp_path,
     summary = json.loads((tmp_path / "whole/run/summary.json").read_text())
     assert summary["steps"] == 5 and summary["checkpoints"]["best"]["step"] == 2 and summary["eval/loss"] == 1.5
     assert dots.list_steps(tmp_path / "whole") == [2, 5]
-    set_losses(monkeypatch, *LOSSES)
-    with monkeypatch.context() as patch:
-        dots.signal_with_batch(patch, 4, signal.SIGTERM)
-        assert dots.launch_run(tmp_path, *flags).code == 143
-    set_losses(monkeypatch, *LOSSES[3:])
-    assert dots.launch_run(tmp_path, *flags).code == 0
+    shutil.copytree(tmp_path / "whole/run", tmp_path / "run")
+    set_losses(monkeypatch, *LOSSES[2:])
+    assert dots.launch_run(tmp_path, *flags, "--resume=2").code == 0
     assert dots.read_result(tmp_path) == dots.read_result(tmp_path / "whole")
     set_losses(monkeypatch, LOSSES[4])
     assert dots.launch_run(tmp_path, *flags).code == 0  # the same command takes no further step
@@ -116,26 +115,32 @@ def test_patience_ends_a_run_after_the_same_step_also_if_it_is_resumed(tmp_path,
     assert dots.list_steps(tmp_path) == [5, 6]
 
 
-def test_patience_needs_a_metric(tmp_path):
-    outcome = dots.launch_run(tmp_path, "--config.train.patience=3")
-    assert outcome.code == 2 and "train.patience = 3" in outcome.err and "train.keep_best" in outcome.err
-
-
-def test_a_checkpoint_that_is_saved_before_its_evaluation_can_be_the_best(tmp_path, monkeypatch):
-    set_losses(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
-    dots.change_plan(monkeypatch, keep=1)
-    assert dots.launch_run(tmp_path, *BEST, "--config.train.save_every=1").code == 0
-    assert dots.list_steps(tmp_path) == [5, 6]
-    manifests = [json.loads((tmp_path / f"run/checkpoints/{n}/manifest.json").read_text()) for n in (5, 6)]
-    assert [manifest["metrics"]["eval/loss"] for manifest in manifests] == [0.5, 4.0]
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("train.patience=3", ["train.patience = 3", "train.keep_best"]),
+        *(
+            (f"train.keep_best={no}", ["train.keep_best", no, "eval/loss"])
+            for no in ("eval/perplexity", "eval/explained")
+        ),
+    ],
+)
+def test_patience_without_a_metric_and_an_unknown_metric_are_refused(tmp_path, flag, words):
+    outcome = dots.launch_run(tmp_path, f"--config.{flag}")
+    assert outcome.code == 2 and all(word in outcome.err for word in words) and not (tmp_path / "run").exists()
 
 
 def test_the_best_checkpoint_is_opened_or_the_one_in_the_path_and_the_summary_names_best_and_last(
     tmp_path, monkeypatch, capsys
 ):
+    """The best checkpoint, of step 5, is saved before its evaluation."""
     set_losses(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
-    outcome = dots.launch_run(tmp_path, *BEST, "--config.train.save_every=3")
+    dots.change_plan(monkeypatch, keep=1)
+    outcome = dots.launch_run(tmp_path, *BEST, "--config.train.save_every=1")
     folder = tmp_path / "run"
+    assert dots.list_steps(tmp_path) == [5, 6]
+    manifests = [json.loads((folder / f"checkpoints/{n}/manifest.json").read_text()) for n in (5, 6)]
+    assert [manifest["metrics"]["eval/loss"] for manifest in manifests] == [0.5, 4.0]
     expected = {"best": {"step": 5, "eval/loss": 0.5, "eval/accuracy": 0}, "last": {"step": 6, "eval/loss": 4.0}}
     assert json.loads((folder / "summary.json").read_text())["checkpoints"] == expected
     assert re.search(r"best checkpoint +step 5, eval/loss 0.5000", outcome.out)
@@ -151,54 +156,36 @@ def test_the_best_checkpoint_is_opened_or_the_one_in_the_path_and_the_summary_na
         open_model.open(folder / "checkpoints" / "2")
 
 
-def test_an_evaluation_better_than_the_last_but_not_the_best_is_not_saved(tmp_path, monkeypatch):
-    set_losses(monkeypatch, 1.0, 3.0, 2.0, 0.5, 4.0, 4.0)
-    dots.change_plan(monkeypatch, keep=6)
-    assert dots.launch_run(tmp_path, *BEST).code == 0
-    assert dots.list_steps(tmp_path) == [1, 4, 6]
-
-
-@pytest.mark.parametrize("missing", [None, "row"])
-def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, monkeypatch, unbroken, missing):
+def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, monkeypatch, unbroken):
     """The process is killed at step 5. The row of the evaluation at step 4 is written, or missing."""
-    write, add_metrics = log.Log.write, Checkpoints.add_metrics
+    write, add_metrics, steps = log.Log.write, Checkpoints.add_metrics, []
 
     def write_then_die(self, step, values):
-        if step != 4 or "eval/loss" not in values or missing != "row":
-            write(self, step, values)
+        write(self, step, values)
         if step == 5:
             raise Killed
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(log.Log, "write", write_then_die)
-        with pytest.raises(Killed):
-            dots.launch_run(tmp_path, "--config.train.save_every=4")
+        dots.launch_run(tmp_path, "--config.train.save_every=4")
     assert dots.list_steps(tmp_path) == [4]
-    steps = []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Checkpoints,
-            "add_metrics",
-            lambda self, *arguments: steps.append(arguments[0]) or add_metrics(self, *arguments),
-        )
-        assert dots.finish_run(tmp_path) == unbroken
-    assert steps == ([6] if missing is None else [4, 6])
-
-
-@pytest.mark.parametrize(("metric", "part"), [("eval/perplexity", "eval/loss"), ("eval/explained", "eval/loss")])
-def test_keep_best_with_an_unknown_metric_is_refused(tmp_path, metric, part):
-    outcome = dots.launch_run(tmp_path, f"--config.train.keep_best={metric}")
-    assert outcome.code == 2 and "train.keep_best" in outcome.err and metric in outcome.err and part in outcome.err
-    assert not (tmp_path / "run").exists()
+    rows = shutil.copytree(tmp_path, tmp_path / "missing") / "run/metrics.jsonl"
+    rows.write_text("".join(line for line in rows.read_text().splitlines(True) if "eval/loss" not in line))
+    monkeypatch.setattr(
+        Checkpoints,
+        "add_metrics",
+        lambda self, *arguments: steps.append(arguments[0]) or add_metrics(self, *arguments),
+    )
+    for folder, evaluated_steps in ((tmp_path, [6]), (tmp_path / "missing", [4, 6])):
+        steps.clear()
+        assert dots.finish_run(folder) == unbroken and steps == evaluated_steps
 
 
 def test_a_failed_save_is_reported_even_if_a_signal_came(tmp_path, monkeypatch):
     def wait(self):
         raise errors.RunError("step 2 could not be saved")
 
-    with monkeypatch.context() as patch:
-        dots.signal_with_batch(patch, 2, signal.SIGTERM)
-        patch.setattr(Checkpoints, "wait", wait)
-        outcome = dots.launch_run(tmp_path)
+    dots.signal_with_batch(monkeypatch, 2, signal.SIGTERM)
+    monkeypatch.setattr(Checkpoints, "wait", wait)
+    outcome = dots.launch_run(tmp_path)
     assert (outcome.code, outcome.err) == (1, "error: step 2 could not be saved\n")
-    assert dots.launch_run(tmp_path).code == 0

@@ -19,25 +19,34 @@ def mesh(n):
     return meshes.make(data=n)
 
 
+def make_step(task, devices, accumulation=1):
+    """Return (fresh, step): fresh(seed=...) is an initial state, and step(state, batch) trains on one batch."""
+    rate, optimiser = tiny.adamw()
+    options = {"rate": rate, "mesh": mesh(devices), "accumulation": accumulation}
+    update = train_step.update(task=task, optimiser=optimiser, **options)
+    fresh = functools.partial(train_step.initial_state, task, optimiser, mesh=mesh(devices))
+    return fresh, lambda state, batch: update(state, meshes.place_batch(mesh(devices), batch))
+
+
+linear_step = functools.cache(lambda devices: make_step(tiny.linear_task(), devices))
+
+
 def run_steps(*, devices, seed):
     """Train the linear task for five steps. Return (losses, last state)."""
-    task, (rate, optimiser) = tiny.linear_task(seed=seed), tiny.adamw()
-    state = train_step.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
-    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(devices), accumulation=1)
-    losses = []
+    task, (fresh, step) = tiny.linear_task(seed=seed), linear_step(devices)
+    state, losses = fresh(seed=seed), []
     for i in range(5):
-        state, metrics = step(state, meshes.place_batch(mesh(devices), task.train[i]))
+        state, metrics = step(state, task.train[i])
         losses.append(float(metrics["loss"]))
     return losses, state
 
 
 def test_steps_and_evaluations_are_compiled_with_the_option_of_deterministic_operations(monkeypatch):
     monkeypatch.setattr(compilation, "deterministic_options", lambda mesh, on: {"none_such": True} if on else {})
-    task, (rate, optimiser) = tiny.linear_task()._replace(deterministic=True), tiny.adamw()
-    state = train_step.initial_state(task, optimiser, seed=0, mesh=mesh(1))
-    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(1), accumulation=1)
-    evaluate = train_step.evaluator(task, mesh(1))
-    for program in (lambda: evaluate(state.params), lambda: step(state, meshes.place_batch(mesh(1), task.train[0]))):
+    task = tiny.linear_task()._replace(deterministic=True)
+    fresh, step = make_step(task, 1)
+    state, evaluate = fresh(seed=0), train_step.evaluator(task, mesh(1))
+    for program in (lambda: evaluate(state.params), lambda: step(state, task.train[0])):
         with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
             program()
 
@@ -80,43 +89,48 @@ def assert_close(result, expected, rtol=1e-5, atol=1e-6):
 
 def test_initial_values_come_from_the_task_or_from_arrays_by_their_paths():
     task, (_, optimiser) = tiny.linear_task(), tiny.adamw()
-    values = {"b_C": np.arange(3.0), "there/is_none": np.ones(1)}
+    values, initial = {"b_C": np.arange(3.0), "there/is_none": np.ones(1)}, jax.jit(task.init)(jax.random.key(3))
+    abstract_state = train_step.abstract_state(task, optimiser, mesh=mesh(EIGHT))
     for params, bias in ((None, np.zeros(3)), (values, values["b_C"])):
         state = train_step.initial_state(task, optimiser, seed=3, mesh=mesh(EIGHT), params=params)
-        assert_close(state.params, task.init(jax.random.key(3)) | {"b_C": bias}, rtol=1e-6, atol=1e-7)
-        abstract_state = train_step.abstract_state(task, optimiser, mesh=mesh(EIGHT))
+        assert_close(state.params, initial | {"b_C": bias}, rtol=1e-6, atol=1e-7)
         layouts = [[(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(tree)] for tree in (state, abstract_state)]
         assert layouts[0] == layouts[1] and int(state.step) == 0
 
 
 def test_the_same_seed_gives_the_same_bits_and_one_device_the_same_losses():
-    (first, state), (second, second_state), (other_losses, other_state) = (
-        run_steps(devices=EIGHT, seed=seed) for seed in (5, 5, 6)
-    )
-    bits = [np.asarray(one.params["G_CD"]).tobytes() for one in (state, second_state, other_state)]
+    results = [run_steps(devices=EIGHT, seed=seed) for seed in (5, 5, 6)]
+    first, second, other_losses = (losses for losses, _ in results)
+    bits = [np.asarray(state.params["G_CD"]).tobytes() for _, state in results]
     assert first == second and bits[0] == bits[1] != bits[2]
-    assert len({*first, *other_losses}) == 10 and int(state.step) == 5
+    assert len({*first, *other_losses}) == 10 and int(results[0][1].step) == 5
     np.testing.assert_allclose(run_steps(devices=1, seed=5)[0], first, rtol=2e-5)
 
 
 def test_running_averages_follow_the_statistics_of_the_batches():
+    linear = tiny.linear_task()
+
+    def init(key):
+        return linear.init(key) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
+
     def loss(params, batch, *, key_B=None, layout=None):
-        measures, _ = tiny.linear_task().loss({name: params[name] for name in ("G_CD", "b_C")}, batch)
+        measures, _ = linear.loss({name: params[name] for name in ("G_CD", "b_C")}, batch)
         mean_D = jax.lax.pmean(batch["x_BD"].mean(0), meshes.BATCH)
         return measures, {"running": {"norm": {"mean_D": mean_D}}}
 
-    task = tiny.linear_task()._replace(loss=loss)
-    rate, optimiser = tiny.adamw()
-    params = tiny.linear_task().init(jax.random.key(0)) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
-    state = train_step.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
-    state = jax.device_put(state, meshes.replicated(mesh(EIGHT)))
-    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=2)
-    expected = np.ones(tiny.D)
-    for i in range(3):
-        state, metrics = step(state, meshes.place_batch(mesh(EIGHT), task.train[i]))
-        expected = 0.9 * expected + 0.1 * task.train[i]["x_BD"].mean(0)
+    fresh, step = make_step(linear._replace(init=init, loss=loss), EIGHT, accumulation=2)
+    state, expected = fresh(seed=0), np.ones(tiny.D)
+    for batch in linear.train[:3]:
+        state, metrics = step(state, batch)
+        expected = 0.9 * expected + 0.1 * batch["x_BD"].mean(0)
     np.testing.assert_allclose(state.params["norm"]["mean_D"], expected, rtol=1e-5)
     assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate", "alive"}
+
+
+def fold_keys(key):
+    """Return the keys of the 16 examples of a batch, and a number drawn from each."""
+    key_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(16))
+    return key_B, jax.vmap(jax.random.normal)(key_B)
 
 
 @pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (EIGHT, 2)])
@@ -132,17 +146,17 @@ def test_devices_and_microbatches_have_the_gradient_of_the_mean_over_the_batch(d
         return ratios | {"loss": (total + noise, count), "draw": (draw_B.sum(), jnp.float32(len(draw_B)))}, {}
 
     task, key = linear._replace(loss=loss), jax.random.key(1)
-    params = linear.init(jax.random.key(0))
+    params = tiny.draw_params(linear)
     gradient = tiny.gradient(task, mesh(devices), accumulation)
-    key_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(16))
-    assert len(set(jax.vmap(jax.random.normal)(key_B).tolist())) == 16
+    key_B, draw_B = jax.jit(fold_keys)(key)
+    assert len(set(draw_B.tolist())) == 16
     batch, reference = dict(linear.train[0]), make_reference(task)
     for weight_B in (batch["weight_B"], [1, 2, 0, 0, 3, 0, 0, 0, 1, 1, 0, 0, 0, 0, 5, 1], [0] * 16):
         batch["weight_B"] = np.float32(weight_B)
         result, metrics, _ = gradient(params, meshes.place_batch(mesh(devices), batch), key)
         expected, means = reference(params, batch, key_B)
         if not any(weight_B):  # zero weights give zeros, not NaN
-            expected, means = jax.tree.map(jnp.zeros_like, params), means | {"loss": 0.0, "accuracy": 0.0}
+            expected, means = jax.tree.map(np.zeros_like, params), means | {"loss": 0.0, "accuracy": 0.0}
         assert_close(result, expected)
         assert_close(metrics, means)
 
@@ -164,7 +178,7 @@ def evaluate_slowly(task, params):
 def test_evaluation_equals_the_mean_over_all_examples(devices, size):
     n, n_evaluation = 61, 29
     task = tiny.linear_task(n=n, n_evaluation=n_evaluation, evaluate_batch=size)
-    params = task.init(jax.random.key(2))
+    params = tiny.draw_params(task)
     expected, count = evaluate_slowly(task, params)
     assert len(task.evaluation) * size > n_evaluation  # the last batch is padded
     assert count == sum(i % 3 for i in range(n, n + n_evaluation))
@@ -180,11 +194,10 @@ def test_sums_over_batches_have_more_bits_than_float32():
 
 
 def test_the_state_is_replicated_and_donated_and_the_gradient_norm_is_measured_before_clipping():
-    task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
-    old = train_step.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
+    task, (fresh, step) = tiny.linear_task(), linear_step(EIGHT)
+    old = fresh(seed=0)
     expected, means = make_reference(task)(old.params, task.train[0])
-    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(EIGHT), accumulation=1)
-    new, metrics = step(old, meshes.place_batch(mesh(EIGHT), task.train[0]))
+    new, metrics = step(old, task.train[0])
     for leaf in jax.tree.leaves((new, metrics)):
         assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == EIGHT
     assert old.params["G_CD"].is_deleted() and jax.tree.leaves(old.opt_state)[1].is_deleted()
@@ -202,11 +215,9 @@ def test_the_random_key_of_a_step_depends_on_seed_and_step():
         return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}, {}
 
     task = tiny.linear_task()._replace(loss=loss)
-    rate, optimiser = tiny.adamw()
-    step = train_step.update(task=task, optimiser=optimiser, rate=rate, mesh=mesh(1), accumulation=1)
-    draws = []
+    (fresh, step), draws = make_step(task, 1), []
     for seed in (0, 1):
-        state = train_step.initial_state(task, optimiser, seed=seed, mesh=mesh(1))
+        state = fresh(seed=seed)
         for i in range(3):
             state, metrics = step(state, task.train[i])
             draws.append(float(metrics["draw"]))
