@@ -3,7 +3,7 @@
 Each process has a folder of its own, because JAX reads files that another process is still writing. At its start the
 process links the kept entries into this folder, at its end it links new entries into the kept ones. A change of jaxlib,
 of the flags or of the processor begins an empty folder, and so does one that has grown beyond LIMIT.
-TFM_TESTS_COLD=1 keeps and reuses nothing; `pytest --cache-clear` deletes the entries.
+TFM_TESTS_COLD=1 keeps and reuses nothing.
 """
 
 import atexit
