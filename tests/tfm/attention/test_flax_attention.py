@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import linen, nnx
 
 from tfm.attention import (
@@ -23,7 +22,7 @@ SPEC = attentions.Spec(
 
 
 def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def to_ours(flax_params: dict, suffix: str = "") -> dict:
@@ -39,66 +38,66 @@ def to_ours(flax_params: dict, suffix: str = "") -> dict:
     return {f"score{suffix}": scores, f"value{suffix}": values, "relative_position": {}}
 
 
-def make_nnx(**options):
-    """Return an nnx attention with random weights and biases, and these as a dictionary."""
+KERNELS = {"query": (D, H, K), "key": (D, H, K), "value": (D, H, K), "out": (H, K, D)}
+BIASES = {"query": (H, K), "key": (H, K), "value": (H, K), "out": (D,)}
+PARAMS = {
+    name: {"kernel": draw(*KERNELS[name], seed=seed) / D**0.5, "bias": draw(*BIASES[name], seed=seed + 9)}
+    for seed, name in enumerate(KERNELS)
+}
+
+
+def make_nnx(params: dict, **options) -> nnx.MultiHeadAttention:
+    """Return an nnx attention with these weights and biases."""
     module = nnx.MultiHeadAttention(H, D, rngs=nnx.Rngs(0), **({"decode": False} | options))
-    params = {}
-    for seed, name in enumerate(("query", "key", "value", "out")):
+    for name, leaves in params.items():
         layer = getattr(module, name)
-        layer.bias[...] = draw(*layer.bias[...].shape, seed=seed)
-        params[name] = {"kernel": layer.kernel[...], "bias": layer.bias[...]}
-    return module, params
+        layer.kernel[...], layer.bias[...] = leaves["kernel"], leaves["bias"]
+    return module
 
 
-def make_linen():
-    """Return a function (x_q, x_kv, mask) of a linen attention with random weights and biases, and these."""
-    module = linen.MultiHeadDotProductAttention(num_heads=H)
-    params = module.init(jax.random.key(0), draw(B, N, D), draw(B, S, D))["params"]
-    params = {
-        name: {"kernel": leaf["kernel"], "bias": draw(*leaf["bias"].shape, seed=seed)}
-        for seed, (name, leaf) in enumerate(sorted(params.items()))
-    }
-    return lambda q, kv, mask: module.apply({"params": params}, q, kv, mask=mask), params
+LINEN = linen.MultiHeadDotProductAttention(num_heads=H)
+LIBRARIES = {
+    "nnx": lambda params, *qkv, mask: make_nnx(params)(*qkv, mask=mask),
+    "linen": lambda params, *call, mask: linen.MultiHeadDotProductAttention(H).apply(
+        {"params": params}, *call, mask=mask
+    ),
+}
 
 
-def flax_attention(library):
-    if library == "linen":
-        return make_linen()
-    module, params = make_nnx()
-    return lambda q, kv, mask: module(q, kv, mask=mask), params
-
-
-@pytest.mark.parametrize("library", ["nnx", "linen"])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_self_attention_equals_flax(library, is_causal):
-    attend, params = flax_attention(library)
-    x_BND = draw(B, N, D)
-    expected = attend(x_BND, x_BND, linen.make_causal_mask(x_BND[..., 0]) if is_causal else None)
-    call = attentions.Call(mask=masks.causal if is_causal else None)
-    y_BND, _ = attention_heads.self_attention(to_ours(params), x_BND, SPEC, call)
-    np.testing.assert_allclose(y_BND, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("library", ["nnx", "linen"])
-def test_cross_attention_equals_flax(library):
-    attend, params = flax_attention(library)
-    x_BND, x_BSD = draw(B, N, D), draw(B, S, D, seed=1)
+def test_self_attention_and_cross_attention_equal_flax():
     valid_BS = np.arange(S) < [[4], [7]]
-    expected = attend(x_BND, x_BSD, linen.make_attention_mask(np.ones((B, N)), valid_BS))
-    call = attentions.Call(memory=attentions.Memory(x_BSD, masks.padding(valid_BS)))
-    y_BND, _ = attention_heads.cross_attention(to_ours(params, "_cross"), x_BND, SPEC, call)
-    np.testing.assert_allclose(y_BND, expected, atol=1e-5)
+
+    @jax.jit
+    def compute_all(params, x_BND, x_BSD, valid_BS):
+        def attend_to_self(mask):
+            return attention_heads.self_attention(to_ours(params), x_BND, SPEC, attentions.Call(mask=mask))[0]
+
+        memory = attentions.Memory(x_BSD, masks.padding(valid_BS))
+        cross = to_ours(params, "_cross"), x_BND, SPEC, attentions.Call(memory=memory)
+        ours = [attend_to_self(None), attend_to_self(masks.causal), attention_heads.cross_attention(*cross)[0]]
+        causal, padding = linen.make_causal_mask(x_BND[..., 0]), linen.make_attention_mask(jnp.ones((B, N)), valid_BS)
+        calls = [(x_BND, x_BND, None), (x_BND, x_BND, causal), (x_BND, x_BSD, padding)]
+        return ours, [[attend(params, q, kv, mask=mask) for q, kv, mask in calls] for attend in LIBRARIES.values()]
+
+    ours, expected = compute_all(PARAMS, draw(B, N, D), draw(B, S, D, seed=1), valid_BS)
+    for library, results in zip(LIBRARIES, expected, strict=True):
+        for y_BND, expected_BND in zip(ours, results, strict=True):
+            np.testing.assert_allclose(y_BND, expected_BND, atol=1e-5, err_msg=library)
 
 
 def test_a_cache_equals_that_of_flax_token_by_token():
-    module, params = make_nnx(decode=True)
-    module.init_cache((B, N, D))
-    x_BND = draw(B, N, D)
-    cache = {"self": {name: jnp.zeros((B, H, N, K)) for name in ("k_BHSK", "v_BHSV")}}
-    for n in range(N):
-        token_B1D = x_BND[:, n : n + 1]
-        expected = module(token_B1D)
-        call = attentions.Call(mask=masks.causal, n=jnp.array([n]), cache=cache)
-        y_B1D, aux = attention_heads.self_attention(to_ours(params), token_B1D, SPEC, call)
-        cache = {"self": aux["cache"]}
+    @jax.jit
+    def compute_all(params, x_BND):
+        module, results = make_nnx(params, decode=True), []
+        module.init_cache((B, N, D))
+        cache = {"self": {name: jnp.zeros((B, H, N, K)) for name in ("k_BHSK", "v_BHSV")}}
+        for n in range(N):
+            token_B1D = x_BND[:, n : n + 1]
+            call = attentions.Call(mask=masks.causal, n=jnp.array([n]), cache=cache)
+            y_B1D, aux = attention_heads.self_attention(to_ours(params), token_B1D, SPEC, call)
+            cache = {"self": aux["cache"]}
+            results.append((y_B1D, module(token_B1D)))
+        return results
+
+    for y_B1D, expected in compute_all(PARAMS, draw(B, N, D)):
         np.testing.assert_allclose(y_B1D, expected, atol=1e-5)
