@@ -175,7 +175,10 @@ def loss(q_BHNK, k_BHSK, v_BHSV, valid_BS, *, make_mask) -> jax.Array:
     return jnp.sin(y_BHNV.astype(jnp.float32)).sum()
 
 
-@pytest.mark.parametrize(("name", "G"), [("causal", H), ("padding", G), ("padded window", H), ("arbitrary padding", G)])
+SHARED_HEADS = {"causal": H, "padding": G, "padded window": H, "arbitrary padding": G, "window of both sides": H}
+
+
+@pytest.mark.parametrize(("name", "G"), SHARED_HEADS.items())
 def test_a_study_of_several_seeds_is_traced_for_a_gpu(lower, name, G):
     """Rows of jax.vmap may have the same queries, or the same padding, which JAX before 0.12 does not repeat."""
     make_mask, calls, kind = TRACED[name]
