@@ -120,22 +120,31 @@ def test_sharded_heads_and_tokens_have_the_gradient_of_one_device():
     cases.assert_trees_close(jax.jit(sharded)(params, x_BND[:, order]), jax.jit(gradients)(params, x_BND))
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].supports_gqa and SCORES[name].factors])
-def test_factors_queries_and_keys_equal_those_of_repeated_keys(name):
-    params, x_BND = draw(SCORES[name], 2, bias=True), cases.normal(1, B, N, D)
-    cases.assert_trees_close(*(SCORES[name].factors(p, D=D) for p in (params, repeat(params))), 1e-12)
-    apply = jax.jit(SCORES[name].apply)
-    (q, k), expected = jax.device_get([apply(p, x_BND, x_BND) for p in (params, repeat(params))])
-    cases.assert_trees_close((q, np.repeat(k, H // 2, 1)), expected, 1e-6)
-    initial = SCORES[name].init(jax.random.key(0), G=2, H=H, K=K, D=D, bias=False)
-    keys = np.repeat(initial["Uk_GKD"], H // 2, 0)
-    assert name == "identity_query" or (keys == np.asarray(initial["Uq_HKD"])).all() == (name == "symmetric_init")
+def test_factors_queries_and_keys_equal_those_of_repeated_keys():
+    names = [name for name in SCORES if SCORES[name].supports_gqa and SCORES[name].factors]
+    trees = {name: jax.device_get(draw(SCORES[name], 2, bias=True)) for name in names}
+
+    @jax.jit
+    def compute_all(trees, repeated, x_BND):
+        """Return factors, queries and keys of each score, and those of repeated keys; and initial parameters."""
+        factors = [{name: SCORES[name].factors(p, D=D) for name, p in t.items()} for t in (trees, repeated)]
+        pairs = [{name: SCORES[name].apply(p, x_BND, x_BND) for name, p in t.items()} for t in (trees, repeated)]
+        key = jax.random.key(0)
+        return factors, pairs, {name: SCORES[name].init(key, G=2, H=H, K=K, D=D, bias=False) for name in names}
+
+    repeated = {name: repeat(tree) for name, tree in trees.items()}
+    factors, pairs, initial = jax.device_get(compute_all(trees, repeated, cases.normal(1, B, N, D)))
+    cases.assert_trees_close(*factors, 1e-12)
+    for name, (q, k) in pairs[0].items():
+        cases.assert_trees_close((q, np.repeat(k, H // 2, 1)), pairs[1][name], 1e-6)
+        keys = np.repeat(initial[name]["Uk_GKD"], H // 2, 0)
+        assert name == "identity_query" or (keys == initial[name]["Uq_HKD"]).all() == (name == "symmetric_init")
 
 
 def test_exclusive_heads_subtract_the_value_of_their_group():
     y_BHNK, v_BGNK = cases.normal(1, B, H, N, K), cases.normal(2, B, 2, N, K)
-    values = v_BGNK, np.repeat(v_BGNK, H // 2, 1)
-    cases.assert_close(*(value.exclusive.post_process({}, y_BHNK, None, v) for v in values), 1e-6)
+    compute = jax.jit(lambda y_BHNK, *values: [value.exclusive.post_process({}, y_BHNK, None, v) for v in values])
+    cases.assert_close(*compute(y_BHNK, v_BGNK, np.repeat(v_BGNK, H // 2, 1)), 1e-6)
 
 
 def test_parameters_of_key_heads_are_matrices_with_the_sides_of_query_heads():
@@ -152,9 +161,9 @@ def language(**changes) -> models.Model:
 def test_a_cache_of_fewer_heads_gives_the_same_logits_with_less_memory_and_fewer_products():
     all_heads, grouped = language(), language(**{"model.G": 2})
     params, call = cases.draw_params(grouped.init), dict(mask=masks.causal)
-    w_BN, length_B = jnp.asarray(np.random.default_rng(0).integers(0, 11, (3, 8))), jnp.array([3, 3, 3])
+    w_BN, length_B = np.random.default_rng(0).integers(0, 11, (3, 8)), np.array([3, 3, 3])
     apply, step = (jax.jit(functools.partial(function, **call)) for function in (grouped.apply, grouped.step))
-    logits_BNW, _ = apply(params, w_BN)
+    logits_BNW = np.asarray(apply(params, w_BN)[0])
     _, cache = jax.jit(functools.partial(grouped.start, capacity=8, **call))(params, w_BN[:, :3], length_B)
     for n in range(3, 8):
         logits_BW, cache = step(params, cache, w_BN[:, n], length_B + n - 3)

@@ -56,34 +56,35 @@ def test_scaled_rotary_equals_the_reference_and_changes_nothing_at_factor_one(ki
     base, n, reference_scaling = 500.0, np.stack([ANY_N + 9 * b for b in range(B)]), getattr(slow_decoders, kind)
     neutral = (3.0, 1000.0) if kind == "dynamic" else (1.0, *numbers[1:])
 
-    def rotate(halves: bool, scaling_numbers: tuple) -> tuple:
-        variant = relative_position.rotary_of(
-            base, halves=halves, scaling=lambda n, K, base: rotary_scaling.KINDS[kind](n, K, base, *scaling_numbers)
-        )
-        return jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n)
+    @jax.jit
+    def rotate_all(q_BHNK, k_BHNK, n) -> list:
+        results = []
+        for halves, of_kind in ((True, numbers), (False, neutral)):
+            scaling = lambda n, K, base, of_kind=of_kind: rotary_scaling.KINDS[kind](n, K, base, *of_kind)  # noqa: E731
+            results.append(relative_position.rotary_of(base, halves=halves, scaling=scaling))
+        return [variant.rotate({}, q_BHNK, k_BHNK, n) for variant in (*results, relative_position.rotary_of(base))]
 
-    for plain, fast in zip((q_BHNK, k_BHNK), rotate(True, numbers), strict=True):
+    scaled, neutrally_scaled, unscaled = jax.device_get(rotate_all(q_BHNK, k_BHNK, n))
+    for plain, fast in zip((q_BHNK, k_BHNK), scaled, strict=True):
         for b, h in itertools.product(range(B), range(plain.shape[1])):
             options = dict(base=base, halves=True, length=length)
             expected = slow_decoders.scaled_rotary(
                 plain[b, h].T, n[b], lambda *arguments: reference_scaling(*arguments, *numbers), **options
             )
             cases.assert_close(fast[b, h], expected.T)
-    unscaled = relative_position.rotary_of(base).rotate({}, q_BHNK, k_BHNK, n)
-    for rotated, plain in zip(rotate(False, neutral), unscaled, strict=True):
-        cases.assert_close(rotated, plain)
+    cases.assert_trees_close(neutrally_scaled, unscaled)
 
 
 @each_rotary
 def test_rotary_keeps_the_dtype_does_not_round_the_angle_and_needs_an_even_k(name):
-    q_BHNK, k_BHNK = (cases.normal(i, B, H, 1, EVEN_K).astype(jnp.bfloat16) for i in (1, 2))
-    rotated = ROTARY[name].rotate({}, q_BHNK, k_BHNK, jnp.array([1001]))
-    exact = ROTARY[name].rotate({}, q_BHNK.astype(jnp.float32), k_BHNK.astype(jnp.float32), jnp.array([1001]))
+    qk = [np.asarray(cases.normal(i, B, H, 1, EVEN_K)).astype(jnp.bfloat16) for i in (1, 2)]
+    rotate = jax.jit(functools.partial(ROTARY[name].rotate, {}))
+    rotated, exact = (rotate(*arrays, np.array([1001])) for arrays in (qk, [x.astype(np.float32) for x in qk]))
     for narrow, wide in zip(rotated, exact, strict=True):
         assert narrow.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(narrow, wide.astype(jnp.bfloat16))
+        np.testing.assert_array_equal(narrow, np.asarray(wide).astype(jnp.bfloat16))
     with raises(ValueError, "K = 13"):
-        ROTARY[name].rotate({}, q_BHNK[..., 1:], q_BHNK[..., 1:], jnp.arange(1))
+        jax.eval_shape(rotate, qk[0][..., 1:], qk[1][..., 1:], np.arange(1))
 
 
 # Biases

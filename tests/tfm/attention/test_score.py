@@ -29,58 +29,66 @@ COUNTS |= {"nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
 reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
-each_score = pytest.mark.parametrize("name", SCORES)
 # Equal to another score up to initial values, or constant.
-SAME_AS_OTHER_SCORES = {
-    "symmetric_init",
-    "asymmetric_std",
-    "constant",
-}
+SAME_AS_OTHER_SCORES = {"symmetric_init", "asymmetric_std", "constant"}
+NAMES = [name for name in SCORES if name not in SAME_AS_OTHER_SCORES]
+TOKENS = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
 both_types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 
 
-def initial_params(name: str, bias: bool = False) -> dict:
-    return SCORES[name].init(jax.random.key(7), H=H, K=K, D=D, bias=bias)
+@functools.cache
+def initial_params() -> dict[bool, dict[str, dict]]:
+    """Return {whether the score has biases: {score: initial parameters}}."""
+
+    def initialise(bias: bool) -> dict:
+        key = jax.random.key(7)
+        return {name: variant.init(key, H=H, K=K, D=D, bias=bias) for name, variant in SCORES.items()}
+
+    return jax.device_get({bias: initialise(bias) for bias in (True, False)})
+
+
+def cast(tree, dtype):
+    """Convert a tree without compiled programs."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype), tree)
 
 
 def logits(name: str, params: dict, x_BND, x_BSD) -> jax.Array:
     return explicit.logits(*SCORES[name].apply(params, x_BND, x_BSD), scale=1.0)
 
 
-TOKENS = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-NAMES_AND_BIASES = [(name, bias) for name in SCORES if name not in SAME_AS_OTHER_SCORES for bias in (True, False)]
-
-
 @functools.cache
 @cases.float64()
-def compute_logits() -> tuple[dict, dict]:
-    """Return ({(score, bias): three logits}, parameters).
+def compute_logits() -> tuple[dict, dict, dict]:
+    """Return ({(score, bias): three logits}, {score: factors}, parameters).
 
     The logits are between two sequences, within one sequence, and between it and its copy.
     """
-    trees = {of: draw_params(*of) for of in NAMES_AND_BIASES}
+    trees = {(name, bias): draw_params(name, bias) for name in NAMES for bias in (True, False)}
 
     @jax.jit
     def compute_all(trees, x_BND, x_BSD, copy_BND):
         pairs = (x_BND, x_BSD), (x_BND, x_BND), (x_BND, copy_BND)
-        return {of: [logits(of[0], params, *pair) for pair in pairs] for of, params in trees.items()}
+        by_score = {of: [logits(of[0], params, *pair) for pair in pairs] for of, params in trees.items()}
+        with_factors = [name for name in NAMES if SCORES[name].factors]
+        return by_score, {name: SCORES[name].factors(trees[name, False], D=D) for name in with_factors}
 
     x_BND, x_BSD = cases.to_float64(TOKENS)
-    return compute_all(trees, x_BND, x_BSD, x_BND), trees
+    return jax.device_get((*compute_all(trees, x_BND, x_BSD, x_BND), trees))
 
 
-@pytest.mark.parametrize(("name", "bias"), NAMES_AND_BIASES)
-def test_logits_equal_the_reference_and_common_queries_and_keys_are_the_same(name, bias):
-    by_score, trees = compute_logits()
-    fast, of_one, of_copy = by_score[name, bias]
-    assert fast.shape == (B, 1 if name == "none" else H, N, S) and fast.dtype == np.float64
-    for b, h in itertools.product(range(B), range(fast.shape[1])):
-        X = np.asarray(TOKENS[1][b]).T, np.asarray(TOKENS[0][b]).T
-        L = reference.naive_logits(*X) if name == "none" else reference_scores.logits(name, trees[name, bias], *X, h)
-        cases.assert_close(fast[b, h], L.T)
-    cases.assert_close(of_one, of_copy, 1e-14)
-    difference = np.abs(of_one - of_one.swapaxes(2, 3)).max()
-    assert difference < 1e-13 if name in SYMMETRIC else difference > 0.1
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_the_reference_and_common_queries_and_keys_are_the_same(name):
+    by_score, _, trees = compute_logits()
+    for bias in (True, False):
+        fast, of_one, of_copy = by_score[name, bias]
+        assert fast.shape == (B, 1 if name == "none" else H, N, S) and fast.dtype == np.float64
+        for b, h in itertools.product(range(B), range(fast.shape[1])):
+            X, params = (np.asarray(TOKENS[1][b]).T, np.asarray(TOKENS[0][b]).T), trees[name, bias]
+            L = reference.naive_logits(*X) if name == "none" else reference_scores.logits(name, params, *X, h)
+            cases.assert_close(fast[b, h], L.T)
+        cases.assert_close(of_one, of_copy, 1e-14)
+        difference = np.abs(of_one - of_one.swapaxes(2, 3)).max()
+        assert difference < 1e-13 if name in SYMMETRIC else difference > 0.1
 
 
 def test_bfloat16_logits_are_close_to_float64():
@@ -88,10 +96,8 @@ def test_bfloat16_logits_are_close_to_float64():
     def compute_all(trees, *pair):
         return {name: (SCORES[name].apply(p, *pair), logits(name, p, *pair)) for name, p in trees.items()}
 
-    trees = {name: draw_params(name) for name, bias in NAMES_AND_BIASES if bias}
-    for name, (qk, l_BHNS) in compute_all(
-        *jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (trees, *TOKENS))
-    ).items():
+    trees = {name: draw_params(name) for name in NAMES}
+    for name, (qk, l_BHNS) in compute_all(*cast((trees, *TOKENS), jnp.bfloat16)).items():
         assert {x.dtype for x in qk} == {jnp.dtype(jnp.bfloat16)} and l_BHNS.dtype == np.float32
         cases.assert_close(l_BHNS, compute_logits()[0][name, True][0], 2e-2)
 
@@ -120,8 +126,7 @@ def test_which_scores_are_symmetric_with_rotary_positions():
 @both_types
 def test_tied_logits_are_symmetric_to_the_last_bit(dtype, name="tied"):
     """Libraries on some CPUs sum x x^T in another order than its transpose. There, a small difference is allowed."""
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), draw_params(name, K=31, D=37))
-    x_BND = cases.normal(1, 2, 67, 37).astype(dtype)
+    params, x_BND = cast((draw_params(name, K=31, D=37), cases.normal(1, 2, 67, 37)), dtype)
     l_BHNN = np.asarray(jax.jit(logits, static_argnums=0)(name, params, x_BND, x_BND))
     product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
     product_BNN = np.asarray(jax.jit(lambda x_BND: product(x_BND, x_BND.swapaxes(1, 2)))(x_BND))
@@ -129,23 +134,23 @@ def test_tied_logits_are_symmetric_to_the_last_bit(dtype, name="tied"):
     np.testing.assert_allclose(l_BHNN, l_BHNN.swapaxes(2, 3), rtol=0, atol=0 if exact else 1e-6 * np.abs(l_BHNN).max())
 
 
-@pytest.mark.parametrize("name", [name for name, bias in NAMES_AND_BIASES if not bias and SCORES[name].factors])
-def test_factors_make_the_bilinear_form(name):
+def test_factors_make_the_bilinear_form():
     """l = x_n^T U_q^T U_k x_s, times the scales of tied_keynorm's keys, or minus l2_tied's squared lengths."""
-    by_score, trees = compute_logits()
-    params = {leaf: np.asarray(numbers) for leaf, numbers in trees[name, False].items()}
-    Uq_HKD, Uk_HKD = (np.asarray(U, np.float64) for U in SCORES[name].factors(params, D=D))
-    form = np.einsum("bnd,hkd,hke,bse->bhns", TOKENS[0], Uq_HKD, Uk_HKD, TOKENS[1], optimize=True)
-    if name == "tied_keynorm":
-        form *= K**0.5 / np.linalg.norm(np.einsum("hkd,bsd->bhsk", params["U_HKD"], TOKENS[1]), axis=-1)[:, :, None]
-    if name == "asymmetric_qknorm":
-        for x, leaf, axis in zip(TOKENS, ("Uq_HKD", "Uk_HKD"), (3, 2), strict=True):
-            square = np.square(np.einsum("hkd,bnd->bhnk", params[leaf], x)).mean(-1)
-            form /= np.expand_dims(np.sqrt(square + 1e-5), axis)
-    if name == "l2_tied":
-        square = [(np.einsum("hkd,bnd->bhnk", params["U_HKD"], x) ** 2).sum(-1) for x in TOKENS]
-        form -= square[0][..., None] + square[1][:, :, None]
-    cases.assert_close(by_score[name, False][0], form, 1e-5)
+    by_score, factors, trees = compute_logits()
+    assert [name for name in NAMES if name not in factors] == ["nonlinear_query"]
+    for name, (Uq_HKD, Uk_HKD) in factors.items():
+        params = trees[name, False]
+        form = np.einsum("bnd,hkd,hke,bse->bhns", TOKENS[0], Uq_HKD, Uk_HKD, TOKENS[1], optimize=True)
+        if name == "tied_keynorm":
+            form *= K**0.5 / np.linalg.norm(np.einsum("hkd,bsd->bhsk", params["U_HKD"], TOKENS[1]), axis=-1)[:, :, None]
+        if name == "asymmetric_qknorm":
+            for x, leaf, axis in zip(TOKENS, ("Uq_HKD", "Uk_HKD"), (3, 2), strict=True):
+                square = np.square(np.einsum("hkd,bnd->bhnk", params[leaf], x)).mean(-1)
+                form /= np.expand_dims(np.sqrt(square + 1e-5), axis)
+        if name == "l2_tied":
+            square = [(np.einsum("hkd,bnd->bhnk", params["U_HKD"], x) ** 2).sum(-1) for x in TOKENS]
+            form -= square[0][..., None] + square[1][:, :, None]
+        cases.assert_close(by_score[name, False][0], form)
 
 
 def test_flags_and_scales_of_scores():
@@ -154,31 +159,36 @@ def test_flags_and_scales_of_scores():
     assert [name for name in SCORES if not SCORES[name].supports_rope] == ["l2_tied", "constant"]
     scales = {name: scale(4, 25) for name, scale in score.SCALES.items()}
     assert scales == {"1/sqrt(K)": 0.5, "1/sqrt(D)": 0.2, "1": 1.0}
-    zeros = score.constant.apply({}, *[cases.normal(1, 1, 5, D)] * 2)
+    zeros = jax.jit(score.constant.apply)({}, *[cases.normal(1, 1, 5, D)] * 2)
     assert [z.shape for z in zeros] == [(1, 1, 5, 1)] * 2 and not any(z.any() for z in zeros)
 
 
 def test_normalised_keys_have_one_length_and_a_zero_vector_stays_zero():
-    params, x_BND = draw_params("tied_keynorm", bias=False), cases.normal(1, B, N, D).at[1, 3].set(0.0)
+    params, x_BND = draw_params("tied_keynorm", bias=False), np.array(cases.normal(1, B, N, D))
+    x_BND[1, 3] = 0
 
     def number(x_BND):
         k_BHNK = score.tied_keynorm.apply(params, x_BND, x_BND)[1]
         return jnp.sin(k_BHNK + 1).sum(), jnp.linalg.norm(k_BHNK, axis=-1)
 
-    gradient, length_BHN = jax.jit(jax.grad(number, has_aux=True))(x_BND)
+    gradient, length_BHN = jax.device_get(jax.jit(jax.grad(number, has_aux=True))(x_BND))
     np.testing.assert_allclose(length_BHN[0], K**0.5, rtol=1e-6)
     assert not length_BHN[1, :, 3].any()
-    assert jnp.isfinite(gradient).all() and gradient[1, 2].any() and not gradient[1, 3].any()
+    assert np.isfinite(gradient).all() and gradient[1, 2].any() and not gradient[1, 3].any()
 
 
 @both_types
 def test_squared_lengths_keep_their_digits(dtype):
     """For K = 32, |u|^2 is about 100. Compiled distances are accurate to 2^-15 of it."""
-    arguments = (draw_params("l2_tied", H=2, K=32, D=64), 0.55 * cases.normal(1, 2, 41, 64))
-    params, x_BND = jax.tree.map(lambda leaf: leaf.astype(dtype), arguments)
-    q_BHNK, k_BHNK = jax.jit(score.l2_tied.apply)(params, x_BND, x_BND)
+
+    @jax.jit
+    def compute_all(params, x_BND):
+        qk = score.l2_tied.apply(params, x_BND, x_BND)
+        return *qk, explicit.logits(*qk, scale=1.0)
+
+    arrays = draw_params("l2_tied", H=2, K=32, D=64), 0.55 * np.asarray(cases.normal(1, 2, 41, 64))
+    q_BHNK, k_BHNK, result = jax.device_get(compute_all(*cast(arrays, dtype)))
     assert q_BHNK.dtype == dtype
-    result = explicit.logits(q_BHNK, k_BHNK, scale=1.0)
     w_BHNK = np.asarray(q_BHNK[..., :32], np.float64)
     exact = -((w_BHNK[:, :, :, None] - w_BHNK[:, :, None]) ** 2).sum(-1) / 2
     largest = (w_BHNK**2).sum(-1).max() / 2
@@ -196,9 +206,8 @@ def test_squared_lengths_have_the_gradient_of_their_formula():
         return -((u_BHNK[:, :, :, None] - u_BHNK[:, :, None]) ** 2).sum(-1)
 
     functions = [lambda params: logits("l2_tied", params, x_BND, x_BND), direct]
-    cases.assert_trees_close(
-        *(jax.jit(jax.grad(lambda p, f=f: (weight_BHNN * f(p)).sum()))(draw_params("l2_tied")) for f in functions)
-    )
+    gradients = jax.jit(lambda params: [jax.grad(lambda p, f=f: (weight_BHNN * f(p)).sum())(params) for f in functions])
+    cases.assert_trees_close(*gradients(draw_params("l2_tied")))
 
 
 # These scores have another variance: 1/sqrt(3) for queries and keys, and the wider spectrum of U^T U.
@@ -210,46 +219,41 @@ def test_initial_logits_of_other_tokens_have_variance_one():
     heads, k, runs, n = 4, 12, 150, 32
     d = heads * k
     names = [name for name in SCORES if name != "constant"]
-    keys = jax.random.split(jax.random.key(1), (2, runs))
-    x_RND = jax.random.normal(keys[1, 0], (runs, n, d))
+    x_RND = np.random.default_rng(1).standard_normal((runs, n, d), np.float32)
     x_RND = (x_RND - x_RND.mean(-1, keepdims=True)) / x_RND.std(-1, keepdims=True)
 
     @jax.jit
     @jax.vmap
-    def compute_logits_of_run(key, x_ND):
-        result = {}
+    def compute_logits_of_run(seed, x_ND):
+        result, key = {}, jax.random.key(seed)
         for name in names:
             params = SCORES[name].init(key, H=heads, K=k, D=d, bias=True)
             features = SCORES[name].apply(params, x_ND[None], x_ND[None])[0].shape[-1]
             result[name] = score.SCALES["1/sqrt(K)"](features, d) * logits(name, params, x_ND[None], x_ND[None])
         return result
 
-    for name, l in compute_logits_of_run(keys[0], x_RND).items():
+    for name, l in compute_logits_of_run(np.arange(runs), x_RND).items():
         l_RHNS = np.asarray(l)[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
-        tolerance = 0.04
-        assert float(l_RHNS.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=tolerance), name
+        assert float(l_RHNS.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=0.04), name
 
 
-@each_score
-def test_a_score_has_its_number_of_parameters_and_the_same_matrices_without_biases(name):
-    count, bias_count = COUNTS[name]
-    params, params_without_biases = initial_params(name, True), initial_params(name, False)
-    assert [shapes.total(params_without_biases), shapes.total(params)] == [H * count, H * (count + bias_count)]
-    shapes.check(params)
-    for leaf, value in params.items():
-        assert (leaf[0] == "b") == (leaf not in params_without_biases) and (
-            leaf in params_without_biases or not value.any()
-        )
-    for leaf, result in initial.scaled(draw_params(name), 0.25, "U").items():
-        np.testing.assert_array_equal(result, draw_params(name)[leaf] * (0.25 if leaf.startswith("U") else 1))
-    jax.tree.map(
-        np.testing.assert_array_equal, {leaf: params[leaf] for leaf in params_without_biases}, params_without_biases
-    )
+def test_scores_have_their_number_of_parameters_and_the_same_matrices_without_biases():
+    for name, (count, bias_count) in COUNTS.items():
+        params, matrices = (initial_params()[bias][name] for bias in (True, False))
+        assert [shapes.total(matrices), shapes.total(params)] == [H * count, H * (count + bias_count)], name
+        shapes.check(params)
+        for leaf, value in params.items():
+            assert (leaf[0] == "b") == (leaf not in matrices) and (leaf in matrices or not value.any()), (name, leaf)
+        jax.tree.map(np.testing.assert_array_equal, {leaf: params[leaf] for leaf in matrices}, matrices)
+        drawn = jax.device_get(draw_params(name))
+        for leaf, result in initial.scaled(drawn, 0.25, "U").items():
+            np.testing.assert_array_equal(result, drawn[leaf] * (0.25 if leaf.startswith("U") else 1))
+    assert COUNTS.keys() == SCORES.keys()
 
 
 def test_parameters_of_one_name_have_the_same_initial_values():
     """test_initial.py tests the other scores."""
-    params = {name: initial_params(name) for name in SCORES}
+    params = initial_params()[False]
     plain, half = params["asymmetric"], params["asymmetric_std"]["Uq_HKD"]
     for leaf in ("Uq_HKD", "Uk_HKD"):
         np.testing.assert_array_equal(params["asymmetric_qknorm"][leaf], plain[leaf])
@@ -274,11 +278,8 @@ def test_the_score_does_not_change_the_initial_values_of_the_rest_of_a_block():
 
 
 def test_weight_decay_changes_the_matrices_of_scores():
-    decays = {
-        leaf: has_decay
-        for name in SCORES
-        for leaf, has_decay in optim.matrices(initial_params(name, bias=True)).items()
-    }
+    params = initial_params()[True].values()
+    decays = {leaf: has_decay for tree in params for leaf, has_decay in optim.matrices(tree).items()}
     matrices = {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK", "W1_ID", "W2_DI"}
     assert {leaf for leaf, has_decay in decays.items() if has_decay} == matrices
     other_leaves = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "gain1_D", "gain2_D"}

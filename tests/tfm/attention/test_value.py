@@ -1,7 +1,5 @@
 """Values (E8-E10) of full rank, of low rank and without parameters against the slow reference."""
 
-import functools
-
 import cases
 import jax
 import jax.numpy as jnp
@@ -64,7 +62,8 @@ def test_full_rank_low_rank_and_concatenated_heads_are_equal():
     For E10, column block h of Omega_c is U_h. The product of Omega_c with the stacked heads is then the sum over h of
     U_h times head h.
     """
-    Omega_c, U_v, x_BND = cases.normal(4, D, H * K), cases.normal(5, H, K, D), cases.normal(2, 1, N, D)
+    shapes = (D, H * K), (H, K, D), (1, N, D)
+    Omega_c, U_v, x_BND = (np.asarray(cases.normal(i, *shape)) for i, shape in enumerate(shapes))
     U = reference_tokens.cut(Omega_c, H)
     V, X = [reference.product(U[h], U_v[h]) for h in range(H)], translate.columns(x_BND[0])
     score_params = draw_score("asymmetric")
@@ -72,14 +71,21 @@ def test_full_rank_low_rank_and_concatenated_heads_are_equal():
     concatenated = reference.concatenated_multi_head(X, Omega_c, U_v, A)
     cases.assert_close(reference.low_rank_multi_head(X, U, U_v, A), concatenated)
     cases.assert_close(reference.multi_head(X, V, A), concatenated)
-    low_rank = {"Uo_HDK": jnp.asarray(np.stack(U)), "Uv_HKD": U_v}
-    for name, params in (("low_rank", low_rank), ("full_rank", {"V_HDD": jnp.asarray(np.stack(V))})):
-        y_BND = jax.jit(functools.partial(attend, name, "asymmetric"))(params, score_params, x_BND, x_BND)
+    params = {"low_rank": {"Uo_HDK": np.stack(U), "Uv_HKD": U_v}, "full_rank": {"V_HDD": np.stack(V)}}
+
+    @jax.jit
+    def attend_all(params, *arrays):
+        return [attend(name, "asymmetric", params[name], *arrays) for name in params]
+
+    for y_BND in attend_all(params, score_params, x_BND, x_BND):
         cases.assert_close(y_BND[0], concatenated.T)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values_keep_bfloat16(name):
-    params = cases.draw_params(lambda key: VALUES[name].init(key, H=H, K=K, D=D, M=1, bias=True))
-    params, x_BND = jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 2, D), jnp.bfloat16)
-    assert VALUES[name].out_proj(params, VALUES[name].apply(params, x_BND)).dtype == jnp.bfloat16
+    def compute():
+        params = VALUES[name].init(jax.random.key(0), H=H, K=K, D=D, M=1, bias=True)
+        params, x_BND = jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 2, D), jnp.bfloat16)
+        return VALUES[name].out_proj(params, VALUES[name].apply(params, x_BND))
+
+    assert jax.eval_shape(compute).dtype == jnp.bfloat16
