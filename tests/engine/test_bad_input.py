@@ -100,6 +100,7 @@ def test_a_path_that_is_too_long_for_the_file_system_is_refused(check_refusal, l
         check_refusal([*arguments[:-1], f"{arguments[-1]}={'9' * 300}"], "999")
 
 
+# Settings that are wrong or contradict each other | parts of the message
 VISION_MISTAKES = """
 model.D=9 | model.D = 9 | model.H = 2
 model.H=3 | model.D = 8 | model.H = 3
@@ -132,13 +133,78 @@ model.mlp=gleu | gleu | relu | did you mean "gelu"
 model.position=sinusoid | sinusoid | learned | none | did you mean "sinusoidal"
 model.block=prenorm | prenorm | post_norm | did you mean "pre_norm"
 image.head=pool | pool | class_token | did you mean "pooled"
+model.attention=flish | attention | flish | flash
+model.compute_dtype=bf16 | compute_dtype | bf16 | bfloat16
+model.relative_position=alibbi | relative_position | alibbi | alibi
+model.relative_position=rotery:2 | relative_position | rotery | "rotary"
+model.cap=-1.0 | model.cap | -1.0 | 0
+model.output_cap=-1.0 | model.output_cap | -1.0 | 0
+model.dropout=1.0 | model.dropout | 1.0 | 1
+model.dropout=-0.1 | model.dropout | -0.1 | 0
+model.value=keys model.score=tied_wide | value | keys | model.K = 4
+model.score=identity_query model.K=3 | score | identity_query | 2 x 3
+model.relative_position=rotary model.K=3 | relative_position | rotary | 3 features
+model.relative_position=rotary_halves model.score=none model.D=9 model.H=3 | rotary_halves | 9 features
+model.relative_position=rotary_halves:9:yarn:2 | rotary_halves:base:yarn:factor:N:fast:slow:length
+model.relative_position=rotary:9:linear:0 | relative_position | rotary:9:linear:0
+model.relative_position=rotary:0.5 | relative_position | rotary:base
+model.relative_position=rotary: | relative_position | rotary:base
+model.relative_position=rotary:9:linear:2:3 | relative_position | rotary:base:linear:factor
+model.relative_position=rotary model.score=constant | relative_position | rotary | supports_rope
+model.relative_position=rotary_halves model.score=l2_tied | relative_position | rotary | supports_rope
+model.norm=rms:x | norm | rms:1e-6
+model.norm=rms:-1 | norm | rms:1e-6
+model.norm=token: | norm | token | rms:1e-6
+model.norm=batch:0.1:0.2 | norm | batch | rms:1e-6
+model.norm=batch_features train.accumulation=2 | train.accumulation
+seed=-1 | seed
+train.patience=3 | train.patience = 3 | train.keep_best
+train.keep_best=eval/perplexity | train.keep_best | eval/perplexity | eval/loss
+train.keep_best=eval/explained | train.keep_best | eval/explained | eval/loss
+optim.ema=1.0 | optim.ema
+optim.ema=-0.5 | optim.ema
+optim.betas=[0.9,1.0] | optim.betas
+optim.schedule=a:b | a:b
+optim.name=hyperball model.output_std=0.0 | model.output_std
 """
 LANGUAGE_MISTAKES = """
 text.N=0 | text.N | at least 1 | 0
 text.objective=mask | mask | causal | did you mean "masked"
 text.head=tied_gelu | unknown head "tied_gelu" | did you mean "tied+gelu" | linear+bias
 text.tokenizer=byte | byte | characters | did you mean
+text.tokenizer=/nowhere/tok512.bin | /nowhere/tok512.bin
+text.objective=prefix text.N=1 | text.N
+text.objective=masked text.head=linear+gelu model.norm=batch | text.head = linear+gelu
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier
+model.norm=instance | model.norm = instance
+model.segments=-1 | model.segments
+model.share=3 | model.share = 3
+model.share=2 model.norm=batch | model.share = 2
+model.E=3 text.head=tied | model.E = 3
+model.E=3 model.norm=batch | model.E = 3
+model.window=8 | model.window = 8
+model.window=9 | model.window = 9
+model.window=9 model.position=none | model.window = 9
+model.window=1000 model.position=none | model.window = 1000
+optim.name=moun | "moun" | "muon" | adamw, muon, normuon, hyperball
+optim.name=os:path | "os:path"
+optim.name=optax:constant_schedule | optim.name = optax:constant_schedule | optax.GradientTransformation
+optim.name=optax:lion optim.betas=[0.5,1.0] | optim.betas | [0.5, 1.0]
+optim.name=muon optim.momentum=1.0 | optim.momentum | 1.0
+optim.name=muon optim.muon_lr_multiplier=-1.0 | optim.muon_lr_multiplier | -1.0
+optim.betas=[] | optim.betas | []
+optim.betas=[0.9] | optim.betas | [0.9]
+optim.betas=[0.9,0.9,0.9] | optim.betas | [0.9, 0.9, 0.9]
+optim.betas=[-0.1,0.5] | optim.betas | [-0.1, 0.5]
+optim.betas=["a",0.5] | optim.betas | ['a', 0.5]
+optim.betas=[true,0] | optim.betas | [True, 0]
+optim.warmup_steps=5 train.steps=5 | optim.warmup_steps = 5 | train.steps = 5
+optim.schedule=cosin | "cosin" | "cosine" | constant, linear, cosine, wsd
+optim.schedule=constant:0.5 | optim.schedule = constant:0.5
+optim.schedule=linear:-1 | optim.schedule = linear:-1
+optim.schedule=cosine:nan | optim.schedule = cosine:nan
+optim.schedule=os:path | "os:path"
+optim.schedule=test_optim:pair_schedule | optim.schedule = test_optim:pair_schedule | (step, steps)
 """
 MISTAKES = [("vision", *line.split(" | ")) for line in VISION_MISTAKES.strip().splitlines()]
 MISTAKES += [("language", *line.split(" | ")) for line in LANGUAGE_MISTAKES.strip().splitlines()]

@@ -356,30 +356,32 @@ def test_the_backward_pass_costs_two_forward_passes_and_remat_one_more(text):
 
 
 def test_flops_of_nested_programs_are_added():
-    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    a, b = np.ones((3, 5)), np.ones((5, 7))
     product = 2 * 3 * 5 * 7
     assert compilation.flops(jnp.matmul, a, b) == product
     assert compilation.flops(jax.jit(lambda a, b: jax.jit(jnp.matmul)(a, b) + a @ b), a, b) == 2 * product
     assert compilation.flops(lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(11)), a, b) == 11 * product
-    assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
-    assert compilation.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
+    assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), np.ones((4, 3, 5)), b) == 4 * product
+    assert compilation.flops(jax.vmap(jnp.matmul), np.ones((4, 3, 5)), np.ones((4, 5, 7))) == 4 * product
     assert compilation.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
-    x_BHNK = jnp.ones((1, 2, 64, 8))  # flash attention has branches; the most expensive one counts
+    x_BHNK = np.ones((1, 2, 64, 8))  # flash attention has branches; the most expensive one counts
     for name in ("flash", "explicit"):
         call = functools.partial({"explicit": explicit, "flash": flash}[name].attention, mask=masks.causal, scale=1.0)
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK) == 2 * 2 * 2 * 64 * 64 * 8
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 0
-    x_BHNK = jnp.ones((3, 2, 1024, 8))
+    x_BHNK = np.ones((3, 2, 1024, 8))
     call = functools.partial(splash.attention, mask=masks.causal, scale=1.0, interpret=True)
     assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 3 * 2 * 2 * 2 * 1024 * 1024 * 8
-    assert compilation.flops(lambda x: call(x, x, x)[0] @ jnp.ones((8, 5)), x_BHNK) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
+    assert compilation.flops(
+        lambda x: call(x, x, x)[0] @ np.ones((8, 5), np.float32), x_BHNK
+    ) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
 
 
 def test_the_flops_of_a_head_in_chunks_include_all_tokens(monkeypatch):
     monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
     monkeypatch.setattr(loss, "CHUNK", 16 * 24)
-    targets, head = (jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32))), {"G_WD": jnp.ones((24, 5))}
-    result = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], jnp.ones((2, 32, 5)))
+    targets, head = (np.zeros((2, 32), np.int32), np.ones((2, 32))), {"G_WD": np.ones((24, 5))}
+    result = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], np.ones((2, 32, 5)))
     assert result == 2 * 64 * 24 * 5
 
 
