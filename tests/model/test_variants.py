@@ -290,11 +290,10 @@ own_mlp = lambda key, *, D, F, M, bias: {"A_DD": jnp.eye(D)}, lambda params, x_B
 
 
 def test_a_scale_reaches_matrices_of_a_users_score_that_begin_with_u():
-    changed, default = (
-        build_model(settings(model__score="test_variants:pair", model__score_std=std)) for std in (2, 1)
-    )
-    a, b = jax.jit(lambda key: (changed.init(key), default.init(key)))(jax.random.key(0))
-    np.testing.assert_allclose(a["blocks"]["score"]["U_HKD"], 2 * b["blocks"]["score"]["U_HKD"])
+    networks = [build_model(settings(model__score="test_variants:pair", model__score_std=std)) for std in (2.0, 1.0)]
+    draw = jax.jit(lambda key: [one.init(key)["blocks"]["score"]["U_HKD"] for one in networks])
+    changed, default = draw(jax.random.key(0))
+    np.testing.assert_allclose(changed, 2 * default)
 
 
 def test_a_number_after_the_norm_none_is_refused_if_nothing_uses_it():
