@@ -48,26 +48,34 @@ def vision(tmp_path):
     return ("--config", tiny.config_file(tmp_path, "vision"))
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("c.experimant = 'vision'", ['"experimant"', '"experiment"']),
-        ("c.train.stebs = 3", ['"stebs"', '"steps"']),
-        ("c.train.update(stebs=3)", ['"stebs"']),
-        ("c.text.N = 3", ['no "text"']),
-        ("c.train.steps = 'many'", ["TypeError", "int"]),
-        ("c.train.steps = 2.5", ["TypeError", "int"]),
-        ("c.optim.schedule = 3", ["TypeError", "str"]),
-        ("c.model.bias = False", ["TypeError", "str"]),
-        ("c.seed = 1 / 0", ["division by zero"]),
-        ("raise RuntimeError('mine')", ["RuntimeError: mine"]),
-    ],
-)
-def test_a_mistake_in_a_config_file_is_refused_with_its_line(check_refusal, tmp_path, line, words):
+AT_ITS_LINE = [
+    ("c.experimant = 'vision'", ['"experimant"', '"experiment"']),
+    ("c.train.stebs = 3", ['"stebs"', '"steps"']),
+    ("c.train.update(stebs=3)", ['"stebs"']),
+    ("c.text.N = 3", ['no "text"']),
+    ("c.train.steps = 'many'", ["TypeError", "int"]),
+    ("c.train.steps = 2.5", ["TypeError", "int"]),
+    ("c.optim.schedule = 3", ["TypeError", "str"]),
+    ("c.model.bias = False", ["TypeError", "str"]),
+    ("c.seed = 1 / 0", ["division by zero"]),
+    ("raise RuntimeError('mine')", ["RuntimeError: mine"]),
+]
+LATER = [
+    ("c.model.M = None", ["model.M"]),  # a ConfigDict accepts None for any type, and True for an integer
+    ("c.train.steps = True", ["train.steps"]),
+    ("c.experiment = None", ["experiment"]),
+    ("c.unlock().more = 1", ['"more"']),
+    ("c.unlock().__delattr__('seed')", ['"seed"']),
+]
+IN_FILES = [(*one, ", line 5: ") for one in AT_ITS_LINE] + [(*one, ": ") for one in LATER]
+
+
+@pytest.mark.parametrize(("line", "words", "place"), IN_FILES)
+def test_a_mistake_in_a_config_file_is_refused_with_its_line_if_it_raises(check_refusal, tmp_path, line, words, place):
     file = tmp_path / "mistake.py"
     head = "from configs import base\n\ndef get_config():\n    c = base.get_config('vision')\n"
     file.write_text(f"{head}    {line}\n    return c\n")
-    check_refusal(["--config", str(file)], f"{file}, line 5: ", *words)
+    check_refusal(["--config", str(file)], f"{file}{place}", *words)
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,17 @@ def test_only_programs_for_gpus_have_the_option_of_deterministic_operations():
     jax.jit(jnp.sin, compiler_options=options).lower(1.0).compile()  # this jaxlib knows the option
 
 
-def test_a_device_that_train_deterministic_does_not_change_is_named(capsys):
-    for value in (False, True):
-        runs.make_mesh(tiny.settings("vision", train__deterministic=value))
-        assert ("train.deterministic = true changes nothing on a CPU" in capsys.readouterr().out) == value
+@pytest.mark.parametrize(
+    ("key", "values", "words"),
+    [
+        ("train.deterministic", (False, True), "train.deterministic = true changes nothing on a CPU"),
+        ("model.compute_dtype", ("float32", "bfloat16"), "bfloat16 is slower than float32 on a CPU"),
+    ],
+)
+def test_a_setting_that_does_not_suit_a_cpu_has_a_warning(capsys, key, values, words):
+    for value in values:
+        runs.make_mesh(tiny.settings("vision", **{key: value}), "cpu")
+        assert (words in capsys.readouterr().out) == (value == values[1])
 
 
 def test_the_tests_write_nothing_into_the_cache_of_the_user():

@@ -211,18 +211,12 @@ OWN = "from tfm.attention import score\n\nmine = score.tied._replace(init={!r})\
 find = functools.partial(by_name.choose, "score", allowed=by_name.candidates(score))
 
 
-def test_a_variant_is_imported_from_the_folder_of_the_config(folders, capsys):
-    _, config_folder = folders
-    (config_folder / "own_beside.py").write_text(OWN.format("beside"))
-    config_files.load(tiny.config_file(config_folder, "vision"), base=tiny.base.get_config)
-    assert find("own_beside:mine").init == "beside" and capsys.readouterr().out == ""
-
-
-def test_the_working_directory_precedes_the_folder_of_the_config(folders):
-    working, config_folder = folders
+def test_a_variant_is_imported_from_the_working_directory_or_else_the_folder_of_the_config(folders, capsys):
+    (folders[1] / "own_beside.py").write_text(OWN.format("beside"))
     for folder in folders:
         (folder / "own_twice.py").write_text(OWN.format(folder.name))
-    config_files.load(tiny.config_file(config_folder, "vision"), base=tiny.base.get_config)
+    config_files.load(tiny.config_file(folders[1], "vision"), base=tiny.base.get_config)
+    assert find("own_beside:mine").init == "beside" and capsys.readouterr().out == ""
     assert find("own_twice:mine").init == "here"
 
 
