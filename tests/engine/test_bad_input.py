@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import dots
 import numpy as np
 import pytest
 import tiny
@@ -24,7 +25,7 @@ def check_refusal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
 
     def run_and_check(arguments, *words, folder=tmp_path / "run"):
-        outcome = tiny.run("--workdir", str(folder), *SMALL, *arguments)
+        outcome = tiny.run("--workdir", str(folder), *arguments)
         assert outcome.code == 2, outcome
         assert outcome.err.startswith("error: ") and outcome.err.endswith("\n") and outcome.err.count("\n") == 1
         assert "Traceback" not in outcome.out + outcome.err
@@ -40,12 +41,19 @@ def check_refusal(tmp_path, monkeypatch):
 def language(tmp_path):
     """Return the arguments of a small language run on a local text."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    return ("--config", tiny.config_file(tmp_path, "language", text__source=str(tmp_path / "text.txt"), text__N=8))
+    file = tiny.config_file(tmp_path, "language", text__source=str(tmp_path / "text.txt"), text__N=8)
+    return ("--config", file, *SMALL)
 
 
 @pytest.fixture
 def vision(tmp_path):
-    return ("--config", tiny.config_file(tmp_path, "vision"))
+    return ("--config", tiny.config_file(tmp_path, "vision"), *SMALL)
+
+
+@pytest.fixture
+def training(tmp_path):
+    """Return the arguments of an experiment that is quickly prepared."""
+    return ("--config", tiny.config_file(tmp_path, "dots", **dots.CHANGES))
 
 
 AT_ITS_LINE = [
@@ -121,11 +129,6 @@ image.augment=["shift:8"] | 'shift:8' | less than a side
 image.augment=[1 | image.augment | type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
 train.batch_size=0 | batch | at least 1 | 0
-train.accumulation=0 | train.accumulation | at least 1
-train.steps=0 | train.steps | at least 1
-train.save_every=-1 | train.save_every | at least 0 | -1
-optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
-optim.weight_decay=nan | optim.weight_decay = nan
 train.batch_size=8000 | train.batch_size = 8000 | examples
 mesh.data=9 | mesh.data = 9 | does not fit | 8 x
 train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
@@ -166,14 +169,6 @@ model.norm=token: | norm | token | rms:1e-6
 model.norm=batch:0.1:0.2 | norm | batch | rms:1e-6
 model.norm=batch_features train.accumulation=2 | train.accumulation
 seed=-1 | seed
-train.patience=3 | train.patience = 3 | train.keep_best
-train.keep_best=eval/perplexity | train.keep_best | eval/perplexity | eval/loss
-train.keep_best=eval/explained | train.keep_best | eval/explained | eval/loss
-optim.ema=1.0 | optim.ema
-optim.ema=-0.5 | optim.ema
-optim.betas=[0.9,1.0] | optim.betas
-optim.schedule=a:b | a:b
-optim.name=hyperball model.output_std=0.0 | model.output_std
 """
 LANGUAGE_MISTAKES = """
 text.N=0 | text.N | at least 1 | 0
@@ -194,6 +189,21 @@ model.window=8 | model.window = 8
 model.window=9 | model.window = 9
 model.window=9 model.position=none | model.window = 9
 model.window=1000 model.position=none | model.window = 1000
+"""
+TRAINING_MISTAKES = """
+train.accumulation=0 | train.accumulation | at least 1
+train.steps=0 | train.steps | at least 1
+train.save_every=-1 | train.save_every | at least 0 | -1
+optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
+optim.weight_decay=nan | optim.weight_decay = nan
+train.patience=3 | train.patience = 3 | train.keep_best
+train.keep_best=eval/perplexity | train.keep_best | eval/perplexity | eval/loss
+train.keep_best=eval/explained | train.keep_best | eval/explained | eval/loss
+optim.ema=1.0 | optim.ema
+optim.ema=-0.5 | optim.ema
+optim.betas=[0.9,1.0] | optim.betas
+optim.schedule=a:b | a:b
+optim.name=hyperball model.output_std=0.0 | model.output_std
 optim.name=moun | "moun" | "muon" | adamw, muon, normuon, hyperball
 optim.name=os:path | "os:path"
 optim.name=optax:constant_schedule | optim.name = optax:constant_schedule | optax.GradientTransformation
@@ -214,8 +224,8 @@ optim.schedule=cosine:nan | optim.schedule = cosine:nan
 optim.schedule=os:path | "os:path"
 optim.schedule=test_optim:pair_schedule | optim.schedule = test_optim:pair_schedule | (step, steps)
 """
-MISTAKES = [("vision", *line.split(" | ")) for line in VISION_MISTAKES.strip().splitlines()]
-MISTAKES += [("language", *line.split(" | ")) for line in LANGUAGE_MISTAKES.strip().splitlines()]
+TABLES = {"vision": VISION_MISTAKES, "language": LANGUAGE_MISTAKES, "training": TRAINING_MISTAKES}
+MISTAKES = [(name, *line.split(" | ")) for name, table in TABLES.items() for line in table.strip().splitlines()]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[1])
@@ -232,11 +242,11 @@ def test_labels_that_cannot_be_trained_on_are_refused(check_refusal, vision, tmp
     check_refusal([*vision, f"--config.image.source={tmp_path / 'images.npz'}"], "images.npz", *words)
 
 
-@pytest.mark.parametrize("experiment", ["vision", "language"])
+@pytest.mark.parametrize("experiment", ["vision", "language", "training"])
 def test_the_arguments_above_are_accepted_without_the_mistake(experiment, request, tmp_path):
     """Check the tests above: without a mistake, the arguments are accepted until the run directory is created."""
     (tmp_path / "file").write_text("")
-    outcome = tiny.run(*request.getfixturevalue(experiment), *SMALL, "--workdir", str(tmp_path / "file" / "run"))
+    outcome = tiny.run(*request.getfixturevalue(experiment), "--workdir", str(tmp_path / "file" / "run"))
     assert outcome.code == 2 and str(tmp_path / "file" / "run") in outcome.err
 
 
