@@ -47,11 +47,11 @@ def record_compilations():
 
 def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(tmp_path, monkeypatch):
     changes = {"train__steps": 6, "train__evaluate_every": 2, "train__save_every": 2}
-    compilations_before_step, original = {}, batches.iterate
+    counts, original = {}, batches.iterate  # {step: number of compilations before it}
 
     def iterate(dataset, *, start):
         for n, batch in enumerate(original(dataset, start=start), start + 1):
-            compilations_before_step[n] = len(compilations)
+            counts[n] = len(compilations)
             if n == 6 and start == 0:
                 raise Stopped
             yield batch
@@ -61,23 +61,13 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
     with pytest.raises(Stopped):
         run(tmp_path / "run", **changes)
     assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
-    # The first evaluation follows step 2.
-    assert (
-        compilations_before_step[2] == compilations_before_step[1]
-        and compilations_before_step[3] > compilations_before_step[2]
-    )
-    # An evaluation and a save follow step 4.
-    assert (
-        compilations_before_step[6]
-        == compilations_before_step[5]
-        == compilations_before_step[4]
-        == compilations_before_step[3]
-    )
-    compilations_before_step.clear()
+    assert counts[2] == counts[1] and counts[3] > counts[2]  # the first evaluation follows step 2
+    assert counts[6] == counts[5] == counts[4] == counts[3]  # an evaluation and a save follow step 4
+    counts.clear()
     compilations.clear()
     run(tmp_path / "run", **changes)
     assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
-    assert list(compilations_before_step) == [5, 6] and compilations_before_step[6] == compilations_before_step[5]
+    assert list(counts) == [5, 6] and counts[6] == counts[5]
 
 
 def test_saving_replicated_arrays_compiles_no_slices(tmp_path):
@@ -149,10 +139,17 @@ def test_only_programs_for_gpus_have_the_option_of_deterministic_operations():
     jax.jit(jnp.sin, compiler_options=options).lower(1.0).compile()  # this jaxlib knows the option
 
 
-def test_a_device_that_train_deterministic_does_not_change_is_named(capsys):
-    for value in (False, True):
-        runs.make_mesh(tiny.settings("vision", train__deterministic=value))
-        assert ("train.deterministic = true changes nothing on a CPU" in capsys.readouterr().out) == value
+@pytest.mark.parametrize(
+    ("key", "values", "words"),
+    [
+        ("train.deterministic", (False, True), "train.deterministic = true changes nothing on a CPU"),
+        ("model.compute_dtype", ("float32", "bfloat16"), "bfloat16 is slower than float32 on a CPU"),
+    ],
+)
+def test_a_setting_that_does_not_suit_a_cpu_has_a_warning(capsys, key, values, words):
+    for value in values:
+        runs.make_mesh(tiny.settings("vision", **{key: value}), "cpu")
+        assert (words in capsys.readouterr().out) == (value == values[1])
 
 
 def test_the_tests_write_nothing_into_the_cache_of_the_user():
@@ -355,31 +352,35 @@ def test_the_backward_pass_costs_two_forward_passes_and_remat_one_more(text):
     assert 3 * forward_flops < remat_flops <= 4 * forward_flops
 
 
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
 def test_flops_of_nested_programs_are_added():
-    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    a, b = ones(3, 5), ones(5, 7)
     product = 2 * 3 * 5 * 7
     assert compilation.flops(jnp.matmul, a, b) == product
     assert compilation.flops(jax.jit(lambda a, b: jax.jit(jnp.matmul)(a, b) + a @ b), a, b) == 2 * product
     assert compilation.flops(lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(11)), a, b) == 11 * product
-    assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
-    assert compilation.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
+    assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), ones(4, 3, 5), b) == 4 * product
+    assert compilation.flops(jax.vmap(jnp.matmul), ones(4, 3, 5), ones(4, 5, 7)) == 4 * product
     assert compilation.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
-    x_BHNK = jnp.ones((1, 2, 64, 8))  # flash attention has branches; the most expensive one counts
-    for name in ("flash", "explicit"):
-        call = functools.partial({"explicit": explicit, "flash": flash}[name].attention, mask=masks.causal, scale=1.0)
+    x_BHNK = ones(1, 2, 64, 8)  # flash attention has branches; the most expensive one counts
+    for kernel in (flash, explicit):
+        call = functools.partial(kernel.attention, mask=masks.causal, scale=1.0)
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK) == 2 * 2 * 2 * 64 * 64 * 8
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 0
-    x_BHNK = jnp.ones((3, 2, 1024, 8))
+    x_BHNK = ones(3, 2, 1024, 8)
     call = functools.partial(splash.attention, mask=masks.causal, scale=1.0, interpret=True)
     assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 3 * 2 * 2 * 2 * 1024 * 1024 * 8
-    assert compilation.flops(lambda x: call(x, x, x)[0] @ jnp.ones((8, 5)), x_BHNK) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
+    assert compilation.flops(lambda x: call(x, x, x)[0] @ ones(8, 5), x_BHNK) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
 
 
 def test_the_flops_of_a_head_in_chunks_include_all_tokens(monkeypatch):
     monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
     monkeypatch.setattr(loss, "CHUNK", 16 * 24)
-    targets, head = (jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32))), {"G_WD": jnp.ones((24, 5))}
-    result = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], jnp.ones((2, 32, 5)))
+    targets, head = (np.zeros((2, 32), np.int32), ones(2, 32)), {"G_WD": ones(24, 5)}
+    result = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], ones(2, 32, 5))
     assert result == 2 * 64 * 24 * 5
 
 

@@ -52,9 +52,8 @@ def test_every_field_has_a_comment_and_help_prints_it():
     assert all(all_comments.values()) and all_comments.keys() == {key for key in values(base.get_config())}
     for name in by_name.list_experiments():
         sections = by_name.load_experiment(name).config()
-        assert comments(sections).keys() == {
-            key for name in sections for key in values(configs.section({name: sections[name]}))
-        }
+        keys = {key for name in sections for key in values(configs.section({name: sections[name]}))}
+        assert comments(sections).keys() == keys
     help_text = " ".join(" ".join(base.list_settings()).replace("    # ", "").split())
     assert [text for text in all_comments.values() if " ".join(text.split()) not in help_text] == []
     assert 'model.bias = "all" # which matrix' in help_text and "model.K = 32 # features" in help_text
@@ -102,10 +101,11 @@ INNER = [["a", {"study": {"arms": [["b", {"optim.name": "evil:x"}]]}}]]
 def test_code_that_a_saved_config_names_is_not_run_unless_the_command_line_sets_the_key(tmp_path, key, changes):
     """A value on the command line replaces the file's value, which is then not imported."""
     name, inner = ("ablation", "vision") if key.startswith("study.") else ("vision", "")
-    content = (
-        {"experiment": name, "study.experiment": inner} if "study" not in changes and inner else {"experiment": name}
-    )
-    content |= changes | ({"study": {"experiment": inner} | changes["study"]} if "study" in changes else {})
+    content = {"experiment": name} | changes
+    if "study" in changes:
+        content["study"] = {"experiment": inner} | changes["study"]
+    elif inner:
+        content["study.experiment"] = inner
     file = save_config(tmp_path, {"config": content})
     with raises(errors.UserError, '"evil:x"', f"--config.{key}="):
         tiny.load_config(file, explicit={"optim.name": ""})
@@ -132,23 +132,6 @@ def test_derived_sizes_of_a_saved_config_stay_derived(tmp_path):
     assert values(result)["model.K"] == 32 and values(result)["model.F"] == 7
     result = values(tiny.load_config(save_config(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
     assert result["model.K"] == 32 and result["model.F"] == 512
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ("model.M = None", "model.M"),  # a ConfigDict accepts None for any type, and True for an integer
-        ("train.steps = True", "train.steps"),
-        ("experiment = None", "experiment"),
-        ("more = 1", '"more"'),
-        ("__delattr__('seed')", '"seed"'),
-    ],
-)
-def test_a_config_with_other_keys_or_types_is_refused(tmp_path, change, key):
-    begin = "from configs import base\ndef get_config():\n    c = base.get_config('vision').unlock()\n"
-    (tmp_path / "config.py").write_text(f"{begin}    c.{change}\n    return c\n")
-    with raises(errors.UserError, "config.py", key):
-        tiny.load_config(str(tmp_path / "config.py"))
 
 
 # {key: {text on the command line: resulting value}}
@@ -249,11 +232,8 @@ def test_a_variant_is_loaded_from_the_users_file(tmp_path, monkeypatch):
     for name, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "")):
         with raises(errors.UserError, f'"{name}"', word):
             by_name.choose("score", name, scores)
-    for name in (
-        "arms-of-mine:cosine",
-        "arms_of_mine:co sine",
-        "arms_of_mine:",
-    ):  # a saved config must not name such code unnoticed
+    # A saved config must not name such code unnoticed.
+    for name in ("arms-of-mine:cosine", "arms_of_mine:co sine", "arms_of_mine:"):
         with raises(errors.UserError, f'"{name}"', "my_file:my_variant"):
             by_name.choose("score", name, scores)
     with raises(errors.UserError, "letter", "arms_of_mine:cosine"):

@@ -13,7 +13,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import disk, errors, mesh as meshes, run as runs, workdir as workdirs
+from experiments.engine import disk, errors, mesh as meshes, workdir as workdirs
 from experiments.pretrained import open_model
 
 LOCKING_PROGRAM = """
@@ -215,12 +215,6 @@ def test_if_a_folder_holds_runs_the_newest_is_suggested(tmp_path):
         workdirs.open_run(tmp_path, {"train": {"steps": 1}})
     with raises(errors.UserError, f"--checkpoint='{tmp_path}/a b'"):
         open_model.open(tmp_path)
-
-
-def test_a_warning_says_that_bfloat16_is_slow_on_a_cpu(capsys):
-    for dtype in ("float32", "bfloat16"):
-        runs.make_mesh(tiny.settings("vision", model__compute_dtype=dtype), "cpu")
-        assert ("bfloat16 is slower than float32 on a CPU" in capsys.readouterr().out) == (dtype == "bfloat16")
 
 
 def test_a_draft_that_a_killed_process_left_among_the_sources_is_deleted(tmp_path):
