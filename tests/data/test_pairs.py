@@ -154,10 +154,7 @@ def test_names_define_train_valid_and_test(tmp_path):
     assert "test.en -> test.es not used" in data.description and "in the training data" not in data.description
     write(tmp_path / "tsv", **{"said.train.tsv": text(PAIRS[:900]), "said.dev.tsv": text(PAIRS[890:920])})
     data = pairs.load(str(tmp_path / "tsv"))
-    assert (len(data.train), data.evaluation) == (
-        900,
-        PAIRS[890:920],
-    ) and "(10 of 30 held-out" in data.description
+    assert (len(data.train), data.evaluation) == (900, PAIRS[890:920]) and "(10 of 30 held-out" in data.description
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
     with raises(errors.UserError, "tsv (said.dev.tsv)"):
         pairs.load(str(tmp_path / "tsv"))

@@ -61,32 +61,6 @@ def test_ambiguous_images_are_refused(vision, digits, change, part):
         vision(change(digits.evaluation_image_BYXZ[:4].astype(np.float64)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        ("language", {"text.N": 17, "text.objective": "masked", "model.M": 1}),
-        ("language", {"text.N": 17, "model.M": 1}),
-        ("text_classification", {"text.N": 17, "text.head": "pooled", "model.M": 1}),
-    ],
-)
-def test_a_text_of_a_batch_has_the_logits_that_it_has_alone(tmp_path, kind, changes):
-    if kind == "text_classification":
-        (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"word {i},{i % 3}\n" for i in range(99)))
-        changes = changes | {"text.source": str(tmp_path / "texts.csv")}
-    model = open_model.open(published.write_run(tmp_path / "run", kind, **changes))
-    rng, lengths = np.random.default_rng(0), (5, 17, 9)
-    valid_BN = np.arange(17) < np.array(lengths)[:, None]
-    w_BN = np.where(valid_BN, rng.integers(1, 200, (3, 17)), 0)
-    together = model(w_BN, valid_BN)
-    for b, n in enumerate(lengths):
-        alone = model(w_BN[b : b + 1, :n])[0]
-        np.testing.assert_allclose(together[b] if alone.ndim == 1 else together[b, :n], alone, atol=2e-5)
-    logits = np.stack([model(w_BN)[0], together[0]])  # without and with `valid`
-    differs = np.abs(np.diff(logits if logits.ndim == 2 else logits[:, :5], axis=0)).max()
-    causal = kind == "language" and "text.objective" not in changes
-    assert (differs < 1e-5) == causal
-
-
 PHOTO = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
 COLOUR = image_file.describe_size(12, 16, 3) | {"values": [0, 255], "mean": [120.0] * 3, "std": [70.0] * 3}
 GREY = image_file.describe_size(8, 8, 1) | {"values": [0, 16], "mean": [5.0], "std": [6.0]}

@@ -34,11 +34,7 @@ def test_a_study_writes_its_runs_and_its_report(tmp_path):
             assert [row["step"] for row in rows if key in row] == steps
         assert summary["eval/loss"] == pytest.approx(rows[-1]["eval/loss"]) and summary["diverged_at"] is None
         # Both arms are in one program.
-        assert (summary["steps"], summary["arm"], summary["together"]) == (
-            6,
-            name.split("/")[1],
-            4,
-        )
+        assert (summary["steps"], summary["arm"], summary["together"]) == (6, name.split("/")[1], 4)
         assert summary["flops_per_step"] > 0 < summary["seconds_per_step"] < summary["wall_seconds"]
         assert [*summary["sources"]][0] == "ablation_config.py" and summary["data_sha256"] is None
         assert summary["initial"].keys() == {"G_CD 3x5", "b_C 3"}

@@ -65,6 +65,7 @@ def inputs(tmp_path_factory):
         patch.setattr(loop, "train", record_state)
         patch.setattr(vmapped_runs, "step", lambda _: jax.jit(count_step))
         patch.setattr(vmapped_runs, "evaluator", lambda _: lambda *_: {"loss": np.zeros(len(SEEDS) * len(ARMS))})
+        patch.setattr(programs, "_write_results", lambda *_: None)
         outcome = tiny_study.run(tmp_path_factory.mktemp("pairs"), **SMALL)
     assert (outcome.code, outcome.err) == (0, "")
     return inputs

@@ -2,15 +2,19 @@
 
 import pathlib
 import runpy
+import types
 
+import jax
 import numpy as np
 import pytest
 import study_folder
 import tiny
 
-import launch
 from configs import base, ladder, positions
-from experiments.studies import figures as study_figures, results
+from configs.arms import stochastic_depth
+from experiments.engine import config as configs, config_file as config_files, mesh as meshes
+from experiments.studies import figures as study_figures, results, study as studies
+from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -71,32 +75,41 @@ def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
 
 
-def test_the_arms_of_the_positions_study_that_are_files_train(tmp_path):
-    tiny_text = tmp_path / "text.txt"
-    tiny_text.write_bytes(tiny.TEXT)
-    changes = {
-        "text.source": str(tiny_text),
-        "text.N": 8,
-        "model.M": 1,
-        "model.H": 2,
-        "train.batch_size": 4,
-        "mesh.data": 1,
-    }
-    changes |= {
-        "study.seeds": [0, 1, 2],
-        "study.tune": [],
-        "study.tune_seeds": base.get_config("ablation").study.tune_seeds,
-    }
-    config = positions.get_config()
-    changes["study.arms"] = [
-        arm for arm in config.study.arms if arm[0] in ("multi_token", "stochastic_depth", "rotary")
-    ]
-    changes["study.conditions"] = [["small", {"model.D": 8, "train.steps": 2, "optim.warmup_steps": 0}]]
-    result = launch.run(str(ROOT / "configs" / "positions.py"), str(tmp_path / "study"), **changes)
-    arms = {arm["name"]: arm for arm in result.summary["conditions"][0]["arms"]}
-    assert all(len(arm["values"]) == 3 and 3 < arm["mean"] < 6 for arm in arms.values())
-    assert arms["multi_token"]["params"] > arms["rotary"]["params"] == arms["stochastic_depth"]["params"]
-    assert arms["stochastic_depth"]["values"] != arms["rotary"]["values"]
+def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path):
+    """Multi-token prediction has a second matrix and loss. Evaluation with stochastic depth is that of the reference."""
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    config, sizes = positions.get_config(), {"model.M": 1, "model.D": 8, "train.steps": 3, "optim.warmup_steps": 0}
+    arms = [arm for arm in config.study.arms if arm[0] in ("multi_token", "stochastic_depth", "rotary")]
+    config.study.update(arms=arms, conditions=[["small", sizes]], seeds=[0])
+    changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 7, "train.batch_size": 3, "mesh.data": 1}
+    config.update_from_flattened_dict(changes)
+    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    params, losses, evaluations, gradients = {}, {}, {}, {}
+    for run in studies.runs(settings, studies.read(settings)):
+        task, arm, mesh, key = tiny.task_of(run.settings), run.arm, meshes.make(data=1), jax.random.key(0)
+        params[arm], batch = shapes.flat(jax.eval_shape(task.init, key)).keys(), task.train[0]
+        inputs = jax.eval_shape(task.init, key), batch
+        losses[arm] = jax.eval_shape(lambda *inputs, task=task: task.loss(*inputs)[0], *inputs).keys()
+        evaluations[arm] = str(jax.make_jaxpr(lambda *inputs, task=task: task.loss(*inputs))(*inputs))
+        gradients[arm] = str(jax.make_jaxpr(tiny.gradient(task, mesh))(*inputs, key))
+        assert task.weights == ({"loss_later": 0.3} if arm == "multi_token" else {})
+    assert params["multi_token"] - params["rotary"] == {"head/G2_WD"} and params["stochastic_depth"] == params["rotary"]
+    assert losses["multi_token"] - losses["rotary"] == {"loss_later"}
+    assert evaluations["stochastic_depth"] == evaluations["rotary"]
+    assert gradients["stochastic_depth"] != gradients["rotary"]
+
+
+def test_stochastic_depth_skips_blocks_of_sequences_and_scales_the_others(monkeypatch):
+    monkeypatch.setattr(stochastic_depth.block, "pre_norm", lambda params, x_BND, *rest: (3 * x_BND, {}))
+    x_BND = np.random.default_rng(0).standard_normal((199, 3, 2)).astype(np.float32)
+    key_B = jax.random.split(jax.random.key(0), len(x_BND))
+    skip = jax.jit(lambda key_B: stochastic_depth.skip_block({}, x_BND, None, types.SimpleNamespace(key_B=key_B))[0])
+    np.testing.assert_allclose(skip(None), 3 * x_BND, rtol=1e-6)
+    ratio_BND = np.asarray(skip(key_B)) / x_BND
+    skipped_B = np.isclose(ratio_BND[:, 0, 0], 1)
+    assert 5 <= skipped_B.sum() <= 40  # the expectation is 20
+    expected_B = np.where(skipped_B, 1, 1 + 2 / 0.9)
+    np.testing.assert_allclose(ratio_BND, np.broadcast_to(expected_B[:, None, None], x_BND.shape), rtol=1e-4)
 
 
 def test_positions_has_five_kinds_three_widths_ten_seeds_and_warm_ups_of_a_tenth():

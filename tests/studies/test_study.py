@@ -110,10 +110,7 @@ REFUSED = [  # (settings, words in the error)
     (make_condition(margin=-0.1), ["condition a", "study.margin", "-0.1"]),
     ({"study__looks": 0}, ["study.looks", "0"]),
     (make_arms("smooth", "b", **{"train.loss": "label_smoothing:0.1"}), ["study.metric = eval/loss", "cross_entropy"]),
-    (
-        {"study__tune": [["train.loss", ["cross_entropy", "my_file:a"]]]},
-        ["study.metric = eval/loss", "my_file:a"],
-    ),
+    ({"study__tune": [["train.loss", ["cross_entropy", "my_file:a"]]]}, ["study.metric = eval/loss", "my_file:a"]),
     (make_arms("tied", "b", **{"model.scor": 1}), ["condition all, arm tied", "model.scor"]),
     (make_arms("tied", "b", **{"model.score": 1}), ["condition all, arm tied", "model.score", "1"]),
     (make_arms("tied", "b", seed=1), ["arm tied", "seed"]),
