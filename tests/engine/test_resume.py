@@ -1,7 +1,9 @@
 """Resumed runs: equal bit for bit after an interruption or a kill; with more steps; with other data."""
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from checkpoints import flip
+from checkpoints import flip, list_names
 from errors import raises
 from resuming import SAVE, STEPS, break_off, have_equal_results, linear_task, run, summary
 
@@ -27,10 +29,10 @@ from experiments.engine import (
     disk,
     errors,
     log,
-    loop,
     mesh as meshes,
     optim,
     run as runs,
+    summary as summaries,
     train_step,
 )
 from experiments.studies import study as studies
@@ -58,16 +60,16 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     assert len({checkpoint.digest(other_tree) for other_tree in other_trees} | {expected}) == 4
 
 
-@pytest.fixture(scope="module")
-def reference_run(tmp_path_factory):
-    """Return the folder of an uninterrupted run."""
-    return run(tmp_path_factory.mktemp("runs") / "straight").folder
+@pytest.fixture(scope="session")
+def reference_run(make_once):
+    """Return the folder of an uninterrupted run, which the tests only read."""
+    return make_once("reference", lambda folder: run(folder / "run")) / "run"
 
 
 def test_a_run_has_these_files_rows_and_summary(reference_run):
-    names = {file.name for file in reference_run.iterdir()} - {"source"}  # exists only if this checkout has edits
+    names = list_names(reference_run) - {"source"}  # exists only if this checkout has edits
     assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
-    assert {file.name for file in (reference_run / "checkpoints").iterdir()} == {"6", "9"}  # keep = 2
+    assert list_names(reference_run / "checkpoints") == {"6", "9"}  # keep = 2
     rows = log.read(reference_run)
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
     assert [row["step"] for row in rows if "eval/loss" in row] == [4, 8, 9]
@@ -110,14 +112,14 @@ def read_files(folder):
     return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-def test_a_finished_run_prints_that_it_is_finished_and_changes_nothing(reference_run, capsys):
-    before = read_files(reference_run)
+def test_a_finished_run_prints_that_it_is_finished_and_changes_nothing(tmp_path, reference_run, capsys):
+    folder = shutil.copytree(reference_run, tmp_path / "run")
+    before = read_files(folder)
     for changes in ({}, {"mesh__data": 2}):
-        run(reference_run, figures=None, **changes)
+        run(folder, figures=None, **changes)
         out = capsys.readouterr().out
-        assert f"{reference_run} holds a finished run: nothing to do" in out and "summary.json" in out
-        assert "FLOP" not in out
-    assert read_files(reference_run) == before
+        assert f"{folder} holds a finished run: nothing to do" in out and "summary.json" in out and "FLOP" not in out
+    assert read_files(folder) == before
 
 
 def test_a_finished_run_with_a_damaged_last_checkpoint_resumes_from_an_earlier_one(tmp_path, reference_run, capsys):
@@ -132,19 +134,13 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_resumes_from_an_earlier_o
     break_off(folder, 8, resume=6)
     assert f"resuming {folder} at step 6" in capsys.readouterr().out and not (folder / "summary.json").exists()
     run(folder)
-    assert have_equal_results(folder, reference_run) and {file.name for file in (folder / "checkpoints").iterdir()} == {
-        "6",
-        "9",
-    }
+    assert have_equal_results(folder, reference_run) and list_names(folder / "checkpoints") == {"6", "9"}
     shutil.rmtree(folder / "checkpoints")
     assert run(folder).params is None  # a finished run without checkpoints is not trained again
 
 
-GROWTH = [[3, 16], [6, 8]]
-SIZES = [8] * 3 + [16] * 3 + [8] * 4
-GROWTH_CHANGES = {"train__growth": GROWTH, "train__steps": 10, "train__save_every": 2, "train__evaluate_every": 0}
-GROWTH_CHANGES |= {"optim__schedule": "constant", "optim__learning_rate": 0.01}
-GROWTH_CHANGES |= {"optim__warmup_steps": 1}
+GROWTH = {"train__growth": [[3, 16], [7, 8]], "train__steps": 10, "train__save_every": 6, "train__evaluate_every": 0}
+GROWTH |= {"optim__schedule": "constant", "optim__learning_rate": 0.01, "optim__warmup_steps": 1}
 
 
 def test_a_run_with_growing_batches_can_be_resumed_across_a_change_of_size(tmp_path, monkeypatch, capsys):
@@ -153,24 +149,20 @@ def test_a_run_with_growing_batches_can_be_resumed_across_a_change_of_size(tmp_p
         patch.setattr(
             jax.stages.Lowered, "compile", lambda self: programs.append(compile_program(self)) or programs[-1]
         )
-        run(tmp_path / "whole", **GROWTH_CHANGES)
+        run(tmp_path / "whole", **GROWTH)
     assert len(programs) == 2  # two sizes; one is used twice
     out = capsys.readouterr().out
     for words in ("8 examples, 8 tokens", "16 examples, 16 tokens, after step 3", "8 examples, 8 tokens, after"):
         assert words in out
     # Twice as many examples need twice the FLOP.
-    assert re.findall(r"([\d.]+ \w+) per step", out) == [
-        "720 FLOP",
-        "1.44 kFLOP",
-        "720 FLOP",
-    ]
+    assert re.findall(r"([\d.]+ \w+) per step", out) == ["720 FLOP", "1.44 kFLOP", "720 FLOP"]
     rows = [row for row in log.read(tmp_path / "whole") if "train/loss" in row]
     assert [row["step"] for row in rows] == list(range(1, 11))
-    assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01] * len(SIZES))
-    break_off(tmp_path / "parts", 6, **GROWTH_CHANGES)
-    run(tmp_path / "parts", **GROWTH_CHANGES)
-    assert f"resuming {tmp_path / 'parts'} at step 4" in capsys.readouterr().out
-    assert have_equal_results(tmp_path / "parts", tmp_path / "whole")
+    assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01] * 10)
+    parts = shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    run(parts, resume=6, **GROWTH)  # the last four steps again, the first of them with 16 examples
+    assert f"resuming {parts} at step 6" in capsys.readouterr().out
+    assert have_equal_results(parts, tmp_path / "whole")
 
 
 def test_a_batch_uses_the_step_compiled_for_its_size_and_memory_is_that_of_the_largest():
@@ -190,57 +182,28 @@ def test_pairs_may_be_tuples_in_a_config_file_and_are_saved_as_lists():
 CLASSES = ["cat", "dog", "eel"]
 
 
-@pytest.fixture
-def train_again(tmp_path):
-    """Return a function (classes, sha256, task, **settings). It trains or resumes in one folder, returns the result."""
-
-    def train(classes=CLASSES, sha256="a", task=None, **changes):
-        settings = tiny.settings("vision", model=False, **dots.CHANGES | changes)
-        files = {"data.json": disk.as_json({"classes": classes})}
-        work = runs.Work(task or tiny.linear_task(), lambda *_: [], files=files, data_sha256=sha256)
-        with tiny.without_figures():
-            return runs.run(settings, tmp_path / "run", work, runs.make_mesh(settings))
-
-    return train
+def train(folder, classes=CLASSES, sha256="a", task=None, **changes):
+    """Train or resume a run of six steps, and return the result."""
+    settings = tiny.settings("vision", model=False, **dots.CHANGES | {"optim__warmup_steps": 100} | changes)
+    files = {"data.json": disk.as_json({"classes": classes})}
+    work = runs.Work(task or tiny.linear_task(), lambda *_: [], files=files, data_sha256=sha256)
+    with tiny.without_figures():
+        return runs.run(settings, folder, work, runs.make_mesh(settings))
 
 
-def test_a_run_is_not_resumed_with_other_classes(train_again, tmp_path):
-    train_again()
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*.json")}
-    other_classes = ["dog", "cat", "eel"], ["cat", "dog"], [*CLASSES, "fly"]
-    for classes, steps in [
-        *((one, 8) for one in other_classes),
-        (other_classes[0], 6),
-    ]:  # an unfinished and a finished run
-        with raises(errors.UserError, tmp_path / "run", f"{len(CLASSES)} classes before, {len(classes)} now"):
-            train_again(classes, train__steps=steps)
-        assert {file: file.read_bytes() for file in tmp_path.rglob("*.json")} == before
-    train_again(train__steps=8)
-
-
-def test_a_run_that_is_resumed_with_other_data_prints_a_warning(train_again, tmp_path, capsys):
-    train_again()
-    for sha256, steps, warnings in (("a", 6, 0), ("b", 6, 1), ("b", 8, 1), ("b", 9, 0), (None, 9, 0)):
-        capsys.readouterr()
-        train_again(sha256=sha256, train__steps=steps)
-        out = capsys.readouterr().out
-        assert out.count(f"warning: the data differ from those that {tmp_path / 'run'}") == warnings, (sha256, steps)
-
-
-def test_a_config_that_has_trained_nothing_may_be_resumed_with_other_data(train_again, tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as patch, pytest.raises(errors.RunError):
-        patch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(errors.RunError("stopped")))
-        train_again()
-    train_again(["x", "y", "z"], "b")
-    assert "warning: the data" not in capsys.readouterr().out
-
-
-def test_a_finished_run_is_resumed_with_more_steps(train_again):
-    """The default warm-up changes with the number of steps."""
+def test_a_finished_run_is_resumed_with_more_steps_but_not_with_other_classes(tmp_path, capsys):
+    """The default warm-up changes with the number of steps. test_workdir.py tests other changes of the data."""
     settings = [tiny.settings("vision", optim__warmup_steps=100, train__steps=n) for n in (5, 90, 100, 101)]
     assert [optim.warmup_steps(one) for one in settings] == [0, 9, 10, 100]
-    for steps in (5, 101):
-        assert train_again(optim__warmup_steps=100, train__steps=steps).summary["steps"] == steps
+    folder = tmp_path / "run"
+    train(folder)
+    with raises(errors.UserError, folder, "3 classes before, 2 now"):
+        train(folder, ["cat", "dog"])
+    with raises(errors.UserError, "optim.warmup_steps"):  # one that the user sets may not change
+        train(folder, optim__warmup_steps=2, train__steps=20)
+    capsys.readouterr()
+    assert train(folder, sha256="b", train__steps=20).summary["steps"] == 20
+    assert f"warning: the data differ from those that {folder}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("arm_warmup", "warmup"), [(50, 50), (100, 100), (None, 6)])
@@ -256,57 +219,40 @@ def test_a_warm_up_that_an_arm_sets_is_not_shortened(arm_warmup, warmup):
     assert [optim.warmup_steps(arm_settings[name]) for name in ("own", "other")] == [warmup, 5]
 
 
-def test_a_warm_up_that_the_user_sets_may_not_change(train_again):
-    train_again(optim__warmup_steps=3)
-    with raises(errors.UserError, "optim.warmup_steps"):
-        train_again(optim__warmup_steps=2, train__steps=9)
-
-
-def bad_task(*, steps=(), evaluation=False):
-    """Return the linear task with a loss of NaN in these steps (counted from 0), or in the evaluation."""
-    task = tiny.linear_task()
-
-    def spoil(n, batch):
-        return batch | {"x_BD": batch["x_BD"] * np.float32("nan" if n in steps else 1)}
-
-    held_out = [one | {"x_BD": one["x_BD"] * np.float32("nan" if evaluation else 1)} for one in task.evaluation]
-    return task._replace(train=task.train.map_with_index(spoil), evaluation=held_out)
-
-
 @pytest.mark.parametrize(
-    ("bad", "part"),
+    ("numbers", "words"),
     [
-        ({"steps": range(4)}, "4 of 6 steps"),
-        ({"evaluation": True}, "eval/loss"),
-        ({"steps": range(5), "evaluation": True}, "5 of 6 steps"),
+        ({"eval/loss": 1.0, "skipped": 3}, []),  # a few skipped steps are no failure
+        ({"eval/loss": 1.0, "skipped": 4}, ["4 of 6 steps"]),
+        ({"eval/loss": None}, ["eval/loss"]),
+        ({"eval/loss": math.nan, "skipped": None}, ["eval/loss"]),
+        ({"eval/loss": math.inf, "skipped": 5}, ["eval/loss", "5 of 6 steps"]),
     ],
 )
-def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_counts_skipped_steps(
-    train_again, tmp_path, bad, part
-):
-    for _ in range(2):
-        with raises(errors.RunError, part, tmp_path / "run"):
-            train_again(task=bad_task(**bad), train__nan="skip")
+def test_a_run_that_learned_nothing_fails(tmp_path, numbers, words):
+    with raises(errors.RunError, tmp_path, *words) if words else contextlib.nullcontext():
+        summaries.check_result(numbers, 6, tmp_path)
 
-        def refuse(name):
-            raise AssertionError(f"{name} in a JSON file")
 
-        summary = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
-        assert summary["skipped"] == len(bad.get("steps", ()))
-        assert (summary["eval/loss"] is None) == bad.get("evaluation", False)
-        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_counts_skipped_steps(tmp_path):
+    """The loss is NaN in five steps, which also count if later steps may not be skipped, and in the evaluation."""
+    task, folder = tiny.linear_task(), tmp_path / "run"
+
+    def spoil(n, batch):
+        return batch | {"x_BD": batch["x_BD"] * np.float32("nan" if n < 5 else 1)}
+
+    task = task._replace(train=task.train.map_with_index(spoil), evaluation=[spoil(0, one) for one in task.evaluation])
+
+    def refuse(name):
+        raise AssertionError(f"{name} in a JSON file")
+
+    for steps, nan in ((6, "skip"), (6, "skip"), (8, "abort")):
+        with raises(errors.RunError, "eval/loss", f"5 of {steps} steps", folder):
+            train(folder, task=task, train__nan=nan, train__steps=steps)
+        result = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
+        assert (result["skipped"], result["eval/loss"], result["steps"]) == (5, None, steps)
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
             json.loads(line, parse_constant=refuse)
-
-
-def test_skipped_steps_still_count_if_later_steps_may_not_be_skipped(train_again):
-    task = bad_task(steps=range(5))
-    for steps, nan in ((6, "skip"), (8, "abort")):
-        with raises(errors.RunError, f"5 of {steps} steps"):
-            train_again(task=task, train__nan=nan, train__steps=steps)
-
-
-def test_a_few_skipped_steps_are_no_failure(train_again):
-    assert train_again(task=bad_task(steps=range(3)), train__nan="skip").summary["skipped"] == 3
 
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -33,10 +33,10 @@ def config(**changes):
     return config.to_dict()
 
 
-def open_run(folder, resume=None, **changes):
+def open_run(folder, resume=None, data=None, **changes):
     """Lock the folder and call `workdirs.open_run`, as a run does. Return True if the run is finished."""
     with workdirs.lock(folder):
-        return workdirs.open_run(folder, config(**changes), resume=resume)
+        return workdirs.open_run(folder, config(**changes), resume=resume, data=data)
 
 
 # One run at a time
@@ -153,6 +153,25 @@ def test_a_damaged_summary_is_written_again_and_a_damaged_config_is_refused(tmp_
     with raises(errors.UserError, tmp_path / "config.json"):
         open_run(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
+
+
+def test_other_classes_are_refused_and_other_data_make_a_warning_unless_nothing_was_trained(tmp_path, capsys):
+    classes = ["cat", "dog", "eel"]
+    assert not open_run(tmp_path, data={"sha256": "x", "classes": ["x"]})
+    assert not open_run(tmp_path, data={"sha256": "a", "classes": classes})
+    assert capsys.readouterr().out == ""
+    (tmp_path / "checkpoints" / "600").mkdir(parents=True)
+    for steps in (600, 1000):  # an unfinished and a finished run
+        (tmp_path / "summary.json").write_text(json.dumps({"steps": steps}))
+        before = (tmp_path / "config.json").read_text()
+        for other in (["dog", "cat", "eel"], ["cat", "dog"], [*classes, "fly"]):
+            with raises(errors.UserError, tmp_path, f"3 classes before, {len(other)} now"):
+                open_run(tmp_path, data={"sha256": "a", "classes": other})
+        assert (tmp_path / "config.json").read_text() == before
+    for sha256, steps, warnings in (("a", 1000, 0), ("b", 1000, 1), ("b", 1001, 1), ("b", 1001, 0), (None, 1001, 0)):
+        open_run(tmp_path, data={"sha256": sha256, "classes": classes}, train__steps=steps)
+        out = capsys.readouterr().out
+        assert out.count(f"warning: the data differ from those that {tmp_path}") == warnings, (sha256, steps)
 
 
 # Changes since the last start

@@ -112,7 +112,13 @@ def quick():
         yield
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """Return (sha256 of the last parameters, rows of the log) of an uninterrupted run."""
-    return finish_run(tmp_path_factory.mktemp("unbroken"))
+@pytest.fixture(scope="session")
+def unbroken_folder(make_once):
+    """Return the folder of an uninterrupted run, "run" in it. Tests change only copies of it."""
+    return make_once("unbroken", finish_run)
+
+
+@pytest.fixture(scope="session")
+def unbroken(unbroken_folder):
+    """Return (sha256 of the last parameters, rows of the log) of the uninterrupted run."""
+    return read_result(unbroken_folder)
