@@ -3,16 +3,18 @@
 import pathlib
 import runpy
 
+import jax
 import numpy as np
 import pytest
 import study_folder
 import tiny
 
-import launch
 from configs import base, ladder, positions
-from experiments.studies import figures as study_figures, results
+from experiments.engine import config as configs, config_file as config_files, mesh as meshes
+from experiments.studies import figures as study_figures, results, study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]
+FILES = ("multi_token", "stochastic_depth", "rotary")
 
 
 def write_study(folder, config, losses):
@@ -72,31 +74,33 @@ def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path
 
 
 def test_the_arms_of_the_positions_study_that_are_files_train(tmp_path):
-    tiny_text = tmp_path / "text.txt"
-    tiny_text.write_bytes(tiny.TEXT)
-    changes = {
-        "text.source": str(tiny_text),
-        "text.N": 8,
-        "model.M": 1,
-        "model.H": 2,
-        "train.batch_size": 4,
-        "mesh.data": 1,
-    }
-    changes |= {
-        "study.seeds": [0, 1, 2],
-        "study.tune": [],
-        "study.tune_seeds": base.get_config("ablation").study.tune_seeds,
-    }
+    """Stochastic depth changes only the training; multi-token prediction trains a second matrix."""
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     config = positions.get_config()
-    changes["study.arms"] = [
-        arm for arm in config.study.arms if arm[0] in ("multi_token", "stochastic_depth", "rotary")
-    ]
-    changes["study.conditions"] = [["small", {"model.D": 8, "train.steps": 2, "optim.warmup_steps": 0}]]
-    result = launch.run(str(ROOT / "configs" / "positions.py"), str(tmp_path / "study"), **changes)
-    arms = {arm["name"]: arm for arm in result.summary["conditions"][0]["arms"]}
-    assert all(len(arm["values"]) == 3 and 3 < arm["mean"] < 6 for arm in arms.values())
-    assert arms["multi_token"]["params"] > arms["rotary"]["params"] == arms["stochastic_depth"]["params"]
-    assert arms["stochastic_depth"]["values"] != arms["rotary"]["values"]
+    changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.M": 1, "model.H": 2, "mesh.data": 1}
+    changes |= {"study.arms": [arm for arm in config.study.arms if arm[0] in FILES], "train.batch_size": 16}
+    changes |= {"study.conditions": [["small", {"model.D": 8, "train.steps": 2, "optim.warmup_steps": 0}]]}
+    config.update_from_flattened_dict(changes)
+    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    runs = studies.runs(settings, studies.read(settings)._replace(seeds=[0]))
+    tasks = {run.arm: tiny.task_of(run.settings) for run in runs}
+    assert tuple(tasks) == FILES
+    devices, params = meshes.make(data=1), {arm: tiny.draw_params(task) for arm, task in tasks.items()}
+
+    @jax.jit
+    def measure(params, batch, key):
+        trained = {arm: tiny.gradient(task, devices)(params[arm], batch, key) for arm, task in tasks.items()}
+        return trained, {arm: task.loss(params[arm], batch)[0] for arm, task in tasks.items()}
+
+    batch = tasks["rotary"].train[0]
+    trained, evaluated = jax.device_get(measure(params, batch, jax.random.key(0, impl="unsafe_rbg")))
+    for arm, (gradient, metrics, _) in trained.items():
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, metrics))), arm
+    gradient, metrics, _ = trained["multi_token"]
+    assert np.abs(gradient["head"]["G2_WD"]).max() > 1e-3 and metrics["loss"] != metrics["loss_later"]
+    assert "G2_WD" not in params["rotary"]["head"]
+    assert abs(trained["stochastic_depth"][1]["loss"] - trained["rotary"][1]["loss"]) > 1e-4
+    assert evaluated["stochastic_depth"] == evaluated["rotary"]
 
 
 def test_positions_has_five_kinds_three_widths_ten_seeds_and_warm_ups_of_a_tenth():
