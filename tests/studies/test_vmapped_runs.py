@@ -103,7 +103,7 @@ def test_score_std_can_be_a_traced_number_also_for_two_kinds_of_scores():
 
     key = jax.random.key(3, impl="unsafe_rbg")  # compiles six times as fast
     number = jax.jit(lambda std: init(1.0)(key, score_std=std))
-    params, smaller = number(1.0), number(0.7)
+    params, smaller = jax.device_get((number(1.0), number(0.7)))
     for (path, leaf), x in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(smaller), strict=True):
         *_, parent, name = shapes.names(path)
         is_scaled = "score" in parent and name.startswith("U")
