@@ -93,7 +93,7 @@ def test_the_arms_of_the_positions_study_that_are_files_train(tmp_path):
         return trained, {arm: task.loss(params[arm], batch)[0] for arm, task in tasks.items()}
 
     batch = tasks["rotary"].train[0]
-    trained, evaluated = jax.device_get(measure(params, batch, jax.random.key(0, impl="unsafe_rbg")))
+    trained, evaluated = jax.device_get(measure(params, batch, jax.random.key(0)))
     for arm, (gradient, metrics, _) in trained.items():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, metrics))), arm
     gradient, metrics, _ = trained["multi_token"]
