@@ -43,7 +43,7 @@ def test_a_run_trains_adapters_and_fresh_parts_and_opens_as_the_effective_model(
     launch, folder = adapter_run
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     run_folder = tmp_path / "run"
-    start, params = open_model.open(source).params, checkpoint.parameters(run_folder / "checkpoints", 6)
+    start, params = jax.device_get(open_model.open(source).params), checkpoint.parameters(run_folder / "checkpoints", 6)
     tensors = safetensors.read(run_folder / adapters.FILE)
     expected = {"b_C": (tiny.C,), "lora/G_CD/A_DL": (tiny.D, 2), "lora/G_CD/B_CL": (tiny.C, 2)}
     assert {path: leaf.shape for path, leaf in tensors.items()} == expected

@@ -1,5 +1,6 @@
 """Activations of trained models, and the features that their heads read."""
 
+import jax
 import numpy as np
 import published
 import pytest
@@ -76,7 +77,7 @@ def test_features_of_masked_images_are_the_mean_of_tokens_without_a_mask(tmp_pat
     look = model.look(RAW_BYXZ, ("hidden",))
     assert model.kind == "masked_image" and look["hidden"].shape == (M, 3, 4, D)
     assert np.abs(np.diff(look["features"], axis=0)).max() > 0.01  # the images differ, and no patch is masked
-    norm, last_BND = model.params["norm"], look["hidden"][-1]
+    norm, last_BND = jax.device_get(model.params["norm"]), look["hidden"][-1]
     centred_BND = last_BND - last_BND.mean(-1, keepdims=True)
     normed_BND = centred_BND / np.sqrt(last_BND.var(-1, keepdims=True) + 1e-5) * norm["gain_D"] + norm["shift_D"]
     np.testing.assert_allclose(look["features"], normed_BND.mean(1), atol=1e-5)
@@ -98,7 +99,7 @@ def test_published_models_with_and_without_a_head(tmp_path):
 
     vit = open_model.open(published.save(tmp_path / "vit", "vit"))
     image_BYXZ = np.random.default_rng(0).integers(0, 256, (2, 15, 10, 2), np.uint8)
-    head = vit.params["head"]
+    head = jax.device_get(vit.params["head"])
     expected_BC = vit.look(image_BYXZ)["features"] @ head["G_CD"].T + head["b_C"]
     np.testing.assert_allclose(expected_BC, vit(image_BYXZ), atol=1e-4)
 

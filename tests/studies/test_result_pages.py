@@ -17,6 +17,7 @@ from experiments.studies import figures as study_figures, results, study as stud
 from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[2]
+FILES = ("multi_token", "stochastic_depth", "rotary")
 
 
 def write_study(folder, config, losses):
