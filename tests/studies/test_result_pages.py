@@ -77,7 +77,7 @@ def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path
 
 
 def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path):
-    """Multi-token prediction has a second matrix and loss. Evaluation with stochastic depth is that of the reference."""
+    """Multi-token prediction has a second matrix and loss. Stochastic depth is evaluated like the reference."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     config, sizes = positions.get_config(), {"model.M": 1, "model.D": 8, "train.steps": 3, "optim.warmup_steps": 0}
     arms = [arm for arm in config.study.arms if arm[0] in ("multi_token", "stochastic_depth", "rotary")]
