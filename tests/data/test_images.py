@@ -81,10 +81,8 @@ def test_labels_that_start_at_1_are_refused(tmp_path):
     """They do not mean one more class. But a split may lack the class 0."""
     small = arrays()
     from_one = {name: small[name] + 1 for name in ("y_train", "y_test")}
-    for source in (
-        archive(tmp_path / "a.npz", **from_one),
-        write_single_part(tmp_path / "b.npz", y=from_one["y_train"]),
-    ):
+    single = write_single_part(tmp_path / "b.npz", y=from_one["y_train"])
+    for source in (archive(tmp_path / "a.npz", **from_one), single):
         with raises(errors.UserError, source, "from 1 to 4", "Subtract 1"):
             images.load(source)
     data = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(small["y_train"], 1)))
@@ -101,9 +99,8 @@ def test_lines_describe_the_parts_and_the_classes_without_a_training_image(tmp_p
     ]
     source = write_single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
     split, counts, _ = images.load_described(source).lines
-    assert "split by content" in split and counts.endswith(
-        " (18 without an image to train on: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
-    )
+    unused = " (18 without an image to train on: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
+    assert "split by content" in split and counts.endswith(unused)
     digits = images.load_described("digits")
     assert digits.lines[0] == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
     assert digits.train_image_BYXZ.shape[1:] == (8, 8, 1) and digits.train_image_BYXZ.max() == 16

@@ -22,9 +22,8 @@ def draw(kind, folder, study):
 
 def find_means(panel, colour):
     """Return the lines of this colour that are means, not seeds."""
-    return [
-        x for x in panel.lines if colors.same_color(x.get_color(), colour) and x.get_linewidth() > study_figures.THIN
-    ]
+    lines = [line for line in panel.lines if colors.same_color(line.get_color(), colour)]
+    return [line for line in lines if line.get_linewidth() > study_figures.THIN]
 
 
 def write_curves(folder, ends):
@@ -159,20 +158,9 @@ def test_damaged_maps_are_refused_by_their_path(tmp_path):
 def test_styles_differ_and_the_reference_is_black():
     study = study_folder.make_study([f"arm{i}" for i in range(24)] + ["asymmetric"])
     style = styles.choose_styles(study)
-    for properties in (
-        ("colour", "line"),
-        ("colour", "marker"),
-        ("line", "marker"),
-    ):  # the last pair also distinguishes arms in grey
-        assert (
-            len(
-                {
-                    tuple(getattr(arm_style, property_name) for property_name in properties)
-                    for arm_style in style.values()
-                }
-            )
-            == 25
-        )
+    # The last pair also distinguishes arms in grey.
+    for names in (("colour", "line"), ("colour", "marker"), ("line", "marker")):
+        assert len({tuple(getattr(arm_style, name) for name in names) for arm_style in style.values()}) == 25
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
 
 
