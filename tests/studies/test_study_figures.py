@@ -146,24 +146,17 @@ def test_maps_have_one_scale_and_a_row_for_each_arm(tmp_path):
     two = {"one": np.full((2, 1, 3, 3), 0.1), "two": np.full((2, 2, 3, 3), 0.2)}
     panels = np.reshape(attention.draw(two, {name: name for name in two}).axes[:-1], (2, 4))
     assert [panel.axison for panel in panels[0]] == [True, True, False, False]
+    np.savez(tmp_path / "maps.npz", A=np.ones(3))
+    with raises(errors.UserError, tmp_path / "maps.npz", "A_MHNS"):
+        attention.read(tmp_path / "maps.npz")
 
 
-def test_damaged_maps_are_refused_by_their_path(tmp_path):
-    file = tmp_path / "maps.npz"
-    np.savez(file, A=np.ones(3))
-    with raises(errors.UserError, file, "A_MHNS"):
-        attention.read(file)
-
-
-def test_styles_differ_and_the_reference_is_black():
+def test_styles_differ_and_long_names_are_shortened():
     study = study_folder.make_study([f"arm{i}" for i in range(24)] + ["asymmetric"])
     style = styles.choose_styles(study)
     # The last pair also distinguishes arms in grey.
     for names in (("colour", "line"), ("colour", "marker"), ("line", "marker")):
         assert len({tuple(getattr(arm_style, name) for name in names) for arm_style in style.values()}) == 25
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
-
-
-def test_long_names_are_shortened_and_layers_are_spread():
     assert styles.shorten("x" * 28) == "x" * 28 and styles.shorten("x" * 29) == "x" * 14 + "…" + "x" * 13
     assert plots.spread(12, 4) == [0, 4, 7, 11] and plots.spread(2, 4) == [0, 1]
