@@ -132,18 +132,17 @@ def test_special_tokens_in_the_texts_are_counted():
         assert tokenization.count_name("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
 
 
-LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))
-
-
-@pytest.mark.parametrize("letters", [LETTERS, LETTERS.translate({code: code + 0x4E00 for code in b"abcdefghijklmnop"})])
-def test_learning_text_without_spaces_takes_linear_time(letters, capsys):
-    """Without cuts, 300,000 letters took more than a minute."""
+def test_learning_text_without_spaces_takes_linear_time(capsys):
+    """Without cuts, these 200,000 letters took six seconds, and twice as many take four times as long."""
+    latin = "".join(random.Random(0).choices("abcdefghijklmnop", k=100_000))
+    chinese = latin.translate({code: code + 0x4E00 for code in b"abcdefghijklmnop"})
     began = time.process_time()
-    library = bpe.learn([letters], W=600, specials=["<|endoftext|>"])
-    assert time.process_time() - began < 20
-    assert f"{300_000 // bpe.RUN:,} places" in capsys.readouterr().out
-    ids = library.encode(letters[:1000]).ids
-    assert library.decode(ids) == letters[:1000] and len(ids) < 3 * 1000 * 0.7
+    library = bpe.learn([latin + chinese], W=600, specials=["<|endoftext|>"])
+    assert time.process_time() - began < 2
+    assert f"{200_000 // bpe.RUN:,} places" in capsys.readouterr().out
+    for letters in (latin[:1000], chinese[:1000]):
+        ids = library.encode(letters).ids
+        assert library.decode(ids) == letters and len(ids) < 0.7 * len(letters.encode())
 
 
 def test_text_with_spaces_is_not_cut(capsys):

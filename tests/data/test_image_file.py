@@ -34,9 +34,8 @@ def test_an_image_is_processed_like_the_images_of_a_run(tmp_path):
     image_1YXZ, line = image_file.read(save(tmp_path, np.full((5, 7, 3), 255, np.uint8)), run_format(tmp_path))
     np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
     assert "5 x 7 pixels, colour; resized to 2 x 3; grey" in line
-    colour_format = run_format(
-        tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0]
-    )
+    numbers = {"mean": [0.0, 1.0, 2.0], "std": [1.0, 1.0, 1.0], "values": [-1.0, 1.0]}
+    colour_format = run_format(tmp_path, 3, image=[2, 3, 3], **numbers)
     image_1YXZ, _ = image_file.read(save(tmp_path, np.zeros((5, 7), np.uint8)), colour_format)
     np.testing.assert_allclose(image_1YXZ[0, 0, 0], [-1, -2, -3])
     wide_YX = np.zeros((2, 12), np.uint8)

@@ -54,13 +54,10 @@ def test_arrays_that_are_not_images_with_labels_are_refused(tmp_path, arrays, wo
         images.load(archive(tmp_path / "a.npz", **arrays))
 
 
-def test_idx_files_with_too_many_labels_are_refused(tmp_path):
+def test_idx_files_with_too_many_labels_and_an_archive_without_labels_are_refused(tmp_path):
     source = idx_folder(tmp_path, y_train=np.zeros(TRAIN + 1, np.uint8))
     with raises(errors.UserError, source, "training part", TRAIN, TRAIN + 1):
         images.load(source)
-
-
-def test_an_archive_without_labels_is_refused(tmp_path):
     small_files.write(tmp_path, **{"a.npz": small_files.npz(x=np.zeros(3), label=np.zeros(3))})
     with raises(errors.UserError, tmp_path / "a.npz", "(x, y)", "x, label"):
         images.load(str(tmp_path / "a.npz"))

@@ -160,11 +160,9 @@ def test_grey_images_have_one_channel_unless_another_image_is_in_colour(tmp_path
 def test_training_and_classify_process_a_photograph_in_the_same_way(tmp_path):
     """The photograph is resized and rotated by its metadata. A large JPEG is decoded at a reduced size."""
     smooth = np.add.outer(np.arange(300), np.arange(200))[..., None].astype(np.uint8) // np.uint8([1, 2, 3])
-    rotated = encode_image(np.rot90(smooth), "JPEG", orientation=6)
-    write(
-        tmp_path / "set",
-        **{"a/1.jpg": encode_image(smooth, "JPEG"), "a/2.jpeg": rotated, "b/3.png": encode_image(pixels(0))},
-    )
+    contents = {"a/1.jpg": encode_image(smooth, "JPEG"), "b/3.png": encode_image(pixels(0))}
+    contents["a/2.jpeg"] = encode_image(np.rot90(smooth), "JPEG", orientation=6)
+    write(tmp_path / "set", **contents)
     image_BYXZ = image_folder.read(data_files.folder(tmp_path / "set", ()), 7)
     assert image_BYXZ.shape == (3, 7, 7, 3)
     np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG is lossy

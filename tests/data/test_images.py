@@ -81,10 +81,8 @@ def test_labels_that_start_at_1_are_refused(tmp_path):
     """They do not mean one more class. But a split may lack the class 0."""
     small = arrays()
     from_one = {name: small[name] + 1 for name in ("y_train", "y_test")}
-    for source in (
-        archive(tmp_path / "a.npz", **from_one),
-        write_single_part(tmp_path / "b.npz", y=from_one["y_train"]),
-    ):
+    single = write_single_part(tmp_path / "b.npz", y=from_one["y_train"])
+    for source in (archive(tmp_path / "a.npz", **from_one), single):
         with raises(errors.UserError, source, "from 1 to 4", "Subtract 1"):
             images.load(source)
     data = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(small["y_train"], 1)))
@@ -101,9 +99,8 @@ def test_lines_describe_the_parts_and_the_classes_without_a_training_image(tmp_p
     ]
     source = write_single_part(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
     split, counts, _ = images.load_described(source).lines
-    assert "split by content" in split and counts.endswith(
-        " (18 without an image to train on: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
-    )
+    unused = " (18 without an image to train on: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
+    assert "split by content" in split and counts.endswith(unused)
     digits = images.load_described("digits")
     assert digits.lines[0] == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
     assert digits.train_image_BYXZ.shape[1:] == (8, 8, 1) and digits.train_image_BYXZ.max() == 16
@@ -167,43 +164,35 @@ COLOUR = RANDOM.integers(0, 250, (60, Y, X, 3)).astype(np.uint8) // np.uint8([1,
 GREY = RANDOM.integers(0, 256, (60, Y, X)).astype(np.uint8)
 
 
-def write_two_parts(path, train, held_out):
+MIXED = np.concatenate([GREY[:3], GREY[3:6] // 2, GREY[33:57], GREY[:3]])[:30]
+REPEATED = np.concatenate([GREY[:7], GREY[30:53]]).astype(np.int64)
+PARTS = [  # (training images, held-out images, a word of each warning; None: refused with their largest numbers)
+    (GREY[:30], GREY[30:] / 255, None),
+    (GREY[:30] / 255, GREY[30:], None),
+    (GREY[:30].astype(np.float32), GREY[30:] // 128, None),
+    (GREY[:30] / 127.5 - 1, GREY[30:] / 255, None),
+    ((GREY[:30] - 128.0) / 70, GREY[30:] / 255, None),
+    (GREY[:30], GREY[30:].astype(np.float64), ["types uint8 and float64"]),
+    (GREY[:30].astype(np.uint16) * 257, GREY[30:], ["types uint16 and uint8", "different scales"]),
+    (GREY[:30] // 4, 255 - GREY[30:] // 4, ["different scales"]),
+    (COLOUR[:30], COLOUR[30:, ..., ::-1], ["opposite order"]),
+    (GREY[:30], MIXED, ["3 of 30"]),
+    (GREY[:30], REPEATED, ["types uint8 and int64", "7 of 30"]),
+    (GREY[:30], GREY[30:], []),
+    (GREY[:30] / 255, GREY[30:] / 255, []),
+    (COLOUR[:30], COLOUR[30:], []),
+]
+
+
+@pytest.mark.parametrize(("train", "held_out", "words"), PARTS)
+def test_parts_that_differ_or_share_images_are_refused_or_named(tmp_path, train, held_out, words):
     y = np.arange(30) % C
-    return archive(path, x_train=train, y_train=y, x_test=held_out, y_test=y)
-
-
-@pytest.mark.parametrize(
-    ("train", "held_out"),
-    [
-        (GREY[:30], GREY[30:] / 255),
-        (GREY[:30] / 255, GREY[30:]),
-        (GREY[:30].astype(np.float32), GREY[30:] // 128),
-        (GREY[:30] / 127.5 - 1, GREY[30:] / 255),
-        ((GREY[:30] - 128.0) / 70, GREY[30:] / 255),
-    ],
-)
-def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
-    source = write_two_parts(tmp_path / "a.npz", train, held_out)
-    with raises(errors.UserError, source, f"{train.max():g}", f"{held_out.max():g}"):
-        images.load(source)
-
-
-@pytest.mark.parametrize(
-    ("train", "held_out", "words"),
-    [
-        (GREY[:30], GREY[30:].astype(np.float64), ["types uint8 and float64"]),
-        (GREY[:30].astype(np.uint16) * 257, GREY[30:], ["types uint16 and uint8", "different scales"]),
-        (GREY[:30] // 4, 255 - GREY[30:] // 4, ["different scales"]),
-        (COLOUR[:30], COLOUR[30:, ..., ::-1], ["opposite order"]),
-        (GREY[:30], np.concatenate([GREY[:3], GREY[3:6] // 2, GREY[33:57], GREY[:3]])[:30], ["3 of 30"]),
-        (GREY[:30], np.concatenate([GREY[:7], GREY[30:53]]).astype(np.int64), ["types uint8 and int64", "7 of 30"]),
-        (GREY[:30], GREY[30:], []),
-        (GREY[:30] / 255, GREY[30:] / 255, []),
-        (COLOUR[:30], COLOUR[30:], []),
-    ],
-)
-def test_a_warning_names_parts_that_seem_to_differ_or_share_images(tmp_path, train, held_out, words):
-    data = images.load_described(write_two_parts(tmp_path / "a.npz", train, held_out))
+    source = archive(tmp_path / "a.npz", x_train=train, y_train=y, x_test=held_out, y_test=y)
+    if words is None:
+        with raises(errors.UserError, source, f"{train.max():g}", f"{held_out.max():g}"):
+            images.load(source)
+        return
+    data = images.load_described(source)
     warnings = [line for line in data.lines if "warning: " in line]
     assert len(warnings) == len(words) and all(word in line for word, line in zip(words, warnings, strict=True))
     assert data.train_image_BYXZ.dtype == data.evaluation_image_BYXZ.dtype

@@ -46,10 +46,8 @@ def test_lines_of_a_file_a_folder_or_a_zip_are_pairs_without_hidden_and_other_fi
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
-    write(
-        tmp_path,
-        **{"set.zip": make_zip([("set/", b""), *((f"./set/{name}", content) for name, content in contents.items())])},
-    )
+    members = [("set/", b""), *((f"./set/{name}", content) for name, content in contents.items())]
+    write(tmp_path, **{"set.zip": make_zip(members)})
     for source in ("set", "set.zip"):
         assert load(tmp_path / source) == [("a", "b"), ("c", "d"), ("e", "f")]
 
@@ -216,11 +214,8 @@ def test_training_depends_on_the_sentences_alone_and_merges_frequent_pairs(subwo
     assert small.size == 3 + 256 + 1 and small.rows(["aa"])[0] == [259]
     tokenizer = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
     sentence = "¿Un rey? two kings\n"
-    assert (
-        tokenizer.decode(tokenizer.encode(sentence)) == sentence
-        and tokenizer.pad == pairs.PAD
-        and tokenizer.size == 277
-    )
+    assert tokenizer.decode(tokenizer.encode(sentence)) == sentence
+    assert (tokenizer.pad, tokenizer.size) == (pairs.PAD, 277)
     assert np.array_equal(tokenizer.encode(sentence), subwords.rows([sentence])[0])
 
 

@@ -122,9 +122,8 @@ def test_held_out_selects_this_share_with_the_smallest_digests():
     assert np.array_equal(data_files.held_out(contents + [b"another"], share=0.1)[:-1], out)
     three_contents = contents[:3]
     smallest = min(three_contents, key=lambda content: hashlib.sha256(content).digest())
-    assert [
-        content for content, o in zip(three_contents, data_files.held_out(three_contents, share=1e-9), strict=True) if o
-    ] == [smallest]
+    out = data_files.held_out(three_contents, share=1e-9)
+    assert [content for content, is_out in zip(three_contents, out, strict=True) if is_out] == [smallest]
     with raises(errors.UserError, "differ"):
         data_files.held_out([b"a", b"a"], share=0.1)
 

@@ -33,13 +33,8 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
     assert [*map(chosen.name, ids)] == ["[CLS]", "ab", "[MASK]", ".", "[SEP]"] and ids.dtype == np.int32
     assert [*map(chosen.name, chosen.encode("ab b ab b", specials=False))] == ["ab", "b"] * 2
     assert chosen.decode(np.array([*ids, chosen.pad, -1, chosen.size, 10**12])) == "ab."
-    assert (chosen.size, chosen.bos, chosen.eos, chosen.mask, chosen.pad) == (
-        library.get_vocab_size(),
-        None,
-        None,
-        4,
-        0,
-    )
+    facts = chosen.size, chosen.bos, chosen.eos, chosen.mask, chosen.pad
+    assert facts == (library.get_vocab_size(), None, None, 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,30 +66,19 @@ def test_the_library_streams_as_it_decodes(make, first, second, ids):
         assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
 
 
-TOKENIZER_CONFIG = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
-SPECIALS_MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
+ROLES = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
+CONFIG, NEWER_CONFIG = {"tokenizer_config": ROLES}, {"tokenizer_config": ROLES | {"added_tokens_decoder": {}}}
+SPECIALS = {"special_tokens_map": {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}}
 
 
 @pytest.mark.parametrize(
     ("make", "configs", "roles"),
     [
         (libraries.llama, {}, (1, 2, None, None)),
-        (libraries.llama, {"special_tokens_map": SPECIALS_MAP}, (1, 1, None, 0)),
-        (
-            libraries.llama,
-            {"tokenizer_config": TOKENIZER_CONFIG},
-            (None, 2, 277, None),
-        ),  # a special token that is absent is added
-        (
-            libraries.llama,
-            {"tokenizer_config": TOKENIZER_CONFIG, "special_tokens_map": SPECIALS_MAP},
-            (None, 1, 277, 0),
-        ),
-        (
-            libraries.llama,
-            {"tokenizer_config": TOKENIZER_CONFIG | {"added_tokens_decoder": {}}, "special_tokens_map": SPECIALS_MAP},
-            (None, 2, 277, None),
-        ),
+        (libraries.llama, SPECIALS, (1, 1, None, 0)),
+        (libraries.llama, CONFIG, (None, 2, 277, None)),  # a special token that is absent is added
+        (libraries.llama, CONFIG | SPECIALS, (None, 1, 277, 0)),
+        (libraries.llama, NEWER_CONFIG | SPECIALS, (None, 2, 277, None)),
         (libraries.gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as GPT-2 has it
     ],
 )
@@ -140,11 +124,7 @@ def test_a_folder_with_no_or_several_tokenizers_is_refused(tmp_path):
 
 
 def test_a_lone_surrogate_is_refused():
-    pieces_of_llama2c, published = pretrained_tokenizer.read_pieces(pieces(TABLE)), libraries.gpt2()
-    for chosen in (
-        pieces_of_llama2c,
-        tokenization.make("bytes", [b"a"]),
-        pretrained_tokenizer.Published(published, {}),
-    ):
+    published = pretrained_tokenizer.Published(libraries.gpt2(), {})
+    for chosen in (pretrained_tokenizer.read_pieces(pieces(TABLE)), tokenization.make("bytes", [b"a"]), published):
         with raises(errors.UserError, repr("a\udcff")):
             chosen.encode("a\udcff")

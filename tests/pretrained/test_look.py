@@ -28,20 +28,18 @@ def open_run(folder, experiment, **changes) -> open_model.Trained:
     return open_model.open(published.write_run(folder / "run", experiment, **changes))
 
 
-@pytest.mark.parametrize(
-    ("experiment", "changes"),
-    [
-        ("language", TEXT | {"text.objective": "causal"}),
-        ("language", TEXT | {"text.objective": "masked"}),
-        ("text_classification", TEXT | {"text.head": "linear"}),
-        ("text_classification", TEXT | {"text.head": "pooled"}),
-        ("vision", {"image.patch": 4, "image.head": "pooled"}),
-        ("vision", {"image.patch": 4, "image.head": "class_token"}),
-    ],
-)
-def test_logits_are_linear_in_the_features_and_those_of_a_text_do_not_depend_on_its_batch(
-    tmp_path, experiment, changes
-):
+MODELS = [
+    ("language", TEXT | {"text.objective": "causal"}),
+    ("language", TEXT | {"text.objective": "masked"}),
+    ("text_classification", TEXT | {"text.head": "linear"}),
+    ("text_classification", TEXT | {"text.head": "pooled"}),
+    ("vision", {"image.patch": 4, "image.head": "pooled"}),
+    ("vision", {"image.patch": 4, "image.head": "class_token"}),
+]
+
+
+@pytest.mark.parametrize(("experiment", "changes"), MODELS)
+def test_logits_are_linear_in_the_features_and_do_not_depend_on_the_batch(tmp_path, experiment, changes):
     """A head of one matrix maps the features to the logits of the example, of its last token, or of its mean token."""
     model = open_run(tmp_path, experiment, **FAST | changes)
     is_image, is_causal = experiment == "vision", changes.get("text.objective") == "causal"

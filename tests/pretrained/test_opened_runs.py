@@ -46,16 +46,16 @@ def test_images_of_another_size_or_with_colours_equal_their_file(vision, tmp_pat
     np.testing.assert_array_equal(vision(batch), vision.logits(expected_1YXZ))
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (lambda raw: (raw - 4.9) / 6.0, "model.logits"),  # normalised already
-        (lambda raw: raw / 16, "0 to 16"),
-        (lambda raw: np.where(raw > 15, np.nan, raw), "nan"),
-        (lambda raw: np.repeat(raw, 2, 1), "16, 8"),
-        (lambda raw: raw.astype(bool), "bool"),
-    ],
-)
+AMBIGUOUS = [
+    (lambda raw: (raw - 4.9) / 6.0, "model.logits"),  # normalised already
+    (lambda raw: raw / 16, "0 to 16"),
+    (lambda raw: np.where(raw > 15, np.nan, raw), "nan"),
+    (lambda raw: np.repeat(raw, 2, 1), "16, 8"),
+    (lambda raw: raw.astype(bool), "bool"),
+]
+
+
+@pytest.mark.parametrize(("change", "part"), AMBIGUOUS)
 def test_ambiguous_images_are_refused(vision, digits, change, part):
     with raises(errors.UserError, part):
         vision(change(digits.evaluation_image_BYXZ[:4].astype(np.float64)))

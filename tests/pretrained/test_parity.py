@@ -79,12 +79,7 @@ CASES = {  # (class of transformers, fields of its config)
     "llama, grouped": case("LlamaForCausalLM", LLAMA, num_key_value_heads=2, head_dim=10),
     "llama, one head of keys": case("LlamaForCausalLM", LLAMA, hidden_size=36, num_key_value_heads=1),
     "llama, tied, another base": case(
-        "LlamaForCausalLM",
-        LLAMA,
-        hidden_size=36,
-        tie_word_embeddings=True,
-        hidden_act="gelu",
-        **rope_scaling("default"),
+        "LlamaForCausalLM", LLAMA | rope_scaling("default"), hidden_size=36, tie_word_embeddings=True, hidden_act="gelu"
     ),
     "llama, dynamic, biases": case(
         "LlamaForCausalLM", GROUPED, attention_bias=True, mlp_bias=True, **rope_scaling("dynamic")

@@ -1,9 +1,11 @@
 """Arms are paired by seed: within a seed, all arms have the same batches and initial values."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_study
@@ -38,6 +40,12 @@ def count_step(state, batch, alive, numbers):
     return state.replace(step=state.step + alive), {train_step.LOSS: 0.0 * alive, "alive": alive}
 
 
+def waves(key, shape=(), dtype=np.float32):
+    """Return numbers that depend on the key and compile faster than normal ones."""
+    start, frequency = (jax.random.key_data(key) % 8191).astype(dtype)
+    return jnp.sin(start + frequency * jnp.arange(math.prod(shape), dtype=dtype)).reshape(shape)
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """Return {(arm, seed): Inputs} of a study with masked tokens. Its steps are not compiled or trained."""
@@ -67,6 +75,7 @@ def inputs(tmp_path_factory):
         patch.setattr(loop, "train", record_state)
         patch.setattr(vmapped_runs, "step", lambda _: jax.jit(count_step))
         patch.setattr(vmapped_runs, "evaluator", lambda _: lambda *_: {"loss": np.zeros(len(SEEDS) * len(ARMS))})
+        patch.setattr(jax.random, "normal", waves)
         patch.setattr(programs, "_write_results", lambda *_: None)
         outcome = tiny_study.run(tmp_path_factory.mktemp("pairs"), **SMALL)
     assert (outcome.code, outcome.err) == (0, "")

@@ -60,35 +60,24 @@ def test_comparisons_can_be_corrected_within_a_condition():
         assert [condition.comparisons for condition in conditions] == [m, m]
 
 
-LOOKS = {
-    "one analysis": ([(make_plan(3), range(3))], 1, 1),
-    "the same command again": ([(make_plan(3), range(3), range(3)), (make_plan(3), range(3))], 1, 1),
-    "stopped in between": ([(make_plan(5), range(4), range(5))], 1, 1),
-    "seeds were added, and nothing is finished yet": ([(make_plan(3), range(3)), (make_plan(5), range(3))], 1, 1),
-    "seeds were added": ([(make_plan(3), range(3)), (make_plan(5), range(3), range(5))], 2, 2),
-    "seeds were added and removed": (
-        [(make_plan(3), range(3)), (make_plan(5), range(5)), (make_plan(3), range(3))],
-        2,
-        2,
-    ),
-    "two analyses were declared": ([(make_plan(3, looks=2), range(3)), (make_plan(5, looks=2), range(5))], 2, 1),
-    "two analyses were declared after the first": (
-        [(make_plan(3), range(3)), (make_plan(5, looks=2), range(5))],
-        2,
-        1.5,
-    ),
-    "two analyses were declared for the same seeds": (
-        [(make_plan(3), range(3)), (make_plan(3, looks=2), range(3))],
-        1,
-        1,
-    ),
+LOOKS = {  # {case: (analyses, share of the level, [(planned seeds, declared analyses, seeds of each verdict)])}
+    "one analysis": (1, 1, [(3, 1, 3)]),
+    "the same command again": (1, 1, [(3, 1, 3, 3), (3, 1, 3)]),
+    "stopped in between": (1, 1, [(5, 1, 4, 5)]),
+    "seeds were added, and nothing is finished yet": (1, 1, [(3, 1, 3), (5, 1, 3)]),
+    "seeds were added": (2, 2, [(3, 1, 3), (5, 1, 3, 5)]),
+    "seeds were added and removed": (2, 2, [(3, 1, 3), (5, 1, 5), (3, 1, 3)]),
+    "two analyses were declared": (2, 1, [(3, 2, 3), (5, 2, 5)]),
+    "two analyses were declared after the first": (2, 1.5, [(3, 1, 3), (5, 2, 5)]),
+    "two analyses were declared for the same seeds": (1, 1, [(3, 1, 3), (3, 2, 3)]),
 }
 
 
 @pytest.mark.parametrize("case", LOOKS)
 def test_interim_analyses_are_counted_with_their_share_of_the_level(tmp_path, case):
-    entries, looks, share = LOOKS[case]
-    past = log_plans(tmp_path, *entries)
+    looks, share, entries = LOOKS[case]
+    for seeds, declared, *verdicts in entries:
+        past = log_plans(tmp_path, (make_plan(seeds, looks=declared), *map(range, verdicts)))
     assert (len(past.looks), past.share) == (looks, share)
 
 

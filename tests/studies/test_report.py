@@ -21,12 +21,8 @@ HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
 COSTS = ("flops_per_token", "seconds", "diverged_at")  # columns of runs.csv after "params"
 FIGURES = 5  # index of the first figure among the files of a report
 VOID_ELEMENTS = {"meta", "img"}  # elements without an end
-FIRST_MACHINE = {
-    "commit": "beef",
-    "device": "a large computer",
-    "versions": {"jax": "1", "numpy": "7"},
-    "wall_seconds": 1000.4,
-}
+FIRST_MACHINE = {"commit": "beef", "device": "a large computer", "versions": {"jax": "1", "numpy": "7"}}
+FIRST_MACHINE |= {"wall_seconds": 1000.4}
 SECOND_MACHINE = {"commit": "", "device": "another one", "versions": {"jax": "2", "numpy": "7"}, "wall_seconds": 234.3}
 
 
@@ -79,9 +75,8 @@ def test_every_file_is_there_without_drafts_and_no_figure_is_blank(report_files)
     kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
     figures = [*(f"{kind}_causal" for kind in kinds), "differences_masked"]
     names = ["report.json", "report.md", "report.html", "report.tex", "runs.csv"]
-    assert [file.relative_to(folder).as_posix() for file in files] == names + [
-        f"figures/{name}.png" for name in figures
-    ]
+    names += [f"figures/{name}.png" for name in figures]
+    assert [file.relative_to(folder).as_posix() for file in files] == names
     paths = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
     assert sorted(paths) == sorted([*files, folder / "plan.jsonl"])
     for file in files[FIGURES:]:
@@ -106,31 +101,20 @@ def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(rep
     assert text.startswith("<!DOCTYPE html>\n<html")
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     assert not {"script", "link", "iframe", "object", "base", "form"} & {tag for tag, _ in page.elements}
-    images = [
-        base64.b64decode(img["src"].removeprefix("data:image/png;base64,")) for img in page.find_attributes("img")
-    ]
-    assert sorted(images) == sorted(file.read_bytes() for file in report_files[1][FIGURES:])
-    assert all(len(img["alt"]) > 40 for img in page.find_attributes("img"))
-    policy = [
-        meta["content"] for meta in page.find_attributes("meta") if meta.get("http-equiv") == "Content-Security-Policy"
-    ]
+    images, metas = page.find_attributes("img"), page.find_attributes("meta")
+    contents = [base64.b64decode(img["src"].removeprefix("data:image/png;base64,")) for img in images]
+    assert sorted(contents) == sorted(file.read_bytes() for file in report_files[1][FIGURES:])
+    assert all(len(img["alt"]) > 40 for img in images)
+    policy = [meta["content"] for meta in metas if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
     sections = ["Verdict", "Arms", "Over all conditions"]
     sections += ["Training", "Differences", "Symmetry", "Attention", "What was run"]
     assert page.find_texts("h2") == page.find_texts("a") == sections
     names = ["causal", "masked"]
-    assert page.find_texts("h3") == [
-        *names,
-        "causal: eval/loss",
-        "masked: eval/loss",
-        "causal",
-        *names,
-        "causal",
-        "causal",
-    ]
-    assert {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'} <= set(
-        page.find_texts("td", "th")
-    )
+    headings = [*names, "causal: eval/loss", "masked: eval/loss", "causal", *names, "causal", "causal"]
+    assert page.find_texts("h3") == headings
+    cells = {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'}
+    assert cells <= set(page.find_texts("td", "th"))
     assert json.loads(page.find_texts("pre")[0]) == study_folder.PROVENANCE["config"]
     assert page.find_texts("p")[0] == "18 of 18 runs finished, seeds 0, 1, 2."
     assert page.find_texts("summary") == ["The whole config"]

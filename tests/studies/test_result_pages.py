@@ -23,11 +23,8 @@ FILES = ("multi_token", "stochastic_depth", "rotary")
 def write_study(folder, config, losses):
     """Write the runs and the report of a study. losses: (condition, arm) -> the loss of each seed."""
     study = config.study
-    design = study_folder.make_study(
-        [name for name, _ in study.arms],
-        conditions=[name for name, _ in study.conditions] or ["all"],
-        seeds=study.seeds,
-    )
+    arms, conditions = ([name for name, _ in entries] for entries in (study.arms, study.conditions))
+    design = study_folder.make_study(arms, conditions=conditions or ["all"], seeds=study.seeds)
     for condition in design.conditions:
         for arm in design.arms:
             for seed, loss in zip(design.seeds, losses(condition.name, arm.name), strict=True):
@@ -77,7 +74,7 @@ def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path
 
 
 def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path):
-    """Multi-token prediction has a second matrix and loss. Stochastic depth is evaluated like the reference."""
+    """Multi-token prediction has a second matrix and loss. Stochastic depth does not change the evaluation."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     config, sizes = positions.get_config(), {"model.M": 1, "model.D": 8, "train.steps": 3, "optim.warmup_steps": 0}
     arms = [arm for arm in config.study.arms if arm[0] in ("multi_token", "stochastic_depth", "rotary")]
@@ -85,14 +82,13 @@ def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path)
     changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 7, "train.batch_size": 3, "mesh.data": 1}
     config.update_from_flattened_dict(changes)
     settings = configs.Settings(config, config_files.defaults(config, base.get_config))
-    params, losses, evaluations, gradients = {}, {}, {}, {}
+    params, losses, evaluations, gradients, key = {}, {}, {}, {}, jax.random.key(0)
     for run in studies.runs(settings, studies.read(settings)):
-        task, arm, mesh, key = tiny.task_of(run.settings), run.arm, meshes.make(data=1), jax.random.key(0)
-        params[arm], batch = shapes.flat(jax.eval_shape(task.init, key)).keys(), task.train[0]
-        inputs = jax.eval_shape(task.init, key), batch
-        losses[arm] = jax.eval_shape(lambda *inputs, task=task: task.loss(*inputs)[0], *inputs).keys()
-        evaluations[arm] = str(jax.make_jaxpr(lambda *inputs, task=task: task.loss(*inputs))(*inputs))
-        gradients[arm] = str(jax.make_jaxpr(tiny.gradient(task, mesh))(*inputs, key))
+        task, arm = tiny.task_of(run.settings), run.arm
+        inputs = jax.eval_shape(task.init, key), task.train[0]
+        program, outputs = jax.make_jaxpr(task.loss, return_shape=True)(*inputs)
+        params[arm], losses[arm], evaluations[arm] = {*shapes.flat(inputs[0])}, {*outputs[0]}, str(program)
+        gradients[arm] = str(jax.make_jaxpr(tiny.gradient(task, meshes.make(data=1)))(*inputs, key))
         assert task.weights == ({"loss_later": 0.3} if arm == "multi_token" else {})
     assert params["multi_token"] - params["rotary"] == {"head/G2_WD"} and params["stochastic_depth"] == params["rotary"]
     assert losses["multi_token"] - losses["rotary"] == {"loss_later"}

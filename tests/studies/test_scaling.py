@@ -114,25 +114,14 @@ def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_l
     assert a.heading == "Loss against compute: D_10, D_11, D_12" and (a.kind, b.kind) == ("compute", "compute1")
 
 
-def test_the_table_and_the_figure_of_a_law_have_its_constant(tmp_path, monkeypatch):
+def test_laws_are_drawn_and_reported_with_their_constant(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
     study = simulate(tmp_path, {"arm": (2.1, 0.3, 1.5), "base": (2.0, 0.3, 1.5)}, sizes=(8, 16, 32, 64, 128))
-    [family] = families(tmp_path, study)
-    E = family.laws[0].E
-    assert E > 1 and any(f"{E:.4f}" in cell for row in tables.tabulate_laws(family).rows for cell in row)
-    law = study_figures.draw_numbers(family, styles.choose_styles(study))[0].axes[0].lines[0]
-    ends = [np.mean([*family.laws[0].values[i].values()]) for i in (0, -1)]
-    assert law.get_ydata()[[0, -1]] == pytest.approx(ends, rel=1e-3)
-
-
-def test_laws_are_drawn_and_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(scaling, "RESAMPLES", 20)
-    study = simulate(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
     [family] = families(tmp_path, study)
     drawing, _ = study_figures.draw_numbers(family, styles.choose_styles(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
-    assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+    assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log") and arm.E > 1
     assert law.get_ydata()[[0, -1]] == pytest.approx([np.mean([*arm.values[i].values()]) for i in (0, -1)], rel=1e-3)
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
     assert tables.tabulate_laws(family).rows[1][-2:] == ["reference", "-"]
@@ -140,6 +129,6 @@ def test_laws_are_drawn_and_reported(tmp_path, monkeypatch):
     text = [file.read_text() for file in results.write(tmp_path, study, session={})[:4]]
     [record] = json.loads(text[0])["scaling"]
     assert record["laws"][0]["compute"] == pytest.approx(arm.compute) and record["reference"] == "base"
-    numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", "Loss against compute"]
+    numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", f"{arm.E:.4f}", "Loss against compute"]
     assert all(number in page for number in numbers for page in text[1:])
     assert (tmp_path / "figures" / "compute.png").is_file() and "![compute](figures/compute.png)" in text[1]

@@ -53,17 +53,13 @@ def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     # The intervals are 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2 and 0.05 +- t 0.173205 / 2, with t = 6.5797.
     half = ("0.5000", "0.4731 to 0.5269", "4 seeds")
     text = sentences.describe_condition(condition)
-    assert has_parts(
-        text, "eval/loss (lower", "Worse", '"high"', *half, '"up"', "0.2500", "Better", '"low"', *half, '"down"'
-    )
-    assert has_parts(
-        text, "No difference", '"near"', "0.5198 better", "0.6198 worse", "Identical", '"same"', "Too few", '"few"'
-    )
+    high, low = ('"high"', *half, '"up"', "0.2500"), ('"low"', *half, '"down"')
+    near = ("No difference", '"near"', "0.5198 better", "0.6198 worse")
+    assert has_parts(text, "eval/loss (lower", "Worse", *high, "Better", *low)
+    assert has_parts(text, *near, "Identical", '"same"', "Too few", '"few"')
     assert has_parts(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
     text = sentences.describe_condition(flip_metric(condition))
-    assert has_parts(
-        text, "eval/accuracy (higher", "Worse", '"low"', *half, '"down"', "Better", '"high"', *half, '"up"'
-    )
+    assert has_parts(text, "eval/accuracy (higher", "Worse", *low, "Better", *high)
     assert has_parts(text, '"near"', "0.6198 better", "0.5198 worse")
 
 
@@ -147,18 +143,16 @@ def test_the_verdict_on_a_study_names_conditions_and_ranges(tmp_path):
     first, second = analyse(tmp_path, losses, condition="x"), analyse(tmp_path, losses | {"b": BASE}, condition="y")
     assert has_parts(sentences.describe_study([first]), '"base" over 4 seeds', '"a", "b": worse.')
     text = sentences.describe_study([first, second])
-    assert has_parts(
-        text, '"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons"
-    )
+    words = ('"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons")
+    assert has_parts(text, *words)
     text = sentences.describe_study([dataclasses.replace(entry, family="condition") for entry in (first, second)])
     assert "All intervals" not in text and "within its condition" in text
     assert '"b": identical in all 3 conditions.' in sentences.describe_study([second] * 3)
     small = analyse(tmp_path, {"a": shift(SMALL_SHIFTS), "base": BASE}, condition="z")
     large = analyse(tmp_path, {"a": shift([-2 * d for d in SMALL_SHIFTS]), "base": BASE}, condition="w")
     assert has_parts(sentences.describe_study([small]), '"a": no difference found', "0.2256 better", "0.3256 worse")
-    assert has_parts(
-        sentences.describe_study([small, large]), "in z and w", "intervals range", "0.6512 better", "0.4512 worse"
-    )
+    text = sentences.describe_study([small, large])
+    assert has_parts(text, "in z and w", "intervals range", "0.6512 better", "0.4512 worse")
     # The conditions have different metrics.
     assert has_parts(sentences.describe_study([small, flip_metric(large)]), "no difference found in z and w.")
 
@@ -195,10 +189,8 @@ def test_an_overview_has_a_row_for_each_of_many_conditions(tmp_path):
     assert tables.tabulate_overview(conditions[:2]) is None
     table = tables.tabulate_overview(conditions)
     assert table.head == ["condition", "metric", "base", "a", "b"]
-    assert table.rows[:2] == [
-        ["x", "eval/loss", "1.1500", "+0.5000 worse", "0.0000 same"],
-        ["other", "eval/accuracy", "1.1500", "+0.5000 better", "0.0000 same"],
-    ]
+    assert table.rows[0] == ["x", "eval/loss", "1.1500", "+0.5000 worse", "0.0000 same"]
+    assert table.rows[1] == ["other", "eval/accuracy", "1.1500", "+0.5000 better", "0.0000 same"]
     assert [kinds[3:] for kinds in table.kinds] == [["worse", "same"], ["better", "same"], ["worse", "same"]]
 
 
@@ -207,10 +199,8 @@ def test_the_table_of_a_condition_has_means_differences_and_notes(tmp_path, cond
         curve = [(0, 5.0), (1000, 2.0 if seed else 2.5), (2000, 1.5)]
         study_folder.write_run(tmp_path, "one", "base", seed, metrics={"eval/loss": BASE[seed]}, evaluations=curve)
         metrics = {"eval/loss": HIGH[seed], "eval/accuracy": 0.25, "baseline/accuracy": 0.1}
-        metrics["guess"] = {"accuracy": "always the first"}
-        study_folder.write_run(
-            tmp_path, "one", "high", seed, metrics=metrics, evaluations=curve[:-1] if seed < 3 else []
-        )
+        metrics["guess"], curve = {"accuracy": "always the first"}, curve[:-1] if seed < 3 else []
+        study_folder.write_run(tmp_path, "one", "high", seed, metrics=metrics, evaluations=curve)
     study = study_folder.make_study(("high", "base"), conditions=["one"], seeds=range(4), threshold=2.0)
     table = tables.tabulate_condition(*study_folder.analyse(tmp_path, study))
     assert table.head[3:] == ["runs", "eval/loss", "minus base", "95 % interval", "p", "steps to 2", "eval/accuracy"]

@@ -105,15 +105,10 @@ def test_the_median_step_to_a_threshold_and_its_paired_difference():
     half = quantile(0.9875) * math.sqrt(1e4 / 3) / math.sqrt(3)
     assert result.difference == pytest.approx(400 / 3)
     assert result.interval == pytest.approx((400 / 3 - half, 400 / 3 + half))
-    incomplete = [
-        threshold_step(curves_by_step[200], curves_by_step[None], reference=base),
-        threshold_step(curves_by_step[200], {}, reference=base),
-        threshold_step(curves_by_step[200]),
-    ]
-    for result in (
-        *incomplete,
-        threshold_step(curves_by_step[200], reference=[curves_by_step[None]]),
-    ):  # censored, diverged, without reference, censored reference
+    early, never = curves_by_step[200], curves_by_step[None]
+    # censored, diverged, without reference, censored reference
+    for curves, reference in (((early, never), base), ((early, {}), base), ((early,), []), ((early,), [never])):
+        result = threshold_step(*curves, reference=reference)
         assert (result.difference, result.interval) == (None, None)
     # Two pairs are not enough.
     assert threshold_step(curves_by_step[200], curves_by_step[300], reference=base).interval is None
@@ -155,12 +150,9 @@ FAILURES = {
 def test_diverged_and_stuck_seeds_give_a_rate_and_no_verdict(tmp_path, case, metric):
     arm, base, kind, counts = FAILURES[case]
     study = study_folder.make_study(("arm", "base"), seeds=range(5), metric=metric)
-    for name, losses in (("arm", arm), ("base", base)):
-        for seed, loss in enumerate(losses):
-            value = loss if loss is None or metric == "eval/loss" else 10 - loss
-            study_folder.write_run(
-                tmp_path, "all", name, seed, metrics={metric: value}, diverged_at=7 if loss is None else None
-            )
+    for name, seed, loss in [("arm", *item) for item in enumerate(arm)] + [("base", *item) for item in enumerate(base)]:
+        value = {metric: loss if loss is None or metric == "eval/loss" else 10 - loss}
+        study_folder.write_run(tmp_path, "all", name, seed, metrics=value, diverged_at=7 if loss is None else None)
     difference = study_folder.analyse(tmp_path, study)[0].compared[0].difference
     assert difference.kind == kind and (difference.rates and tuple(rate.k for rate in difference.rates)) == counts
     assert (difference.interval is None) == (difference.p is None) == (kind != OPEN)
@@ -170,14 +162,10 @@ def test_the_statistics_of_a_folder_equal_values_by_hand(tmp_path):
     study = study_folder.make_study(threshold=2.0, seeds=(0, 1, 2))
     for seed in range(3):
         metrics = {"eval/accuracy": 0.5 + seed / 10, "baseline/accuracy": 0.1}
-        curve = [(0, 5.0), (100, 1.9 if seed else 2.1), (200, 1.5), (250, 1.4)]
-        study_folder.write_run(
-            tmp_path, "all", "asymmetric", seed, metrics=metrics | {"eval/loss": 1.5}, evaluations=curve
-        )
-        metrics["eval/loss"] = 1.6 + seed / 100
-        study_folder.write_run(
-            tmp_path, "all", "tied", seed, metrics=metrics, evaluations=[(0, 5.0), (200, 2.2)], params=700
-        )
+        loss, curve = {"eval/loss": 1.5}, [(0, 5.0), (100, 1.9 if seed else 2.1), (200, 1.5), (250, 1.4)]
+        study_folder.write_run(tmp_path, "all", "asymmetric", seed, metrics=metrics | loss, evaluations=curve)
+        loss, curve = {"eval/loss": 1.6 + seed / 100}, [(0, 5.0), (200, 2.2)]
+        study_folder.write_run(tmp_path, "all", "tied", seed, metrics=metrics | loss, evaluations=curve, params=700)
     [condition] = study_folder.analyse(tmp_path, study)
     tied, asymmetric = condition.arms
     assert (tied.params, asymmetric.params, tied.flops_per_token) == (700, 1000, 2500.0)
@@ -196,9 +184,8 @@ def test_diverged_runs_are_listed_and_excluded_from_means(tmp_path):
     study_folder.write_losses(tmp_path, "all", {"asymmetric": [1.0, 1.1, 1.2, 1.3]})
     for seed, (loss, step) in enumerate([(2.0, None), (9.0, 120), (None, None)]):
         metrics = {"eval/loss": loss} | ({"eval/accuracy": 0.9} if seed else {})
-        study_folder.write_run(
-            tmp_path, "all", "tied", seed, metrics=metrics, evaluations=[(100, 2.0)], diverged_at=step
-        )
+        curve = [(100, 2.0)]
+        study_folder.write_run(tmp_path, "all", "tied", seed, metrics=metrics, evaluations=curve, diverged_at=step)
     [condition] = study_folder.analyse(tmp_path, study)
     tied = condition.arms[0]
     assert tied.values == {0: 2.0} and (tied.mean, tied.std, tied.n) == (2.0, None, 1) and tied.others == {}
@@ -223,10 +210,8 @@ def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
     rows = [{"step": 0, "symmetry/1": 9.0, "symmetry/2": 0.5}, {"step": 5, "symmetry/1": 1.0, "symmetry/2": None}]
     attention = {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
     study_folder.write_run(tmp_path, "all", "tied", 0, metrics={"eval/loss": 1.0}, rows=rows, attention=attention)
-    attention = {"entropy": [2.0], "diagonal": [0.5, None]}
-    study_folder.write_run(
-        tmp_path, "all", "tied", 1, metrics={"eval/loss": 1.0}, rows=[{"symmetry/1": 2.0, "step": 7}]
-    )
+    attention, rows = {"entropy": [2.0], "diagonal": [0.5, None]}, [{"symmetry/1": 2.0, "step": 7}]
+    study_folder.write_run(tmp_path, "all", "tied", 1, metrics={"eval/loss": 1.0}, rows=rows)
     study_folder.write_run(tmp_path, "all", "asymmetric", 0, metrics={"eval/loss": 1.0}, attention=attention)
     tied, asymmetric = study_folder.analyse(tmp_path, study)[0].arms
     assert tied.symmetry == {"symmetry": [1.5, 0.5]} and asymmetric.symmetry == {}

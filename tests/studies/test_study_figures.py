@@ -22,9 +22,8 @@ def draw(kind, folder, study):
 
 def find_means(panel, colour):
     """Return the lines of this colour that are means, not seeds."""
-    return [
-        x for x in panel.lines if colors.same_color(x.get_color(), colour) and x.get_linewidth() > study_figures.THIN
-    ]
+    lines = [line for line in panel.lines if colors.same_color(line.get_color(), colour)]
+    return [line for line in lines if line.get_linewidth() > study_figures.THIN]
 
 
 def write_curves(folder, ends):
@@ -147,35 +146,17 @@ def test_maps_have_one_scale_and_a_row_for_each_arm(tmp_path):
     two = {"one": np.full((2, 1, 3, 3), 0.1), "two": np.full((2, 2, 3, 3), 0.2)}
     panels = np.reshape(attention.draw(two, {name: name for name in two}).axes[:-1], (2, 4))
     assert [panel.axison for panel in panels[0]] == [True, True, False, False]
+    np.savez(tmp_path / "maps.npz", A=np.ones(3))
+    with raises(errors.UserError, tmp_path / "maps.npz", "A_MHNS"):
+        attention.read(tmp_path / "maps.npz")
 
 
-def test_damaged_maps_are_refused_by_their_path(tmp_path):
-    file = tmp_path / "maps.npz"
-    np.savez(file, A=np.ones(3))
-    with raises(errors.UserError, file, "A_MHNS"):
-        attention.read(file)
-
-
-def test_styles_differ_and_the_reference_is_black():
+def test_styles_differ_and_long_names_are_shortened():
     study = study_folder.make_study([f"arm{i}" for i in range(24)] + ["asymmetric"])
     style = styles.choose_styles(study)
-    for properties in (
-        ("colour", "line"),
-        ("colour", "marker"),
-        ("line", "marker"),
-    ):  # the last pair also distinguishes arms in grey
-        assert (
-            len(
-                {
-                    tuple(getattr(arm_style, property_name) for property_name in properties)
-                    for arm_style in style.values()
-                }
-            )
-            == 25
-        )
+    # The last pair also distinguishes arms in grey.
+    for names in (("colour", "line"), ("colour", "marker"), ("line", "marker")):
+        assert len({tuple(getattr(arm_style, name) for name in names) for arm_style in style.values()}) == 25
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
-
-
-def test_long_names_are_shortened_and_layers_are_spread():
     assert styles.shorten("x" * 28) == "x" * 28 and styles.shorten("x" * 29) == "x" * 14 + "…" + "x" * 13
     assert plots.spread(12, 4) == [0, 4, 7, 11] and plots.spread(2, 4) == [0, 1]
