@@ -77,6 +77,11 @@ def take_steps(optimiser, params, gradients):
     return run(params, gradients)
 
 
+def compare_rules(rules, params, gradients):
+    """Return the parameters after these steps of each rule, computed by one program."""
+    return jax.jit(lambda *arguments: [take_steps(rule, *arguments) for rule in rules])(params, gradients)
+
+
 def assert_near(result, expected, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), result, expected)
 
@@ -154,18 +159,17 @@ def draw_small(seed):
     return {name: np.float32(rng.standard_normal(shape)) for name, shape in sizes.items()}
 
 
-@pytest.mark.parametrize("clip", [0.0, 2.0])
-def test_adamw_equals_its_formula_with_gradients_clipped_over_all_leaves(clip):
+def test_adamw_equals_its_formula_with_gradients_clipped_over_all_leaves():
     """The first gradient is shorter than `clip`. eps is large, because AdamW hardly depends on a gradient's scale."""
     params, gradients = draw_small(0), [draw_small(seed) for seed in (1, 2, 3)]
     lengths = [math.sqrt(sum(float(np.sum(np.square(x))) for x in one.values())) for one in gradients]
     gradients[0] = {name: x * 0.5 / lengths[0] for name, x in gradients[0].items()}
     assert min(lengths[1:]) > 2.0
     shorter = [{name: x * min(1, 2.0 / n) for name, x in g.items()} for g, n in zip(gradients, lengths, strict=True)]
-    clipped_gradients = [gradients[0], *shorter[1:]] if clip else gradients
-    options = ADAM | {"eps": 1.0, "weight_decay": 0.5}
-    result = take_steps(optim.adamw(lambda step: 0.1 * (step + 1), clip=clip, **options), params, gradients)
-    assert_near(result, adamw_by_hand(params, clipped_gradients, rate=lambda step: 0.1 * (step + 1), **options))
+    options, rate = ADAM | {"eps": 1.0, "weight_decay": 0.5}, lambda step: 0.1 * (step + 1)
+    results = compare_rules([optim.adamw(rate, clip=clip, **options) for clip in (0.0, 2.0)], params, gradients)
+    for result, clipped_gradients in zip(results, (gradients, [gradients[0], *shorter[1:]]), strict=True):
+        assert_near(result, adamw_by_hand(params, clipped_gradients, rate=rate, **options))
 
 
 ROW_AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # the axes of one layer over which the mean of a row is taken
@@ -209,10 +213,9 @@ KINDS = ("muon", "normuon", "hyperball")
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_take_the_steps_of_the_formula_and_other_parameters_those_of_adamw(kind):
     params, *gradients = (draw_params(seed, ALL_NAMES if kind == "muon" else SOME_NAMES) for seed in range(3))
-    result, initial = shapes.flat(take_steps(matrix_rule(kind), params, gradients)), shapes.flat(params)
     adamw = optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM)
-    adamw_result = shapes.flat(take_steps(adamw, params, gradients))
-    for name, leaf in initial.items():
+    result, adamw_result = map(shapes.flat, compare_rules([matrix_rule(kind), adamw], params, gradients))
+    for name, leaf in shapes.flat(params).items():
         if name in ADAMW_NAMES:
             assert_near(result[name], adamw_result[name], rtol=1e-6)
         else:
@@ -222,9 +225,8 @@ def test_matrices_take_the_steps_of_the_formula_and_other_parameters_those_of_ad
 
 def test_a_gradient_of_zeros_moves_no_matrix():
     params = draw_params(0, SOME_NAMES[:1])
-    rules, gradient = [matrix_rule(kind, weight_decay=0.0) for kind in KINDS], jax.tree.map(np.zeros_like, params)
-    results = jax.jit(lambda params, gradient: [take_steps(rule, params, [gradient]) for rule in rules])
-    assert_near(results(params, gradient), [params] * 3)
+    rules = [matrix_rule(kind, weight_decay=0.0) for kind in KINDS]
+    assert_near(compare_rules(rules, params, [jax.tree.map(np.zeros_like, params)]), [params] * 3)
 
 
 def test_the_gradient_of_muon_is_clipped_over_all_leaves():
@@ -290,14 +292,12 @@ def test_a_users_rule_gets_the_settings_of_its_arguments_and_its_steps_are_count
     same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
     settings = make_settings(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
     _, lion = optim.make_optimiser(settings)
-    result = take_steps(lion, params, [gradient, gradient])
     by_hand = optax.lion(1e-3, b1=0.8, b2=0.9, weight_decay=0.5, mask=optim.matrices)
-    assert_near(result, take_steps(by_hand, params, [gradient, gradient]))
+    assert_near(*compare_rules([lion, by_hand], params, [gradient, gradient]))
     settings = make_settings(name="test_optim:sign_rule", momentum=0.5, betas=[0.5, 0.5], **same)
     _, rule = optim.make_optimiser(settings)
-    updates, state = jax.jit(lambda gradient, params: rule.update(gradient, rule.init(params), params))(
-        gradient, params
-    )
+    take_step = jax.jit(lambda gradient, params: rule.update(gradient, rule.init(params), params))
+    updates, state = take_step(gradient, params)
     assert_near(updates, jax.tree.map(lambda g, p: -1e-3 * (np.sign(g) + 0.5 * p), gradient, params))
     assert train_step.count_updates(state) == 1
     with raises(errors.UserError, "optim.betas, optim.momentum, train"):
@@ -308,7 +308,8 @@ def test_a_users_rule_must_fit_the_parameters():
     for name, words in (("transpose_updates", ["shapes"]), ("fail_in_update", ["test_optim.py, line", "KeyError"])):
         with raises(errors.UserError, f"optim.name = test_optim:{name}", *words):
             settings = make_settings(name=f"test_optim:{name}")
-            optim.check_updates(settings.optim.name, optim.make_optimiser(settings)[1], draw_small(0))
+            params = jax.eval_shape(lambda: draw_small(0))
+            optim.check_updates(settings.optim.name, optim.make_optimiser(settings)[1], params)
 
 
 def test_ema_evaluates_the_average_and_does_not_change_training():

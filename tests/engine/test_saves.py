@@ -171,9 +171,7 @@ def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, mo
     rows = shutil.copytree(tmp_path, tmp_path / "missing") / "run/metrics.jsonl"
     rows.write_text("".join(line for line in rows.read_text().splitlines(True) if "eval/loss" not in line))
     monkeypatch.setattr(
-        Checkpoints,
-        "add_metrics",
-        lambda self, *arguments: steps.append(arguments[0]) or add_metrics(self, *arguments),
+        Checkpoints, "add_metrics", lambda self, *arguments: steps.append(arguments[0]) or add_metrics(self, *arguments)
     )
     for folder, evaluated_steps in ((tmp_path, [6]), (tmp_path / "missing", [4, 6])):
         steps.clear()

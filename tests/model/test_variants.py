@@ -68,10 +68,7 @@ def test_rotary_positions_need_a_score_with_supports_rope():
 
 
 def test_all_scores_of_the_project_support_rope_except_constant_and_l2_tied():
-    assert {name for name, one in by_name.candidates(score).items() if not one.supports_rope} == {
-        "constant",
-        "l2_tied",
-    }
+    assert {name for name, one in by_name.candidates(score).items() if not one.supports_rope} == {"constant", "l2_tied"}
 
 
 # A plain tuple is enough
