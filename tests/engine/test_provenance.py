@@ -1,5 +1,6 @@
 """Provenance: the commit and its edits, the user's own files, the data and the processor."""
 
+import functools
 import hashlib
 import platform
 import re
@@ -80,20 +81,16 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(user
     package.mkdir()
     imported_file = user_folder / "of_mine_beside.py"
     imported_file.write_text("")
-    for file in (
-        user_folder / "of_mine.py",
-        package / "__init__.py",
-        package / "arms.py",
-        user_folder / "of_mine_too.py",
-    ):
-        code = "from tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n"
-        file.write_text("import of_mine_beside\n" + code)
+    code = "from tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n"
+    for name in ("of_mine.py", "of_mine_all/__init__.py", "of_mine_all/arms.py", "of_mine_too.py"):
+        (user_folder / name).write_text("import of_mine_beside\n" + code)
     arms = [["a", {"model.score": "of_mine_all.arms:mine"}], ["b", {"model": {"mlp": "of_mine_too:other"}}]]
     file = tiny.config_file(
         user_folder, "ablation", study__experiment="vision", model__score="of_mine:mine", study__arms=arms
     )
     config = config_files.load(file, base=tiny.base.get_config)
-    settings = configs.Settings(config, config_files.defaults(config, tiny.base.get_config), file=file)
+    make_settings = functools.partial(configs.Settings, config, config_files.defaults(config, tiny.base.get_config))
+    settings = make_settings(file=file)
     config_source = {user_folder / "ablation_config.py": "ablation_config.py"}
     assert settings.sources() == config_source  # nothing is imported yet
     for name in ("of_mine:mine", "of_mine_all.arms:mine"):
@@ -104,11 +101,8 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(user
     by_name.choose("mlp", "of_mine_too:other", by_name.candidates(mlp))
     sources |= {user_folder / "of_mine_too.py": "of_mine_too.py"}
     assert settings.sources() == config_source | sources
-    json_settings = configs.Settings(
-        config, config_files.defaults(config, tiny.base.get_config), file=str(user_folder / "config.json")
-    )
-    assert json_settings.sources() == sources  # the run's config.json has the content of a JSON config
-    assert configs.Settings(config, config_files.defaults(config, tiny.base.get_config)).sources() == sources
+    # The run's config.json has the content of a JSON config.
+    assert make_settings(file=str(user_folder / "config.json")).sources() == make_settings().sources() == sources
 
 
 def test_project_configs_that_a_config_imports_are_not_sources_of_the_user():
@@ -129,9 +123,8 @@ def test_the_first_source_stays_if_a_run_is_resumed_with_another_file(tmp_path, 
         assert workdirs.keep_sources(folder, {file: "mine.py"}) == {name: digest}
         assert (folder / "source" / name).read_text() == content
     (line,) = capsys.readouterr().out.splitlines()
-    assert (
-        "mine.py" in line and name in line and digests.keys() == {path.name for path in (folder / "source").iterdir()}
-    )
+    assert "mine.py" in line and name in line
+    assert digests.keys() == {path.name for path in (folder / "source").iterdir()}
     assert workdirs.keep_sources(folder, {tmp_path / "gone.py": "gone.py"}, b"+a").keys() == {"checkout.diff"}
     assert (folder / "source" / "checkout.diff").read_bytes() == b"+a"
 
@@ -155,10 +148,8 @@ def test_the_digest_of_data_depends_on_their_content_only(tmp_path):
     swapped = digits._replace(train_label_B=digits.evaluation_label_B, evaluation_label_B=digits.train_label_B)
     assert len({digits.sha256, images.load("digits").sha256, lighter.sha256, swapped.sha256}) == 3
     row, column = np.zeros((1, 4), np.uint8), np.zeros((4, 1), np.uint8)
-    assert (
-        len({data_files.sha256(first) for first in (row, column, row.view(np.int32), row.astype(np.int8), "\0" * 4)})
-        == 5
-    )
+    others = row.view(np.int32), row.astype(np.int8), "\0" * 4
+    assert len({data_files.sha256(one) for one in (row, column, *others)}) == 5
 
 
 def test_the_processor_has_a_name_with_and_without_proc_cpuinfo(monkeypatch):
