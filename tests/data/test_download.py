@@ -80,9 +80,11 @@ def test_a_file_is_downloaded_once_and_a_local_file_comes_first(play, web_server
 @pytest.mark.parametrize(
     ("path", "word"), [("/wrong", hashlib.sha256(GOOD[::-1]).hexdigest()), ("/missing", 404), ("/broken", 1000)]
 )
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests does not close the socket of a broken response
 def test_a_bad_response_writes_no_file(play, tmp_path, path, word):
     play(path)
     check_refusal(tmp_path, path, word, "cache/tfm/play.txt")
+    gc.collect()
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # requests does not close the socket of a silent server
