@@ -125,16 +125,14 @@ def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
     assert [text for text, _ in tables.pairs(file, "said")] == cells
 
 
-def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
+def test_rows_that_are_trained_on_and_evaluated_are_counted_and_a_json_next_to_tables_is_no_table(tmp_path):
     write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": make_table(["b", "d", "b", "e"], ",")})
+    write(tmp_path, **{"dataset_info.json": b"{}"})
+    files = tables.select(tables.find(str(tmp_path), alternatives=""))
+    assert [file.inside.name for file in files] == ["train.jsonl", "valid.csv"]
     assert "(2 of 4 held-out texts are also in the training data)" in text.load(str(tmp_path), "said").description
     write(tmp_path, **{"valid.csv": make_table(["d", "e"], ",")})
     assert "in the training data" not in text.load(str(tmp_path), "said").description
-
-
-def test_a_json_file_next_to_tables_is_not_a_table(tmp_path):
-    write(tmp_path, **{"a.jsonl": jsonl(["x"] * 3), "dataset_info.json": b"{}"})
-    assert [file.inside.name for file in tables.select(tables.find(str(tmp_path), alternatives=""))] == ["a.jsonl"]
 
 
 def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):

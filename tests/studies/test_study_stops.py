@@ -4,15 +4,11 @@ import contextlib
 import itertools
 import json
 import os
-import pathlib
 import shutil
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
@@ -23,18 +19,18 @@ SECOND_PROGRAM, SECOND_PROGRAM_CHANGES = ALL[2:], {"study__arms": ARMS[1:]}
 ALL_STEPS = list(range(1, STEPS + 1))
 
 
-def watch(patch: pytest.MonkeyPatch, method: str, notify: Callable[[int], None]) -> None:
+def watch(patch, method, notify):
     """Call `notify` with n whenever the loop calls this method of loop.Training (`log` or `pauses`) for step n."""
     original = getattr(loop.Training, method)
 
-    def notify_and_call(self: loop.Training, n: int, *rest: Any) -> Any:
+    def notify_and_call(self, n, *rest):
         notify(n)
         return original(self, n, *rest)
 
     patch.setattr(loop.Training, method, notify_and_call)
 
 
-def stop_after(folder: pathlib.Path, step: int) -> None:
+def stop_after(folder, step):
     """Stop a study of the second program alone while it takes this step."""
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, "pauses", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
@@ -42,9 +38,9 @@ def stop_after(folder: pathlib.Path, step: int) -> None:
     assert [file.name for file in folder.glob("study/checkpoints/*/*")] == [str(step)]
 
 
-def resume(folder: pathlib.Path, *flags: str, **changes: Any) -> tuple[tiny.Outcome, list[int]]:
+def resume(folder, *flags, **changes):
     """Run the same command to its end. Return its outcome and the steps that it took."""
-    steps_taken: list[int] = []
+    steps_taken = []
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, "log", steps_taken.append)
         outcome = tiny_study.run(folder, *flags, **changes)
@@ -53,7 +49,7 @@ def resume(folder: pathlib.Path, *flags: str, **changes: Any) -> tuple[tiny.Outc
     return outcome, steps_taken
 
 
-def is_nth_call(n: int) -> Callable[..., bool]:
+def is_nth_call(n):
     """Return a function that is true in its n-th call, from 0."""
     calls = itertools.count()
     return lambda *_: next(calls) == n
@@ -73,7 +69,7 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_it
 ):
     report = tmp_path / "study" / "report.json"
     for moment, call, finished, expected_steps in STOPS:
-        steps_taken: list[int] = []
+        steps_taken = []
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, "log", steps_taken.append)
             signal_after(*call)
@@ -150,7 +146,7 @@ def test_a_study_that_is_killed_resumes_bit_for_bit(complete_study, tmp_path):
     """A kill leaves the files of that moment, so the test copies the files while the study trains."""
     changes, killed_folder = SECOND_PROGRAM_CHANGES | {"train__save_every": 2}, tmp_path / "killed"
 
-    def copy_files(n: int) -> None:
+    def copy_files(n):
         if n == 5:
             with contextlib.suppress(shutil.Error):  # the save of step 4 may be renamed during the copy
                 shutil.copytree(tmp_path / "study", killed_folder / "study")
