@@ -14,7 +14,6 @@ VALID_BN = np.arange(N) < np.array(LENGTHS)[:, None]
 RAW_BYXZ = np.random.default_rng(0).integers(0, 17, (3, 8, 8, 1)).astype(np.uint8)
 M, D, H = 2, 8, 2
 TEXT = {"text.N": N}
-FAST = {"model.mlp": "relu", "model.norm": "rms", "model.bias": "none"}  # compiles faster
 
 
 def draw_ids(W: int) -> np.ndarray:
@@ -41,7 +40,7 @@ MODELS = [
 @pytest.mark.parametrize(("experiment", "changes"), MODELS)
 def test_logits_are_linear_in_the_features_and_do_not_depend_on_the_batch(tmp_path, experiment, changes):
     """A head of one matrix maps the features to the logits of the example, of its last token, or of its mean token."""
-    model = open_run(tmp_path, experiment, **FAST | changes)
+    model = open_run(tmp_path, experiment, **changes)
     is_image, is_causal = experiment == "vision", changes.get("text.objective") == "causal"
     inputs, valid = (RAW_BYXZ, None) if is_image else (draw_ids(model.facts["W"]), VALID_BN)
     look, together = model.look(inputs, ("hidden", "q", "A"), valid), np.asarray(model(inputs, valid))
