@@ -149,9 +149,9 @@ def follow(name: str) -> str:
 def run(command: str, folder: pathlib.Path) -> str:
     """Run the command with the project's files and this Python, and return it with its seconds.
 
-    A training run takes few steps, and its programs are compiled without optimisation, which takes half as long.
+    A training run takes few steps, and its programs are compiled without optimisation.
     """
-    shown, start = command, time.monotonic()
+    line_of_page, start = command, time.monotonic()
     trains = "launch.py" in command and "--config" in command
     few = FEW if trains else (*FEWER, "--config.text.source=my_text.txt") if "my_search.py" in command else ()
     command = command.replace("launch.py", str(ROOT / "launch.py"))
@@ -162,8 +162,8 @@ def run(command: str, folder: pathlib.Path) -> str:
     line = " ".join([command, *few])
     process = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     if process.returncode:
-        sys.exit(f"{shown}\nexit code {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}")
-    return f"  {time.monotonic() - start:5.1f} s  {shown}"
+        sys.exit(f"{line_of_page}\nexit code {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-2000:]}")
+    return f"  {time.monotonic() - start:5.1f} s  {line_of_page}"
 
 
 def main(names: list[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE), *(str(folder) for folder in HERE.iterdir() if folder.is_dir())]
-import compiled  # noqa: E402
+import compilation_cache  # noqa: E402
 
 # Tests compile far more than they compute: without LLVM's optimisation a run's test takes 5.5 s of CPU instead of 8.8.
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -23,8 +23,7 @@ if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (
     FLAGS += " --xla_cpu_use_fusion_emitters=false"  # the older emitters of loops, which compile twice as fast
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-COMPILED = compiled.open_folder(os.environ["XLA_FLAGS"])
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+os.environ["JAX_COMPILATION_CACHE_DIR"] = compilation_cache.open_folder(os.environ["XLA_FLAGS"])
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # JAX 0.10 otherwise puts the folder's path into the keys of the entries, and its name changes with each process.
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
@@ -76,21 +75,3 @@ def make_once(tmp_path_factory):
         return folder
 
     return make_folder
-
-
-@pytest.fixture(scope="session")
-def trained_run(make_once):
-    """Return the folder of a finished run of a small causal model: "run" in it, and text.txt next to it.
-
-    It has 8 steps, checkpoints of the steps 4 and 8, and evaluations after them. Tests change only copies of it.
-    """
-    import tiny
-
-    def train(folder):
-        (folder / "text.txt").write_bytes(tiny.TEXT)
-        changes = tiny.MODEL | tiny.TRAIN | tiny.EIGHT_STEPS | {"text.source": str(folder / "text.txt")}
-        file = tiny.config_file(folder, "language", **changes)
-        outcome = tiny.run("--config", file, "--workdir", str(folder / "run"))
-        assert outcome.code == 0, outcome.err
-
-    return make_once("trained_run", train)

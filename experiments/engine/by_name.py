@@ -230,13 +230,13 @@ def describe_callback(message: str) -> str:
 
     JAX replaces an exception that jax.debug.callback, pure_callback or io_callback raises by its formatted traceback.
     """
-    _, found, text = message.partition("Traceback (most recent call last):")
-    if not found:
+    _, heading, text = message.partition("Traceback (most recent call last):")
+    if not heading:
         return ""
     frames = re.findall(r'^ +File "(.+)", line (\d+)', text, flags=re.MULTILINE)
     places = [f"{file}, line {line}: " for file, line in frames if is_user_code(file)]
-    raised = [line for line in text.splitlines() if line[:1].strip()]  # frames and their source are indented
-    return f"a callback raised an exception: {''.join(places[-1:])}{(raised or ['no message'])[0]}"
+    exceptions = [line for line in text.splitlines() if line[:1].strip()]  # frames and their source are indented
+    return f"a callback raised an exception: {''.join(places[-1:])}{(exceptions or ['no message'])[0]}"
 
 
 def is_user_code(file: str) -> bool:

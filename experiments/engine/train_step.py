@@ -304,8 +304,8 @@ def device_errors() -> Iterator[None]:
     except FloatingPointError as error:
         raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
-        if raised := by_name.describe_callback(str(error)):
-            raise errors.RunError(raised) from error
+        if description := by_name.describe_callback(str(error)):
+            raise errors.RunError(description) from error
         first = (str(error).strip().splitlines() or ["no message"])[0]
         cause = "a device, or the connection to another one, failed"
         cause = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else cause

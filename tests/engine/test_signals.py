@@ -153,7 +153,7 @@ def test_threads_other_than_the_main_thread_do_not_change_handlers():
 
 
 def test_the_step_of_an_evaluation_that_failed_is_saved(tmp_path, monkeypatch):
-    """The resumed run repeats the evaluation, as after a signal."""
+    """A signal during an evaluation leaves the same folder, from which a test above resumes."""
 
     def evaluate(*arguments):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")

@@ -56,7 +56,7 @@ class TrainedRun(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def finished(file, tmp_path_factory):
+def trained_run(file, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     config = tiny.config_file(folder, "translation", **SIZES | TRAIN | {"pairs.source": file})
     with pytest.MonkeyPatch.context() as patch:
@@ -68,55 +68,55 @@ def finished(file, tmp_path_factory):
     return TrainedRun(folder / "run", outcome.out, blocks)
 
 
-def test_a_run_learns_to_translate_held_out_sentences(finished):
+def test_a_run_learns_to_translate_held_out_sentences(trained_run):
     """No held-out sentence is in the training split, so the decoder must read the source."""
-    files = [finished.folder / "figures" / f"{name}.png" for name in ("cross_attention", "loss")]
-    assert sorted((finished.folder / "figures").iterdir()) == files
-    text = (finished.folder / "sample.txt").read_text(encoding="utf-8")
+    files = [trained_run.folder / "figures" / f"{name}.png" for name in ("cross_attention", "loss")]
+    assert sorted((trained_run.folder / "figures").iterdir()) == files
+    text = (trained_run.folder / "sample.txt").read_text(encoding="utf-8")
     for part in (*files, text, "the first training pair is 'one", "11 held-out sentences, 1 of them"):
-        assert str(part) in finished.out
-    summary = finished.summary
+        assert str(part) in trained_run.out
+    summary = trained_run.summary
     assert summary["bleu_words_by"] == "13a"
     for method in ("greedy", "beam"):
         assert summary[f"eval/chrf_{method}"] > 70 > 60 > summary["baseline/chrf"]
         assert summary[f"eval/bleu_{method}"] > 50 > 40 > summary["baseline/bleu"]
-    losses = [row["eval/loss"] for row in log.read(finished.folder) if "eval/loss" in row]
+    losses = [row["eval/loss"] for row in log.read(trained_run.folder) if "eval/loss" in row]
     assert len(losses) == 2 and losses[1] < losses[0] < math.log(W)
-    assert len(finished.blocks) == 11 and all((source, truth) in PAIRS for source, truth, _, _ in finished.blocks)
-    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in finished.blocks) >= 18
+    assert len(trained_run.blocks) == 11 and all((source, truth) in PAIRS for source, truth, _, _ in trained_run.blocks)
+    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in trained_run.blocks) >= 18
 
 
-def test_greedy_translations_have_the_most_likely_tokens_of_the_model_without_a_cache(finished, file, monkeypatch):
+def test_greedy_translations_have_the_most_likely_tokens_of_the_model_without_a_cache(trained_run, file, monkeypatch):
     monkeypatch.setattr(translation, "SCORED", 11)
     settings = tiny.settings("translation", **SIZES | TRAIN | {"pairs.source": file})
     corpus, model = translation.read(settings), models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True)
-    params = checkpoint.parameters(finished.folder / "checkpoints", STEPS)
+    params = checkpoint.parameters(trained_run.folder / "checkpoints", STEPS)
     source_BS, fits_B = pairs.pad(corpus.subwords, corpus.sources, N=N)
     apply, w_BN = jax.jit(model.apply), np.full((len(source_BS), N + 1), pairs.BOS, np.int32)
     for n in range(N):
         w_BN[:, n + 1] = apply(params, source_BS, source_BS != pairs.PAD, w_BN[:, :-1])[0][:, n].argmax(-1)
     slow = [corpus.subwords.decode(w_N[: [*w_N, pairs.EOS].index(pairs.EOS)]) for w_N in w_BN[:, 1:].tolist()]
     expected = [text if fits else "" for text, fits in zip(slow, fits_B, strict=True)]
-    assert [greedy for _, _, greedy, _ in finished.blocks] == expected
+    assert [greedy for _, _, greedy, _ in trained_run.blocks] == expected
     assert len(set(expected)) > 5 and sum(fits_B) == 10
 
 
-def test_the_tool_has_the_same_translations_and_scores_as_the_run(finished, tmp_path, monkeypatch):
+def test_the_tool_has_the_same_translations_and_scores_as_the_run(trained_run, tmp_path, monkeypatch):
     monkeypatch.setattr(translate, "BATCH", 4)  # the run translated all sentences in one batch
-    contents = {f"test.{name}": [row[i] for row in finished.blocks] + [""] for i, name in enumerate(("en", "es"))}
+    contents = {f"test.{name}": [row[i] for row in trained_run.blocks] + [""] for i, name in enumerate(("en", "es"))}
     contents |= {"short.es": ["x"], "none.en": [""]}
     for name, lines in contents.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    flags = {"checkpoint": finished.folder, "file": tmp_path / "test.en"}
+    flags = {"checkpoint": trained_run.folder, "file": tmp_path / "test.en"}
     outcome = tiny.command(translate, **flags, reference=[tmp_path / "test.es"] * 2, workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")
-    beam = "".join(f"{row[3]}\n" for row in finished.blocks) + "\n"
+    beam = "".join(f"{row[3]}\n" for row in trained_run.blocks) + "\n"
     assert (tmp_path / "out" / "translations.txt").read_text() == beam
     first, _, *greedy, _, chrf, bleu = outcome.out.splitlines()
     assert first.startswith("12 sentences; 1 of more than 5 tokens") and len(greedy) == 2
     assert chrf.startswith("chrF2|nrefs:2|") and bleu.startswith("BLEU|nrefs:2|case:mixed|")
-    assert f" = {finished.summary['eval/chrf_beam']:.2f}" in chrf
-    assert f" = {finished.summary['eval/bleu_beam']:.2f}" in bleu
+    assert f" = {trained_run.summary['eval/chrf_beam']:.2f}" in chrf
+    assert f" = {trained_run.summary['eval/bleu_beam']:.2f}" in bleu
     texts = {"greedy": ["hola"] * 12, "beam": ["buenos", "dias"]}
     monkeypatch.setattr(translation, "make_translator", lambda *_, **options: lambda params, sentences: texts)
     assert tiny.command(translate, **flags).out == "buenos\ndias\n"

@@ -33,8 +33,6 @@ from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}
 TRAIN = {"optim.warmup_steps": 2, "train.steps": 5, "train.batch_size": 16}
-EIGHT_STEPS = {"train.steps": 8, "train.save_every": 4, "train.evaluate_every": 4, "train.log_every": 2, "text.N": 7}
-EIGHT_STEPS |= {"mesh.data": 1}
 EXPERIMENTS = (
     "language vision text_classification captions masked_image translation synthetic convolution ablation".split()
 )

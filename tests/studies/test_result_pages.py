@@ -17,7 +17,7 @@ from experiments.studies import figures as study_figures, results, study as stud
 from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[2]
-FILES = ("multi_token", "stochastic_depth", "rotary")
+FILES = ("multi_token", "stochastic_depth", "rotary")  # two arms of configs/arms, and the reference
 
 
 def write_study(folder, config, losses):
@@ -77,7 +77,7 @@ def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path)
     """Multi-token prediction has a second matrix and loss. Stochastic depth does not change the evaluation."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     config, sizes = positions.get_config(), {"model.M": 1, "model.D": 8, "train.steps": 3, "optim.warmup_steps": 0}
-    arms = [arm for arm in config.study.arms if arm[0] in ("multi_token", "stochastic_depth", "rotary")]
+    arms = [arm for arm in config.study.arms if arm[0] in FILES]
     config.study.update(arms=arms, conditions=[["small", sizes]], seeds=[0])
     changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 7, "train.batch_size": 3, "mesh.data": 1}
     config.update_from_flattened_dict(changes)

@@ -94,11 +94,11 @@ def test_cross_attention_equals_flax(library):
     expected = attend(x_BND, x_BSD, np.broadcast_to(valid_BS[:, None, None], (B, 1, N, S)))
 
     @jax.jit
-    def compute(params, x_BND, x_BSD):
+    def compute(params, x_BND, x_BSD, valid_BS):
         call = attentions.Call(memory=attentions.Memory(x_BSD, masks.padding(valid_BS)))
         return attention_heads.cross_attention(params, x_BND, SPEC, call)[0]
 
-    y_BND = compute(to_ours(params, "_cross"), x_BND, x_BSD)
+    y_BND = compute(to_ours(params, "_cross"), x_BND, x_BSD, valid_BS)
     np.testing.assert_allclose(y_BND, expected, atol=1e-5)
 
 
@@ -107,15 +107,16 @@ def test_a_cache_equals_that_of_flax_token_by_token():
     module.init_cache((B, N, D))
     x_BND, ours = draw(B, N, D), to_ours(params)
     cache = {"self": {name: np.zeros((B, H, N, K), np.float32) for name in ("k_BHSK", "v_BHSV")}}
-    step = jax.jit(
-        lambda x_B1D, n, cache: attention_heads.self_attention(
-            ours, x_B1D, SPEC, attentions.Call(mask=masks.causal, n=n, cache=cache)
-        )
-    )
+
+    @jax.jit
+    def step(params, x_B1D, n, cache):
+        call = attentions.Call(mask=masks.causal, n=n, cache=cache)
+        return attention_heads.self_attention(params, x_B1D, SPEC, call)
+
     flax_step = nnx.jit(lambda module, x_B1D: module(x_B1D))
     for n in range(N):
         token_B1D = np.asarray(x_BND)[:, n : n + 1]
         expected = flax_step(module, token_B1D)
-        y_B1D, aux = step(token_B1D, np.array([n]), cache)
+        y_B1D, aux = step(ours, token_B1D, np.array([n]), cache)
         cache = {"self": aux["cache"]}
         np.testing.assert_allclose(y_B1D, expected, atol=1e-5)

@@ -6,7 +6,7 @@ from errors import raises
 
 from tfm.attention import mask as masks
 
-VALID_BS = np.array([[1, 1, 1, 0, 1], [0, 1, 1, 1, 1]], bool)
+VALID_BS = jax.device_put(np.array([[1, 1, 1, 0, 1], [0, 1, 1, 1, 1]], bool))
 DOCUMENT_BS = jax.device_put(np.array([[0, 0, 1, 1, 2], [4, 4, 4, 4, 0]]))
 WINDOW = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
 CAUSAL_WINDOW = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
@@ -21,7 +21,7 @@ prefix_and_padding = masks.both(masks.either(masks.causal, masks.prefix(2)), mas
 FIVE_KEYS = [  # mask, queries, literal
     (masks.causal, 5, np.tri(5)),
     (masks.prefix(2), 3, [[1, 1, 0, 0, 0]] * 3),
-    (masks.prefix(np.array([1, 3])), 2, [[[1, 0, 0, 0, 0]] * 2, [[1, 1, 1, 0, 0]] * 2]),
+    (masks.prefix(jax.device_put(np.array([1, 3]))), 2, [[[1, 0, 0, 0, 0]] * 2, [[1, 1, 1, 0, 0]] * 2]),
     (masks.prefix(0), 2, np.zeros((2, 5))),
     (masks.prefix(5), 2, np.ones((2, 5))),
     (masks.documents(DOCUMENT_BS), 2, [[[0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], [[1, 1, 1, 1, 0], [0, 0, 0, 0, 1]]]),
@@ -32,7 +32,7 @@ FIVE_KEYS = [  # mask, queries, literal
     (masks.both(masks.causal, masks.window(3)), 5, CAUSAL_WINDOW),
     (masks.either(masks.causal, masks.prefix(3)), 5, CAUSAL_PREFIX),
     (masks.either(masks.prefix(3), masks.causal), 5, CAUSAL_PREFIX),
-    (masks.either(masks.causal, masks.prefix(np.array([3, 0]))), 5, [CAUSAL_PREFIX, np.tri(5)]),
+    (masks.either(masks.causal, masks.prefix(jax.device_put(np.array([3, 0])))), 5, [CAUSAL_PREFIX, np.tri(5)]),
     (prefix_and_padding, 5, PREFIX_AND_PADDING),
 ]
 
@@ -67,7 +67,7 @@ MASKS = {
     "causal": (masks.causal, [[[1, 1, 1], [1, 0, 0]], [[1, 0, 0], [1, 1, 0]]]),
     "window": (masks.window(2), [[[0, 1, 1], [1, 1, 0]], [[1, 0, 0], [0, 1, 1]]]),
     "prefix": (masks.prefix(3), [[[1, 1, 0]] * 2, [[1, 1, 0]] * 2]),
-    "prefixes": (masks.prefix(np.array([1, 4])), [[[1, 0, 0]] * 2, [[1, 1, 1]] * 2]),
+    "prefixes": (masks.prefix(jax.device_put(np.array([1, 4]))), [[[1, 0, 0]] * 2, [[1, 1, 1]] * 2]),
     "documents": (masks.documents(DOCUMENT_BS), [[[0, 1, 1], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]]]),
     "padding": (masks.padding(VALID_BS), [[[1, 1, 0]] * 2, [[0, 1, 1]] * 2]),
     "both": (masks.both(masks.causal, masks.window(3)), [[[0, 1, 1], [1, 0, 0]], [[1, 0, 0], [1, 1, 0]]]),

@@ -1,9 +1,9 @@
-"""Programs that tests compile are kept between runs of the test suite, in .pytest_cache/compiled.
+"""Keep the programs that tests compile between runs of the test suite, in .pytest_cache/compiled.
 
-Each process has a folder of its own, because JAX reads files that another process is still writing. At its start the
-process links the kept entries into this folder, at its end it links new entries into the kept ones. A change of jaxlib,
-of the flags or of the processor begins an empty folder, and so does one that has grown beyond LIMIT.
-TFM_TESTS_COLD=1 keeps and reuses nothing.
+JAX reads files that another process is still writing, so each process has a separate folder. When a process starts, it
+links all entries of the cache into its folder. When it ends, it links its new entries into the cache. Another jaxlib,
+other flags or another processor have another cache. A cache that has grown beyond LIMIT is emptied.
+TFM_TESTS_COLD=1 neither reads nor writes the cache.
 """
 
 import atexit
@@ -25,14 +25,14 @@ def open_folder(flags: str) -> str:
     folder = tempfile.mkdtemp(prefix="tfm-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if not os.environ.get("TFM_TESTS_COLD"):
-        kept = ROOT / make_key(flags)
-        with contextlib.suppress(OSError):  # a cache that cannot be used is not used
-            kept.mkdir(parents=True, exist_ok=True)
-            if sum(entry.stat().st_size for entry in kept.iterdir()) > LIMIT:
-                shutil.rmtree(kept)
-                kept.mkdir()
-            link_files(kept, folder)
-            atexit.register(link_files, folder, kept)  # before the folder is deleted: the last function is called first
+        cache = ROOT / make_key(flags)
+        with contextlib.suppress(OSError):  # tests do not need the cache
+            cache.mkdir(parents=True, exist_ok=True)
+            if sum(entry.stat().st_size for entry in cache.iterdir()) > LIMIT:
+                shutil.rmtree(cache)
+                cache.mkdir()
+            link_files(cache, folder)
+            atexit.register(link_files, folder, cache)  # called before the function above
     return folder
 
 
