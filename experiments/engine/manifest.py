@@ -23,11 +23,16 @@ def steps(folder: pathlib.Path) -> set[int]:
 
 
 def tidy(folder: pathlib.Path) -> None:
-    """Create the folder of checkpoints, and delete the incomplete checkpoints of a killed run. Raises OSError."""
+    """Create the folder of checkpoints, and delete the incomplete checkpoints and drafts of a killed run.
+
+    Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.suffix in (WRITING, DELETING):
             disk.remove(entry)
+        elif entry.is_dir():
+            disk.tidy(entry)
 
 
 def write(checkpoint: pathlib.Path, *, metrics: Mapping[str, float], versions: Mapping[str, str]) -> None:

@@ -234,12 +234,13 @@ def test_a_metric_measured_after_a_save_is_stored_and_decides_what_is_kept(folde
     saves.close()
 
 
-def test_checkpoints_that_a_killed_run_did_not_delete_are_deleted(folder):
-    """Resuming deletes them, because after the last step no save does."""
+def test_checkpoints_and_drafts_that_a_killed_run_did_not_delete_are_deleted(folder):
+    """Resuming deletes checkpoints, because after the last step no save does. The draft is that of a manifest."""
+    (folder / "6" / f"{manifest.FILE}.abc{disk.DRAFT}").write_text("{")
     saves = checkpoint.Checkpoints(folder, keep=1)
     assert saves.resume(make_state())[0] == 6
     saves.close()
-    assert list_names(folder) == {"6"}
+    assert list_names(folder) == {"6"} and list_names(folder / "6") == {manifest.FILE, manifest.STATE}
 
 
 @pytest.mark.parametrize(
