@@ -101,6 +101,14 @@ def test_changes_share_one_generator_in_their_order_and_evaluation_has_none():
     assert np.array_equal(first, equal) and not np.array_equal(first, different)
 
 
+@pytest.mark.parametrize(("name", "amount"), [("shift", 1), ("flip", 0.5), ("mixup", 0.2), ("cutmix", 1)])
+def test_a_change_without_an_amount_has_its_default(name, amount):
+    images = (
+        make_examples(pixels(), text)[0](INDEX_B, np.random.default_rng(0)) for text in (name, f"{name}:{amount}")
+    )
+    np.testing.assert_array_equal(*(batch["image_BYXZ"] for batch in images))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
