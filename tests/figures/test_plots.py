@@ -239,6 +239,7 @@ def test_letters_are_drawn_with_any_font_that_has_them_or_as_codes(monkeypatch):
     entries = [types.SimpleNamespace(name="Two Letters", fname="two.ttf", style="normal")]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
     monkeypatch.setattr(font_manager, "get_font", Font)
+    monkeypatch.setattr(font_manager, "findfont", lambda name: f"{name}.ttf")
     plots._find_font.cache_clear()
     assert (plots._find_font("好"), plots._find_font("a")) == ("Two Letters", plots.FONT)
     assert plots.name("好 a 漢") == "好 a <6f22>"
