@@ -16,11 +16,10 @@ import compilation_cache  # noqa: E402
 
 # Tests compile far more than they compute: without LLVM's optimisation a run's test takes 5.5 s of CPU instead of 8.8.
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (
-    0,
-    11,
-):  # newer versions have only the new emitters
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"  # the older emitters of loops, which compile twice as fast
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
+    # The older emitters of loops compile twice as fast, and newer versions do not have them. A program in one part
+    # has less to link: the suite takes 10 % less time.
+    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = compilation_cache.open_folder(os.environ["XLA_FLAGS"])
