@@ -20,7 +20,8 @@ if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11
     # The older emitters of loops compile twice as fast, and newer versions do not have them. A program in one part
     # has less to link: the suite takes 10 % less time.
     FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+if FLAGS not in os.environ.get("XLA_FLAGS", ""):  # a worker has the flags already, from the process that started it
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = compilation_cache.open_folder(os.environ["XLA_FLAGS"])
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -24,16 +24,7 @@ from experiments.studies import figures as study_figures
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILE = ROOT / "tests" / "golden.json"
-# Numbers with such names differ between runs.
-TIMES = (
-    "seconds",
-    "wall",
-    "versions",
-    "commit",
-    "device",
-    "compile",
-    "per_s",
-)
+TIMES = ("seconds", "wall", "versions", "commit", "device", "compile", "per_s")  # such numbers differ between runs
 STUDY = "from configs import base\n\n\ndef get_config():\n    return base.get_config('ablation', of={!r})\n"
 
 
