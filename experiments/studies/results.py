@@ -24,7 +24,6 @@ from experiments.engine import config as configs, disk, errors, log, mesh as mes
 from experiments.studies import (
     figures as study_figures,
     inference,
-    overall,
     plan,
     runs as study_runs,
     scaling,
@@ -43,12 +42,12 @@ _LATEX_NAMES = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "
 LATEX |= {c: rf"\text{name}{{}}" for c, name in _LATEX_NAMES.items()}
 
 
-class Across(NamedTuple):
-    """A section of the report about several conditions together."""
+class Laws(NamedTuple):
+    """A section of the report about the scaling laws of a family."""
 
     heading: str
     kind: str  # Figure.kind of its figure
-    numbers: overall.Overall | scaling.Family
+    family: scaling.Family
     table: tables.Table
 
 
@@ -58,7 +57,7 @@ class Analysis(NamedTuple):
     runs: list[study_runs.Run]
     conditions: list[statistics.Condition]
     past: plan.Past
-    across: list[Across]
+    laws: list[Laws]
 
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
@@ -73,18 +72,16 @@ def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
     """Analyse the finished runs of a folder. Raises UserError if a run is unreadable or lacks the metric."""
     finished, past = study_runs.load(folder, study), plan.read(folder)
     conditions = statistics.analyse(study, finished, past)
-    return Analysis(finished, conditions, past, analyse_across(conditions, finished))
+    return Analysis(finished, conditions, past, analyse_laws(conditions))
 
 
-def analyse_across(conditions: list[statistics.Condition], finished: list[study_runs.Run]) -> list[Across]:
-    """Return the sections on all conditions and on scaling laws. A section without numbers is left out."""
+def analyse_laws(conditions: list[statistics.Condition]) -> list[Laws]:
+    """Return a section for each family of conditions."""
     sections, families = [], scaling.families(conditions)
-    if measures := overall.measure(conditions, finished):
-        sections.append(Across("Over all conditions", "profile", measures, tables.tabulate_overall(measures)))
     for i, family in enumerate(families):
         names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
         table = tables.tabulate_laws(family)
-        sections.append(Across(f"Loss against compute{names}", f"compute{i or ''}", family, table))
+        sections.append(Laws(f"Loss against compute{names}", f"compute{i or ''}", family, table))
     return sections
 
 
@@ -121,14 +118,12 @@ def write_files(
     tuned = tuning.read(folder, study)
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
     pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs)
-    pictures += study_figures.draw_across(
-        folder, study, [(section.kind, section.numbers) for section in analysis.across]
-    )
+    pictures += study_figures.write_laws(folder, study, {section.kind: section.family for section in analysis.laws})
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     started, waiting = split_by_progress(analysis.conditions)
     content = {"title": title, "record": numbers, "conditions": started, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": analysis.across}
+    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "laws": analysis.laws}
     content |= {"tuned": tuning.table(tuned)}
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", format_runs(analysis.runs, study.metric.values()).encode())
@@ -164,8 +159,8 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return the content of report.json. Numbers that do not exist, such as the interval of two seeds, are null.
 
     "conditions" have the fields of statistics.Condition and a "verdict"; their arms have those of statistics.Arm, and
-    differences also have "words". "overall" is null or has the fields of overall.Overall. Each entry of "scaling" has
-    the fields of scaling.Family. "looks": the number of sets of seeds with a verdict. "what": the argument `session`.
+    differences also have "words". Each entry of "scaling" has the fields of scaling.Family. "looks": the number of sets
+    of seeds with a verdict. "what": the argument `session`.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:
@@ -176,7 +171,6 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     curves = [
         {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in analysis.runs
     ]
-    across = [section.numbers for section in analysis.across]
     report = {
         "experiment": study.experiment,
         "reference": study.reference,
@@ -188,8 +182,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "missing": missing,
         "diverged": diverged,
         "conditions": [_record_condition(condition) for condition in analysis.conditions],
-        "overall": next((dataclasses.asdict(x) for x in across if isinstance(x, overall.Overall)), None),
-        "scaling": [dataclasses.asdict(x) for x in across if isinstance(x, scaling.Family)],
+        "scaling": [dataclasses.asdict(section.family) for section in analysis.laws],
         "ran": _record_runs(analysis.runs),
         "curves": curves,
         "what": {**session, "versions": {**(session.get("versions") or {}), **inference.LIBRARY}},
