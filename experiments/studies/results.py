@@ -1,4 +1,4 @@
-"""Write the report of a study from its folder: report.json, report.md, report.html, report.tex, runs.csv, figures.
+"""Write the report of a study from its folder: report.json, report.md, report.html, runs.csv, figures.
 
 The templates *.j2 are next to this module. They escape every value, because settings and names may hold any text.
 """
@@ -37,9 +37,6 @@ from experiments.studies import (
 # Sections of report.html -> the kinds of figures in them.
 SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"]}
 SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"], "Tuning": [tuning.FOLDER]}
-LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
-_LATEX_NAMES = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
-LATEX |= {c: rf"\text{name}{{}}" for c, name in _LATEX_NAMES.items()}
 
 
 class Laws(NamedTuple):
@@ -127,8 +124,8 @@ def write_files(
     content |= {"tuned": tuning.table(tuned)}
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", format_runs(analysis.runs, study.metric.values()).encode())
-    files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
-    for file, escape in zip(files, (escape_markdown, clean_html, escape_latex), strict=True):
+    files = [folder / "report.md", folder / "report.html"]
+    for file, escape in zip(files, (escape_markdown, clean_html), strict=True):
         disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
     return [folder / "report.json", *files, folder / "runs.csv", *(picture.file for picture in pictures)]
 
@@ -250,12 +247,6 @@ def escape_markdown(text: str) -> markupsafe.Markup:
     escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(text.split()))
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return markupsafe.Markup(escaped.translate(log.CONTROL))
-
-
-def escape_latex(text: str) -> markupsafe.Markup:
-    """Escape a text for one line of LaTeX."""
-    escaped = " ".join(text.split()).translate(log.CONTROL | str.maketrans(LATEX))
-    return markupsafe.Markup(re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped))
 
 
 def format_text(folder: pathlib.Path, study: studies.Study) -> str:

@@ -19,7 +19,7 @@ ARMS = ("none", "tied", "asymmetric")
 STUDY = study_folder.make_study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
 HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
 COSTS = ("flops_per_token", "seconds", "diverged_at")  # columns of runs.csv after "params"
-FIGURES = 5  # index of the first figure among the files of a report
+FIGURES = 4  # index of the first figure among the files of a report
 VOID_ELEMENTS = {"meta", "img"}  # elements without an end
 FIRST_MACHINE = {"commit": "beef", "device": "a large computer", "versions": {"jax": "1", "numpy": "7"}}
 FIRST_MACHINE |= {"wall_seconds": 1000.4}
@@ -74,7 +74,7 @@ def test_every_file_is_there_without_drafts_and_no_figure_is_blank(report_files)
     folder, files = report_files
     kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
     figures = [*(f"{kind}_causal" for kind in kinds), "differences_masked"]
-    names = ["report.json", "report.md", "report.html", "report.tex", "runs.csv"]
+    names = ["report.json", "report.md", "report.html", "runs.csv"]
     names += [f"figures/{name}.png" for name in figures]
     assert [file.relative_to(folder).as_posix() for file in files] == names
     paths = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
@@ -120,7 +120,7 @@ def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(rep
 
 
 def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(report_files):
-    folder, (numbers, markdown, page, _, _, *pictures) = report_files
+    folder, (numbers, markdown, page, _, *pictures) = report_files
     numbers, markdown, page = json.loads(numbers.read_text()), markdown.read_text(), Page(page)
     for verdict in (numbers["verdict"], *(condition["verdict"] for condition in numbers["conditions"])):
         assert "worse" in verdict or "Worse" in verdict
@@ -153,7 +153,7 @@ def test_json_has_the_numbers_of_the_study(report_files):
 
 
 def test_the_csv_has_a_row_and_the_json_curves_for_every_run(report_files):
-    _, (numbers, _, _, _, table, *_) = report_files
+    _, (numbers, _, _, table, *_) = report_files
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [*("condition", "arm", "seed", "eval/loss", "eval/accuracy", "params"), *COSTS]
@@ -166,20 +166,6 @@ def test_the_csv_has_a_row_and_the_json_curves_for_every_run(report_files):
     first = curves[0]["curves"]
     assert first.keys() == {"train/loss", "eval/loss"} and list(first["eval/loss"]) == [str(30 * i) for i in range(11)]
     assert first["eval/loss"]["300"] == float(rows[0]["eval/loss"])
-
-
-def test_latex_has_the_tables_and_escapes_names(report_files):
-    text = report_files[1][3].read_text()
-    assert text.count(r"\toprule") == text.count(r"\begin{table}") == 2
-    for table in text.split(r"\begin{tabular}")[1:]:
-        counts = [row.count(" & ") for row in table.splitlines() if row.endswith(r" \\")]
-        assert counts == counts[:1] * 4, table
-        assert table.startswith("{l" + "r" * counts[0] + "}\n"), table
-    assert r" & 95 \% interval & " in text
-    assert results.escape_latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
-        r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
-        r"\textless{}post-norm\textgreater{} $\pm$ 2 -\textgreater{} 3 \#\$"
-    )
 
 
 def test_an_unfinished_study_lists_missing_runs(tmp_path):
@@ -199,7 +185,7 @@ def test_an_unfinished_study_lists_missing_runs(tmp_path):
 def test_a_study_without_runs_has_a_report(tmp_path):
     files = results.write(tmp_path, study_folder.make_study(), session={})
     assert len(files) == FIGURES
-    for text in (results.format_text(tmp_path, study_folder.make_study()), *(file.read_text() for file in files[1:4])):
+    for text in (results.format_text(tmp_path, study_folder.make_study()), *(file.read_text() for file in files[1:3])):
         assert "all: none of its 10 runs is finished yet." in text
     rows = tabulate_rows(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"

@@ -114,7 +114,7 @@ def test_the_report_says_what_is_unpaired_diverged_or_of_other_steps_and_has_no_
     code, out, err = run_command(tmp_path / "results.csv", f"--workdir={tmp_path / 'out'}")
     assert (code, err) == (0, "") and "parameters" not in out
     files = sorted(str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*.*"))
-    expected = ["figures/differences_all.png", "report.html", "report.json", "report.md", "report.tex", "runs.csv"]
+    expected = ["figures/differences_all.png", "report.html", "report.json", "report.md", "runs.csv"]
     assert files == expected
     text, page = ((tmp_path / "out" / f"report.{end}").read_text() for end in ("md", "html"))
     assert 'paired by seed, except "muon" (no common seeds)' in text and "unpaired" in text
