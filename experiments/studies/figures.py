@@ -1,7 +1,7 @@
 """Figures of a report, with their captions.
 
-For each condition: curves, costs, paired differences, symmetry and attention of each layer. For several conditions: the
-loss against compute.
+For each condition: curves, costs, paired differences, and the symmetry of each layer. For several conditions: the loss
+against compute.
 """
 
 import pathlib
@@ -16,7 +16,6 @@ from matplotlib import axes, figure, ticker
 from experiments.engine import disk
 from experiments.figures import plots
 from experiments.studies import (
-    attention,
     runs as study_runs,
     scaling,
     sentences,
@@ -268,43 +267,11 @@ def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) ->
     return drawing, caption, arms
 
 
-def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw each measure of attention at the end of training against the layer."""
-    panels = []
-    for name, label in study_runs.ATTENTION.items():
-        curves = stack(runs, lambda run, name=name: {m: x for m, x in enumerate(run.layers(name), 1) if x is not None})
-        panels += [Panel(label, "layer", curves)] if curves else []
-    if not panels:
-        return None
-    drawing, _, arms = draw_panels([panels], style, width=3.4, height=3)
-    caption = (
-        f"attention on held-out examples at the end of training, by layer, averaged over heads. {BANDS} Uniform "
-        "attention over n keys has an entropy of ln n nats and a mass of 1/n on the diagonal."
-    )
-    return drawing, caption, arms
-
-
-def draw_maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the attention of each arm on one held-out example, from the first run that stored it."""
-    first = {run.arm: run for arm_runs in runs.values() for run in reversed(arm_runs) if run.maps}
-    if not first:
-        return None
-    examples = {arm: attention.read(run.maps) for arm, run in first.items()}
-    seeds = sentences.join_values(sorted({run.seed for run in first.values()}))
-    caption = (
-        f"attention on one held-out example (seed {seeds}), query (row) by key (column). Shades are proportional to "
-        "the square root of the weight, with the same scale in all panels."
-    )
-    return attention.draw(examples, {arm: style[arm].label for arm in examples}), caption, examples
-
-
 KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
     "course": draw_course,
     "cost": draw_costs,
     "differences": draw_differences,
     "symmetry": draw_symmetry,
-    "attention": draw_attention,
-    "maps": draw_maps,
 }
 
 

@@ -35,8 +35,8 @@ from experiments.studies import (
 )
 
 # Sections of report.html -> the kinds of figures in them.
-SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"]}
-SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"], "Tuning": [tuning.FOLDER]}
+SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"], "Symmetry": ["symmetry"]}
+SECTIONS |= {"Tuning": [tuning.FOLDER]}
 
 
 class Laws(NamedTuple):

@@ -4,8 +4,7 @@ experiments/ablation.py uses the modules of this package in this order:
 1. study reads the config, and groups the runs into programs; plan logs what was planned, in plan.jsonl.
 2. tuning lists the runs that choose settings for the arms, and reads their choices.
 3. run_folders makes or reopens the folders of the runs.
-4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs). attention measures the trained
-   models; progress shows the progress bar.
+4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs). progress shows the progress bar.
 5. runs loads the finished runs. statistics compares the arms in each condition, scaling over several conditions;
    inference computes their intervals.
 6. results writes the report from sentences, tables and figures; styles gives each arm its colour, line and marker.

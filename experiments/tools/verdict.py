@@ -128,7 +128,7 @@ def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> 
     seed = known.pop("seed", -int(re.sub(r"\D", "", place)))
     summary = {metric: None} | known | {"better": {metric.rpartition("/")[2]: better}}
     condition = cells.get("condition") or studies.ONLY
-    return study_runs.Run(condition, cells["arm"], seed, int(known.get("steps", 0)), summary, rows=[], maps=None)
+    return study_runs.Run(condition, cells["arm"], seed, int(known.get("steps", 0)), summary, rows=[])
 
 
 def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:

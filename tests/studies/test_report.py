@@ -58,7 +58,7 @@ class Page(html.parser.HTMLParser):
 def report_files(tmp_path_factory):
     """Return (folder, report files) of a study of two conditions. The second condition has only losses."""
     folder, study = tmp_path_factory.mktemp("study"), STUDY
-    study_folder.write_study(folder, study._replace(conditions=study.conditions[:1]), H=1)
+    study_folder.write_study(folder, study._replace(conditions=study.conditions[:1]))
     losses = {"none": [3.0, 3.1, 3.2], "tied": [2.0, 2.0, 2.1], "asymmetric": [1.0, 1.1, 1.1]}
     study_folder.write_losses(folder, "masked", losses)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +72,7 @@ def tabulate_rows(record):
 
 def test_every_file_is_there_without_drafts_and_no_figure_is_blank(report_files):
     folder, files = report_files
-    kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
+    kinds = ("course", "cost", "differences", "symmetry")
     figures = [*(f"{kind}_causal" for kind in kinds), "differences_masked"]
     names = ["report.json", "report.md", "report.html", "runs.csv"]
     names += [f"figures/{name}.png" for name in figures]
@@ -107,10 +107,10 @@ def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(rep
     assert all(len(img["alt"]) > 40 for img in images)
     policy = [meta["content"] for meta in metas if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    sections = ["Verdict", "Arms", "Training", "Differences", "Symmetry", "Attention", "What was run"]
+    sections = ["Verdict", "Arms", "Training", "Differences", "Symmetry", "What was run"]
     assert page.find_texts("h2") == page.find_texts("a") == sections
     names = ["causal", "masked"]
-    headings = [*names, "causal: eval/loss", "masked: eval/loss", "causal", *names, "causal", "causal"]
+    headings = [*names, "causal: eval/loss", "masked: eval/loss", "causal", *names, "causal"]
     assert page.find_texts("h3") == headings
     cells = {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'}
     assert cells <= set(page.find_texts("td", "th"))
@@ -146,7 +146,7 @@ def test_json_has_the_numbers_of_the_study(report_files):
     assert asymmetric["difference"] is None and asymmetric["symmetry"]["symmetry"] == pytest.approx(
         [np.tanh(0.5), np.tanh(1.0)]  # the two layers at the last step
     )
-    assert len(none["attention"]["entropy"]) == 2 and none["threshold_step"]["of"] == 3
+    assert none["threshold_step"]["of"] == 3
     fields = {field.name for field in dataclasses.fields(statistics.Arm)}
     assert none.keys() == fields - {"missing", "diverged"}
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3} and difference["words"]
@@ -178,7 +178,7 @@ def test_an_unfinished_study_lists_missing_runs(tmp_path):
     assert numbers["missing"] == [{"condition": "all", "arm": "asymmetric", "seed": 2}]
     assert numbers["diverged"] == [{"condition": "all", "arm": "asymmetric", "seed": 1, "step": 7}]
     page = Page(files[2])
-    assert "5 of 6 runs finished, seeds 0, 1, 2." in page.find_texts("p") and "Attention" not in page.find_texts("a")
+    assert "5 of 6 runs finished, seeds 0, 1, 2." in page.find_texts("p") and "Symmetry" not in page.find_texts("a")
     assert any('"asymmetric" seed 2.' in text for text in page.find_texts("p")) and "No verdict" in numbers["verdict"]
 
 
