@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -38,6 +39,8 @@ from experiments.studies import (
 SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"], "Symmetry": ["symmetry"]}
 SECTIONS |= {"Tuning": [tuning.FOLDER]}
 
+MAY_DIFFER = re.compile(r"mesh\..*|log|study\.(arms|conditions|seeds)")  # settings, between the parts of a study
+
 
 class Laws(NamedTuple):
     """A section of the report about the scaling laws of a family."""
@@ -65,9 +68,45 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
     return configs.Settings(settings, settings)
 
 
+def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
+    """Return the settings of the study whose parts are in these folders: with all arms, conditions and seeds.
+
+    Raises UserError if a fact of `list_facts` is not the same in two folders.
+    """
+    settings = [load_settings(folder) for folder in folders]
+    if len(settings) == 1:
+        return settings[0]
+    parts, known = [studies.read(part) for part in settings], {}
+    for place, fact, value in itertools.chain(*map(list_facts, folders, settings, parts)):
+        first, first_value = known.setdefault(fact, (place, value))
+        if first_value != value:
+            raise errors.UserError(f"{first} and {place} differ in {fact}. Name only parts of one study.")
+    arms = {arm.name: [*arm] for part in parts for arm in part.arms[:-1]}
+    conditions = {condition.name: [*condition] for part in parts for condition in part.conditions}
+    changes = {"study.arms": [*arms.values(), [*parts[0].arms[-1]]], "study.conditions": [*conditions.values()]}
+    changes["study.seeds"] = [*dict.fromkeys(seed for part in parts for seed in part.seeds)]
+    return settings[0].replace(changes)
+
+
+def list_facts(folder: pathlib.Path, settings: configs.Settings, study: studies.Study) -> list[tuple]:
+    """Return (folder, fact, value) for the settings, the code and the data of a part, and the result of each run."""
+    items = [*configs.flat(settings.to_dict()).items(), ("the reference", study.reference)]
+    for kind, entries in (("arms", study.arms), ("conditions", study.conditions)):
+        items += [(f'"{entry.name}" of study.{kind}', entry) for entry in entries]
+    facts = [(folder, fact, value) for fact, value in items if not MAY_DIFFER.fullmatch(fact)]
+    for run in study_runs.load(folder, study) + study_runs.load(folder / tuning.FOLDER, tuning.trials(study)):
+        arm, seed, summary = f"{run.condition}/{run.arm}", f"seed_{run.seed}", run.summary
+        code = [*summary.get("sources", {}).items()][1:]  # without the config, which has the arms
+        items = [(f"the code: {name}", x) for name, x in (("commit", summary.get("commit") or ""), *code)]
+        result = {key: x for key, x in summary.items() if key.startswith(("eval/", "diverged_at", "params_sha256"))}
+        items += [(f"the data of {arm}", summary.get("data_sha256")), (f"the result of {arm}/{seed}", result)]
+        facts += [(run.folder / arm / seed, fact, value) for fact, value in items]
+    return facts
+
+
 def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
     """Analyse the finished runs of a folder. Raises UserError if a run is unreadable or lacks the metric."""
-    finished, past = study_runs.load(folder, study), plan.read(folder)
+    finished, past = study_runs.load(folder, study), plan.read(folder, study.also)
     conditions = statistics.analyse(study, finished, past)
     return Analysis(finished, conditions, past, analyse_laws(conditions))
 
@@ -82,17 +121,18 @@ def analyse_laws(conditions: list[statistics.Condition]) -> list[Laws]:
     return sections
 
 
-def write_report(folder: pathlib.Path, device: str | None = None, correction: str | None = None) -> list[pathlib.Path]:
+def write_report(
+    folder: pathlib.Path, device: str | None = None, study: studies.Study | None = None
+) -> list[pathlib.Path]:
     """Write the report of the study in this folder.
 
-    device: describes the devices of this process; None if it does not train. correction: replaces the study's; None
-    keeps it.
+    device: describes the devices of this process; None if it does not train. study: the study in the folder, which may
+    have another correction, and other folders (also); None: as configured.
     """
-    settings = load_settings(folder)
+    settings = combine([folder, *(study.also if study else ())])
     session = {"config": settings.to_dict(), "versions": meshes.versions()}
     session |= {"device": device, "commit": workdirs.describe_commit()}
-    study = studies.read(settings)
-    return write(folder, study._replace(correction=correction or study.correction), session=session)
+    return write(folder, study or studies.read(settings), session=session)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
@@ -100,7 +140,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]
     analysis = analyse(folder, study)
     if seeds := statistics.judged_seeds(analysis.conditions):
         plan.look(folder, study, seeds)
-        analysis = analysis._replace(past=plan.read(folder))
+        analysis = analysis._replace(past=plan.read(folder, study.also))
     return write_files(folder, study, analysis, session=session)
 
 
@@ -198,11 +238,12 @@ def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
 
 
 def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
-    """Return commits, devices and versions with their numbers of runs, the training time, and the data."""
+    """Return commits, devices, versions and folders (if several) with their numbers of runs, training time and data."""
     summaries = [run.summary for run in finished]
     seconds = [x for summary in summaries if (x := summary.get("wall_seconds")) is not None]
     versions = [summary.get("versions", {}) for summary in summaries]
     libraries = dict.fromkeys(name for by_name in versions for name in by_name)
+    folders = Counter(str(run.folder) for run in finished)
     data: dict[str, dict[str, None]] = {}  # condition -> the lines about its data, without duplicates
     for run in finished:
         data.setdefault(run.condition, {}).update(dict.fromkeys(run.summary.get("data", [])))
@@ -210,6 +251,7 @@ def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
         "commits": Counter(summary.get("commit") or "not from a checkout" for summary in summaries),
         "devices": Counter(summary.get("device", tables.UNKNOWN) for summary in summaries),
         "versions": {name: Counter(x.get(name, tables.UNKNOWN) for x in versions) for name in libraries},
+        "folders": folders if len(folders) > 1 else {},
         "training_seconds": sum(seconds) if seconds else None,
         "timed_runs": len(seconds),
         "data": {condition: [*lines] for condition, lines in data.items() if lines},

@@ -43,6 +43,7 @@ class Run(NamedTuple):
     steps: int
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
+    folder: pathlib.Path = pathlib.Path()  # of its study
 
     def value(self, metric: str) -> float | None:
         """Return the final value; None if the run diverged or the value is not finite.
@@ -81,16 +82,20 @@ class Run(NamedTuple):
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
-    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read."""
+    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read.
+
+    A run is read from the first of `folder` and `study.also` that has it.
+    """
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
-        place = folder / condition.name / arm.name / f"seed_{seed}"
-        file = place / "summary.json"
-        if file.is_file():
+        name = f"{condition.name}/{arm.name}/seed_{seed}"
+        parts = (part for part in (folder, *study.also) if (part / name / "summary.json").is_file())
+        if part := next(parts, None):
+            file = part / name / "summary.json"
             with disk.reading(file, TypeError):
                 summary = json.loads(file.read_bytes())
                 steps = int(summary["steps"])
-            runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(place)))
+            runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(part / name), part))
     return runs
 
 

@@ -8,13 +8,13 @@ experiments/ablation.py uses the modules of this package in this order:
 5. runs loads the finished runs. statistics compares the arms in each condition, scaling over several conditions;
    inference computes their intervals.
 6. results writes the report from sentences, tables and figures; styles gives each arm its colour, line and marker.
-merge copies the folders of several machines into one, before step 5.
 """
 
 import contextlib
 import hashlib
 import itertools
 import json
+import pathlib
 import re
 import zlib
 from collections import Counter
@@ -61,6 +61,7 @@ class Study(NamedTuple):
     correction: str = "study"  # or "condition": the family of comparisons for which intervals hold together
     grid: Mapping[str, Mapping[str, Sequence]] = {}  # arm -> setting -> the values to try in tuning runs
     tune_seeds: Sequence[int] = ()
+    also: Sequence[pathlib.Path] = ()  # other folders with finished runs of the study
 
 
 class Run(NamedTuple):

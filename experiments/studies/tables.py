@@ -176,6 +176,7 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
     facts = [["code of the runs", _format_counts(ran["commits"])]]
     facts += [["hardware of the runs", _format_counts(ran["devices"])]]
     facts += [["versions of the runs", ", ".join(versions) or UNKNOWN]]
+    facts += [["folders of the runs", _format_counts(ran["folders"])]] if ran["folders"] else []
     facts += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
     rows += [] if source else facts
     data = [[f"data, {name}", "; ".join(line.strip() for line in lines)] for name, lines in ran["data"].items()]
