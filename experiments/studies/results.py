@@ -76,9 +76,9 @@ def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
     settings = [load_settings(folder) for folder in folders]
     if len(settings) == 1:
         return settings[0]
-    parts, known = [studies.read(part) for part in settings], {}
+    parts, values = [studies.read(part) for part in settings], {}
     for place, fact, value in itertools.chain(*map(list_facts, folders, settings, parts)):
-        first, first_value = known.setdefault(fact, (place, value))
+        first, first_value = values.setdefault(fact, (place, value))
         if first_value != value:
             raise errors.UserError(f"{first} and {place} differ in {fact}. Name only parts of one study.")
     arms = {arm.name: [*arm] for part in parts for arm in part.arms[:-1]}
