@@ -13,6 +13,6 @@ def get_config():
     config = base.get_config("ablation", of=shakespeare_speedrun.get_config())
     config.study.arms = [("half_the_rate", {"optim.learning_rate": 1e-2}), ("start", {})]
     config.study.seeds = [*range(101)]
-    config.log = []  # 202 runs need no symmetry, attention and TensorBoard events
+    config.log = []  # 202 runs need no symmetry and no TensorBoard events
     config.train.update(evaluate_every=250, log_every=50)
     return config

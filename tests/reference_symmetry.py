@@ -1,7 +1,6 @@
-"""Symmetry, directionality and what weights look like once more, slowly: float64, plain loops over every index.
+"""Symmetry and directionality once more, slowly: float64, plain loops over every index.
 
 The bilinear form of a head is M = W_q W_k^T, as Saponati et al. 2025 write it: tokens are rows there, and W_q is D x K.
-Weights are Turner's: A[n', n] is the weight with which n attends to n', and columns sum to one.
 """
 
 import math
@@ -47,30 +46,3 @@ def directionality(M) -> float:
     columns = [math.sqrt(squares([column])) for column in reference.transpose(M)]
     R, C = excess(rows), excess(columns)
     return (R - C) / (R + C) if R + C else 0.0
-
-
-def seeing(A, real) -> list[int]:
-    """The tokens that are real, and that attend to something."""
-    return [n for n in range(len(A[0])) if real[n] and any(A[s][n] for s in range(len(A)))]
-
-
-def mean(numbers: list[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else math.nan
-
-
-def entropy(A, real) -> float:
-    """The mean over tokens n of - sum_n' A[n', n] ln A[n', n]."""
-    return mean([-sum(A[s][n] * math.log(A[s][n]) for s in range(len(A)) if A[s][n]) for n in seeing(A, real)])
-
-
-def diagonal(A, real) -> float:
-    """The mean of A[n, n]."""
-    return mean([A[n][n] for n in seeing(A, real)])
-
-
-def asymmetry(A, real) -> float:
-    """|A - A^T| / |A| among those tokens."""
-    tokens = seeing(A, real)
-    apart = sum((A[s][n] - A[n][s]) ** 2 for s in tokens for n in tokens)
-    whole = sum(A[s][n] ** 2 for s in tokens for n in tokens)
-    return math.sqrt(apart / whole) if whole else math.nan

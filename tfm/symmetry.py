@@ -1,4 +1,4 @@
-"""Symmetry and directionality of scores, and statistics of attention weights.
+"""Symmetry and directionality of scores.
 
 l_{n,s} = x_n^T M_h x_s with M_h = U_q,h^T U_k,h (score.py): a row of M belongs to a feature of the query, a column to a
 feature of the key. Symmetry s and directionality d follow Saponati et al. 2025. Each has two functions: the definition
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy import special
 
 from tfm import linear
 
@@ -139,35 +138,10 @@ def _unit(U_HKD: jax.Array) -> jax.Array:
     return U_HKD / jnp.where(largest_H11 > 0, largest_H11, 1)
 
 
-def weights(A_MBHNN: jax.Array, real_BN: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Return statistics of the attention weights of each layer, (M,): means over its sequences and heads.
-
-    entropy: the mean over queries of - sum_s A_{n,s} ln A_{n,s} in nats: 0 for one key, ln S for uniform weights.
-    diagonal: the mean over tokens of A_{n,n}; with a causal mask the first token has 1. asymmetry: |A - A^T| / |A|
-    (Frobenius), 0 to sqrt(2). real_BN: False at padding; None: no padding. Padding, and queries that may attend to
-    nothing (a row of zeros), are excluded; the asymmetry excludes them also as keys. NaN if nothing is left.
-    """
-    A_MBHNN = linear.to_float32(A_MBHNN)
-    included_MBHN = jnp.sum(A_MBHNN, axis=-1) > 0
-    included_MBHN &= True if real_BN is None else jnp.asarray(real_BN, bool)[:, None]
-    square_MBHNN = jnp.where(included_MBHN[..., None] & included_MBHN[..., None, :], A_MBHNN, 0)
-    difference, size = (jnp.sum(jnp.square(A), (-2, -1)) for A in (square_MBHNN - square_MBHNN.mT, square_MBHNN))
-    statistics_MBH = {
-        "entropy": _mean(jnp.sum(special.entr(A_MBHNN), axis=-1), included_MBHN, -1),
-        "diagonal": _mean(jnp.diagonal(A_MBHNN, axis1=-2, axis2=-1), included_MBHN, -1),
-        "asymmetry": jnp.sqrt(_ratio(difference, size)),
-    }
-    return {name: mean(x_MBH, axis=(1, 2)) for name, x_MBH in statistics_MBH.items()}
-
-
-def mean(x: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+def mean(x: jax.Array, axis: int) -> jax.Array:
     """Return the mean over `axis` of all elements that are not NaN; NaN if all are NaN."""
-    return _mean(x, ~jnp.isnan(x), axis)
-
-
-def _mean(x: jax.Array, is_included: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
-    """Return the mean over `axis` of the elements at which `is_included` is True; NaN if there are none."""
-    return _ratio(jnp.sum(jnp.where(is_included, x, 0), axis), jnp.sum(is_included, axis))
+    is_number = ~jnp.isnan(x)
+    return _ratio(jnp.sum(jnp.where(is_number, x, 0), axis), jnp.sum(is_number, axis))
 
 
 def _ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Figures of a report, with their captions.
 
-For each condition: curves, costs, paired differences, symmetry and attention of each layer. For several conditions:
-performance profiles, and the loss against compute.
+For each condition: curves, costs, paired differences, and the symmetry of each layer. For several conditions: the loss
+against compute.
 """
 
 import pathlib
@@ -16,8 +16,6 @@ from matplotlib import axes, figure, ticker
 from experiments.engine import disk
 from experiments.figures import plots
 from experiments.studies import (
-    attention,
-    overall,
     runs as study_runs,
     scaling,
     sentences,
@@ -37,7 +35,7 @@ class Figure(NamedTuple):
     """A figure that has been written."""
 
     file: pathlib.Path  # the PNG
-    kind: str  # a key of KINDS, profile, compute, compute1, ..., or tuning
+    kind: str  # a key of KINDS, compute, compute1, ..., or tuning
     condition: str  # "" if it shows several
     caption: str
 
@@ -46,7 +44,6 @@ Curve = tuple[np.ndarray, np.ndarray]  # x_I and value_RI, with a row for each o
 Runs = Mapping[str, list[study_runs.Run]]  # arm -> its runs, without arms that have none
 Styles = Mapping[str, styles.Style]  # arm -> style
 Drawing = tuple[figure.Figure, str, Iterable[str]] | None  # figure, caption, drawn arms; None without numbers
-Across = overall.Overall | scaling.Family  # numbers over several conditions
 
 
 class Panel(NamedTuple):
@@ -270,94 +267,24 @@ def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) ->
     return drawing, caption, arms
 
 
-def draw_attention(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw each measure of attention at the end of training against the layer."""
-    panels = []
-    for name, label in study_runs.ATTENTION.items():
-        curves = stack(runs, lambda run, name=name: {m: x for m, x in enumerate(run.layers(name), 1) if x is not None})
-        panels += [Panel(label, "layer", curves)] if curves else []
-    if not panels:
-        return None
-    drawing, _, arms = draw_panels([panels], style, width=3.4, height=3)
-    caption = (
-        f"attention on held-out examples at the end of training, by layer, averaged over heads. {BANDS} Uniform "
-        "attention over n keys has an entropy of ln n nats and a mass of 1/n on the diagonal."
-    )
-    return drawing, caption, arms
-
-
-def draw_maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the attention of each arm on one held-out example, from the first run that stored it."""
-    first = {run.arm: run for arm_runs in runs.values() for run in reversed(arm_runs) if run.maps}
-    if not first:
-        return None
-    examples = {arm: attention.read(run.maps) for arm, run in first.items()}
-    seeds = sentences.join_values(sorted({run.seed for run in first.values()}))
-    caption = (
-        f"attention on one held-out example (seed {seeds}), query (row) by key (column). Shades are proportional to "
-        "the square root of the weight, with the same scale in all panels."
-    )
-    return attention.draw(examples, {arm: style[arm].label for arm in examples}), caption, examples
-
-
 KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
     "course": draw_course,
     "cost": draw_costs,
     "differences": draw_differences,
     "symmetry": draw_symmetry,
-    "attention": draw_attention,
-    "maps": draw_maps,
 }
 
 
-def draw_across(folder: pathlib.Path, study: studies.Study, across: Iterable[tuple[str, Across]]) -> list[Figure]:
-    """Write the figures over several conditions, without those that `draw_numbers` omits. across: (kind, numbers)."""
-    drawings = [(kind, draw_numbers(numbers, styles.choose_styles(study))) for kind, numbers in across]
-    return [write(folder, drawing[0], kind, "", drawing[1]) for kind, drawing in drawings if drawing]
+def write_laws(folder: pathlib.Path, study: studies.Study, families: Mapping[str, scaling.Family]) -> list[Figure]:
+    """Write a figure of the laws of each family into folder/figures. families: Figure.kind -> family."""
+    drawings = {kind: draw_laws(family, styles.choose_styles(study)) for kind, family in families.items()}
+    return [write(folder, drawing, kind, "", caption) for kind, (drawing, caption) in drawings.items()]
 
 
-def draw_numbers(numbers: Across, style: Styles) -> tuple[figure.Figure, str] | None:
-    """Return the figure of these numbers and its caption; None if no arm has a profile or a law."""
-    arms = numbers.laws if isinstance(numbers, scaling.Family) else [arm for arm in numbers.arms if arm.profile]
-    if not arms:
-        return None
+def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:
+    """Draw the loss of each seed, their means and the law of each arm, with logarithmic axes. Return also a caption."""
     drawing = figure.Figure(figsize=(8.5, 4.6), layout="constrained")
     panel = drawing.add_subplot()
-    caption = (draw_laws if isinstance(numbers, scaling.Family) else draw_profile)(panel, numbers, style)
-    panel.grid(alpha=0.3, which="both")
-    panel.tick_params(labelsize=8, which="both")
-    styles.draw_legend(drawing, {arm.name: style[arm.name] for arm in arms})
-    return drawing, caption
-
-
-def draw_profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
-    """Draw the share of runs of each arm with a gain of at least x, with bootstrap bands. Return the caption."""
-    every = 100 * np.concatenate([np.array(arm.profile)[:, 0] for arm in measures.arms])
-    ends, middle = [every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)], np.median(np.abs(every))
-    for arm in measures.arms:
-        gain_J, *column_J3 = np.array(arm.profile).T
-        x_J = [ends[0], *(100 * gain_J), ends[1]]
-        share_J, low_J, high_J = ([1.0, *column_J, 0.0] for column_J in column_J3)
-        panel.plot(x_J, share_J, **style[arm.name].look, drawstyle="steps-pre", markevery=slice(1, -1))
-        panel.fill_between(x_J, low_J, high_J, step="pre", color=style[arm.name].colour, alpha=0.13, lw=0)
-    panel.axvline(0, color=style[measures.reference].colour, lw=1.5)
-    panel.axhline(0.5, color="grey", lw=0.8, ls=(0, (1, 3)))
-    far = bool(np.abs(every).max() > 20 * middle > 0)
-    if far:  # on a linear axis, an arm far away would squeeze the others
-        panel.set_xscale("symlog", linthresh=middle)
-        panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    text = f"better than {styles.shorten(measures.reference)} of the same seed by at least x % of its gain by training"
-    panel.set_xlabel(text, fontsize=9)
-    panel.set_ylabel("share of runs", fontsize=9)
-    return (
-        f"Performance profiles over {len(measures.scale)} conditions: the share of an arm's runs that are better than "
-        f"{measures.reference} of the same seed by at least x. A curve farther to the right is better; it crosses the "
-        f"dotted line at its median. Bands hold 95 % of bootstrap samples at each x."
-    ) + f" Beyond -{middle:.2g} and {middle:.2g} x is logarithmic." * far
-
-
-def draw_laws(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
-    """Draw the loss of each seed, their means and the law of each arm, with logarithmic axes. Return the caption."""
     for law in family.laws:
         look = style[law.name].look
         x_J = np.geomspace(min(law.flops), max(law.flops), 100)
@@ -374,8 +301,12 @@ def draw_laws(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
         axis.set_minor_formatter(ticker.FormatStrFormatter(form))
     panel.set_xlabel("FLOPs of a training run", fontsize=9)
     panel.set_ylabel(styles.shorten(family.metric), fontsize=9)
-    return (
+    panel.grid(alpha=0.3, which="both")
+    panel.tick_params(labelsize=8, which="both")
+    styles.draw_legend(drawing, {law.name: style[law.name] for law in family.laws})
+    caption = (
         f"How {family.metric} at the end of training falls with the FLOPs of a run, in {len(family.conditions)} sizes. "
         f"Open markers are seeds, filled markers their means, lines the fitted laws. The dotted line is C0, at which "
         f"the table compares the arms."
     )
+    return drawing, caption

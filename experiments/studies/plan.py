@@ -38,10 +38,16 @@ def comparisons(study: studies.Study) -> dict[Comparison, str]:
     return _comparisons(_plan(study))
 
 
-def read(folder: pathlib.Path) -> Past:
-    """Return what was planned and read in the folder. Raises UserError if the log is damaged."""
-    compared, seeds, verdicts = {}, (), {}
-    for row in _rows(folder):
+def read(folder: pathlib.Path, also: Iterable[pathlib.Path] = ()) -> Past:
+    """Return what was planned and read in the folder. Raises UserError if the log is damaged.
+
+    also: other folders of the study. The last verdict of each is left out: it covers only a part of the study.
+    """
+    compared, seeds, verdicts, rows = {}, (), {}, _rows(folder)
+    for part in map(_rows, also):
+        last = [row for row in part if "verdict" in row][-1:]
+        rows = [row for row in part if row not in last] + rows
+    for row in rows:
         if "planned" in row:
             compared |= _comparisons(row["planned"])
             seeds = tuple(sorted(row["planned"]["seeds"]))
@@ -63,16 +69,6 @@ def record(folder: pathlib.Path, study: studies.Study) -> None:
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
     """Log that a verdict over these seeds was read."""
     _log(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
-
-
-def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
-    """Merge the logs of the parts of a study. The last verdict of each log is dropped: it covers one part only."""
-    content = []
-    for folder in folders:
-        rows = _rows(folder)
-        last = [row for row in rows if "verdict" in row][-1:]
-        content += [row for row in rows if row not in last]
-    _write(new, content)
 
 
 def _plan(study: studies.Study) -> dict[str, Any]:
@@ -98,13 +94,10 @@ def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def _write(folder: pathlib.Path, rows: list[dict[str, Any]]) -> None:
-    disk.write(folder / FILE, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
 def _log(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:
     """Add a line unless the last one of its kind is the same."""
     rows = _rows(folder)
     if [row[kind] for row in rows if kind in row][-1:] != [entry]:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        _write(folder, [*rows, {"when": when, kind: entry}])
+        lines = [json.dumps(row) + "\n" for row in [*rows, {"when": when, kind: entry}]]
+        disk.write(folder / FILE, "".join(lines).encode())

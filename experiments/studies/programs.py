@@ -35,7 +35,7 @@ from experiments.engine import (
     workdir as workdirs,
 )
 from experiments.pretrained import adapters, warm_start
-from experiments.studies import attention, runs as study_runs, study as studies, vmapped_runs
+from experiments.studies import runs as study_runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress
 from tfm import shapes
 
@@ -46,7 +46,7 @@ class Session(NamedTuple):
     study: studies.Study
     devices: Mesh
     requests: signals.Requests
-    measure: bool  # log the symmetry of scores, and measure attention at the end
+    measure: bool  # log the symmetry of scores
     keep_weights: bool
     printed: set[str]  # lines about the data that were printed already
 
@@ -277,28 +277,21 @@ def _write_results(
     common: dict[str, Any],
 ) -> None:
     """Write the results of every run. common: the entries of summary.json that all runs share."""
-    observe = attention.observer(ready.plan.task) if session.measure and ready.plan.task.maps else None
     for r, run in enumerate(job.program.runs):
         training.stop_if_requested(now=True)
         place, row, last_step = folder / run.name, jax.tree.map(lambda x, r=r: x[r], state), int(state.step[r])
         if session.keep_weights:
             _keep_weights(place, ready.work.files, row, job.steps)
-        params = jax.device_get(row.params)
-        summary: dict[str, Any] = {
+        summary = {
             "condition": run.condition,
             "arm": run.arm,
             "seed": run.seed,
-            "params_sha256": checkpoint.digest(params),
+            "params_sha256": checkpoint.digest(jax.device_get(row.params)),
             **{name: log.finite(column[r]) for name, column in training.final.items()},
             "diverged_at": None if last_step == job.steps else last_step + 1,
             "training_crc32": study_runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": sketches[r],
         }
-        if observe:
-            summary["attention"], A_MHNN = observe(params)
-            if run.seed == job.program.runs[0].seed:
-                with disk.draft(place / "maps.npz") as file:
-                    np.savez_compressed(file, A_MHNS=A_MHNN)
         disk.write_json(place / "summary.json", summary | common)  # last: it marks the run as finished
 
 

@@ -1,4 +1,4 @@
-"""Write the report of a study from its folder: report.json, report.md, report.html, report.tex, runs.csv, figures.
+"""Write the report of a study from its folder: report.json, report.md, report.html, runs.csv, figures.
 
 The templates *.j2 are next to this module. They escape every value, because settings and names may hold any text.
 """
@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -24,7 +25,6 @@ from experiments.engine import config as configs, disk, errors, log, mesh as mes
 from experiments.studies import (
     figures as study_figures,
     inference,
-    overall,
     plan,
     runs as study_runs,
     scaling,
@@ -36,19 +36,18 @@ from experiments.studies import (
 )
 
 # Sections of report.html -> the kinds of figures in them.
-SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"]}
-SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"], "Tuning": [tuning.FOLDER]}
-LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
-_LATEX_NAMES = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
-LATEX |= {c: rf"\text{name}{{}}" for c, name in _LATEX_NAMES.items()}
+SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"], "Symmetry": ["symmetry"]}
+SECTIONS |= {"Tuning": [tuning.FOLDER]}
+
+MAY_DIFFER = re.compile(r"mesh\..*|log|study\.(arms|conditions|seeds)")  # settings, between the parts of a study
 
 
-class Across(NamedTuple):
-    """A section of the report about several conditions together."""
+class Laws(NamedTuple):
+    """A section of the report about the scaling laws of a family."""
 
     heading: str
     kind: str  # Figure.kind of its figure
-    numbers: overall.Overall | scaling.Family
+    family: scaling.Family
     table: tables.Table
 
 
@@ -58,7 +57,7 @@ class Analysis(NamedTuple):
     runs: list[study_runs.Run]
     conditions: list[statistics.Condition]
     past: plan.Past
-    across: list[Across]
+    laws: list[Laws]
 
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
@@ -69,36 +68,71 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
     return configs.Settings(settings, settings)
 
 
+def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
+    """Return the settings of the study whose parts are in these folders: with all arms, conditions and seeds.
+
+    Raises UserError if a fact of `list_facts` is not the same in two folders.
+    """
+    settings = [load_settings(folder) for folder in folders]
+    if len(settings) == 1:
+        return settings[0]
+    parts, values = [studies.read(part) for part in settings], {}
+    for place, fact, value in itertools.chain(*map(list_facts, folders, settings, parts)):
+        first, first_value = values.setdefault(fact, (place, value))
+        if first_value != value:
+            raise errors.UserError(f"{first} and {place} differ in {fact}. Name only parts of one study.")
+    arms = {arm.name: [*arm] for part in parts for arm in part.arms[:-1]}
+    conditions = {condition.name: [*condition] for part in parts for condition in part.conditions}
+    changes = {"study.arms": [*arms.values(), [*parts[0].arms[-1]]], "study.conditions": [*conditions.values()]}
+    changes["study.seeds"] = [*dict.fromkeys(seed for part in parts for seed in part.seeds)]
+    return settings[0].replace(changes)
+
+
+def list_facts(folder: pathlib.Path, settings: configs.Settings, study: studies.Study) -> list[tuple]:
+    """Return (folder, fact, value) for the settings, the code and the data of a part, and the result of each run."""
+    items = [*configs.flat(settings.to_dict()).items(), ("the reference", study.reference)]
+    for kind, entries in (("arms", study.arms), ("conditions", study.conditions)):
+        items += [(f'"{entry.name}" of study.{kind}', entry) for entry in entries]
+    facts = [(folder, fact, value) for fact, value in items if not MAY_DIFFER.fullmatch(fact)]
+    for run in study_runs.load(folder, study) + study_runs.load(folder / tuning.FOLDER, tuning.trials(study)):
+        arm, seed, summary = f"{run.condition}/{run.arm}", f"seed_{run.seed}", run.summary
+        code = [*summary.get("sources", {}).items()][1:]  # without the config, which has the arms
+        items = [(f"the code: {name}", x) for name, x in (("commit", summary.get("commit") or ""), *code)]
+        result = {key: x for key, x in summary.items() if key.startswith(("eval/", "diverged_at", "params_sha256"))}
+        items += [(f"the data of {arm}", summary.get("data_sha256")), (f"the result of {arm}/{seed}", result)]
+        facts += [(run.folder / arm / seed, fact, value) for fact, value in items]
+    return facts
+
+
 def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
     """Analyse the finished runs of a folder. Raises UserError if a run is unreadable or lacks the metric."""
-    finished, past = study_runs.load(folder, study), plan.read(folder)
+    finished, past = study_runs.load(folder, study), plan.read(folder, study.also)
     conditions = statistics.analyse(study, finished, past)
-    return Analysis(finished, conditions, past, analyse_across(conditions, finished))
+    return Analysis(finished, conditions, past, analyse_laws(conditions))
 
 
-def analyse_across(conditions: list[statistics.Condition], finished: list[study_runs.Run]) -> list[Across]:
-    """Return the sections on all conditions and on scaling laws. A section without numbers is left out."""
+def analyse_laws(conditions: list[statistics.Condition]) -> list[Laws]:
+    """Return a section for each family of conditions."""
     sections, families = [], scaling.families(conditions)
-    if measures := overall.measure(conditions, finished):
-        sections.append(Across("Over all conditions", "profile", measures, tables.tabulate_overall(measures)))
     for i, family in enumerate(families):
         names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
         table = tables.tabulate_laws(family)
-        sections.append(Across(f"Loss against compute{names}", f"compute{i or ''}", family, table))
+        sections.append(Laws(f"Loss against compute{names}", f"compute{i or ''}", family, table))
     return sections
 
 
-def write_report(folder: pathlib.Path, device: str | None = None, correction: str | None = None) -> list[pathlib.Path]:
+def write_report(
+    folder: pathlib.Path, device: str | None = None, study: studies.Study | None = None
+) -> list[pathlib.Path]:
     """Write the report of the study in this folder.
 
-    device: describes the devices of this process; None if it does not train. correction: replaces the study's; None
-    keeps it.
+    device: describes the devices of this process; None if it does not train. study: the study in the folder, which may
+    have another correction, and other folders (also); None: as configured.
     """
-    settings = load_settings(folder)
+    settings = combine([folder, *(study.also if study else ())])
     session = {"config": settings.to_dict(), "versions": meshes.versions()}
     session |= {"device": device, "commit": workdirs.describe_commit()}
-    study = studies.read(settings)
-    return write(folder, study._replace(correction=correction or study.correction), session=session)
+    return write(folder, study or studies.read(settings), session=session)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
@@ -106,7 +140,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]
     analysis = analyse(folder, study)
     if seeds := statistics.judged_seeds(analysis.conditions):
         plan.look(folder, study, seeds)
-        analysis = analysis._replace(past=plan.read(folder))
+        analysis = analysis._replace(past=plan.read(folder, study.also))
     return write_files(folder, study, analysis, session=session)
 
 
@@ -121,19 +155,17 @@ def write_files(
     tuned = tuning.read(folder, study)
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
     pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs)
-    pictures += study_figures.draw_across(
-        folder, study, [(section.kind, section.numbers) for section in analysis.across]
-    )
+    pictures += study_figures.write_laws(folder, study, {section.kind: section.family for section in analysis.laws})
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     started, waiting = split_by_progress(analysis.conditions)
     content = {"title": title, "record": numbers, "conditions": started, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "across": analysis.across}
+    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "laws": analysis.laws}
     content |= {"tuned": tuning.table(tuned)}
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", format_runs(analysis.runs, study.metric.values()).encode())
-    files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
-    for file, escape in zip(files, (escape_markdown, clean_html, escape_latex), strict=True):
+    files = [folder / "report.md", folder / "report.html"]
+    for file, escape in zip(files, (escape_markdown, clean_html), strict=True):
         disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
     return [folder / "report.json", *files, folder / "runs.csv", *(picture.file for picture in pictures)]
 
@@ -164,8 +196,8 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return the content of report.json. Numbers that do not exist, such as the interval of two seeds, are null.
 
     "conditions" have the fields of statistics.Condition and a "verdict"; their arms have those of statistics.Arm, and
-    differences also have "words". "overall" is null or has the fields of overall.Overall. Each entry of "scaling" has
-    the fields of scaling.Family. "looks": the number of sets of seeds with a verdict. "what": the argument `session`.
+    differences also have "words". Each entry of "scaling" has the fields of scaling.Family. "looks": the number of sets
+    of seeds with a verdict. "what": the argument `session`.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:
@@ -176,7 +208,6 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     curves = [
         {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in analysis.runs
     ]
-    across = [section.numbers for section in analysis.across]
     report = {
         "experiment": study.experiment,
         "reference": study.reference,
@@ -188,8 +219,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "missing": missing,
         "diverged": diverged,
         "conditions": [_record_condition(condition) for condition in analysis.conditions],
-        "overall": next((dataclasses.asdict(x) for x in across if isinstance(x, overall.Overall)), None),
-        "scaling": [dataclasses.asdict(x) for x in across if isinstance(x, scaling.Family)],
+        "scaling": [dataclasses.asdict(section.family) for section in analysis.laws],
         "ran": _record_runs(analysis.runs),
         "curves": curves,
         "what": {**session, "versions": {**(session.get("versions") or {}), **inference.LIBRARY}},
@@ -208,11 +238,12 @@ def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
 
 
 def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
-    """Return commits, devices and versions with their numbers of runs, the training time, and the data."""
+    """Return commits, devices, versions and folders (if several) with their numbers of runs, training time and data."""
     summaries = [run.summary for run in finished]
     seconds = [x for summary in summaries if (x := summary.get("wall_seconds")) is not None]
     versions = [summary.get("versions", {}) for summary in summaries]
     libraries = dict.fromkeys(name for by_name in versions for name in by_name)
+    folders = Counter(str(run.folder) for run in finished)
     data: dict[str, dict[str, None]] = {}  # condition -> the lines about its data, without duplicates
     for run in finished:
         data.setdefault(run.condition, {}).update(dict.fromkeys(run.summary.get("data", [])))
@@ -220,6 +251,7 @@ def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
         "commits": Counter(summary.get("commit") or "not from a checkout" for summary in summaries),
         "devices": Counter(summary.get("device", tables.UNKNOWN) for summary in summaries),
         "versions": {name: Counter(x.get(name, tables.UNKNOWN) for x in versions) for name in libraries},
+        "folders": folders if len(folders) > 1 else {},
         "training_seconds": sum(seconds) if seconds else None,
         "timed_runs": len(seconds),
         "data": {condition: [*lines] for condition, lines in data.items() if lines},
@@ -257,12 +289,6 @@ def escape_markdown(text: str) -> markupsafe.Markup:
     escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(text.split()))
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return markupsafe.Markup(escaped.translate(log.CONTROL))
-
-
-def escape_latex(text: str) -> markupsafe.Markup:
-    """Escape a text for one line of LaTeX."""
-    escaped = " ".join(text.split()).translate(log.CONTROL | str.maketrans(LATEX))
-    return markupsafe.Markup(re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped))
 
 
 def format_text(folder: pathlib.Path, study: studies.Study) -> str:

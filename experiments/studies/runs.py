@@ -16,11 +16,6 @@ from experiments.studies import study as studies
 from tfm import shapes
 
 SYMMETRY = ("symmetry", "symmetry_sum", "directionality")  # names in metrics.jsonl, followed by /layer
-ATTENTION = {  # name in summary.json -> label
-    "entropy": "entropy (nats)",
-    "diagonal": "mass on the diagonal",
-    "asymmetry": "asymmetry |A - Aᵀ|/|A|",
-}
 COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
 SUMS = 4  # sums of each weight: those of independent weights are proportional by chance once in 10^10
 NEAR = 1e-4  # relative. Rounding, by programs and to six digits in summary.json, is a hundred times smaller
@@ -40,7 +35,7 @@ def choose_best(metric: str, runs: Collection["Run"]) -> checkpoint.Best:
 
 
 class Run(NamedTuple):
-    """One seed of one arm in one condition: its summary.json, the rows of its metrics.jsonl, its maps.npz or None."""
+    """One seed of one arm in one condition: its summary.json and the rows of its metrics.jsonl."""
 
     condition: str
     arm: str
@@ -48,7 +43,7 @@ class Run(NamedTuple):
     steps: int
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
-    maps: pathlib.Path | None
+    folder: pathlib.Path = pathlib.Path()  # of its study
 
     def value(self, metric: str) -> float | None:
         """Return the final value; None if the run diverged or the value is not finite.
@@ -80,26 +75,27 @@ class Run(NamedTuple):
         return {name: self.curve(name) for name in names}
 
     def layers(self, name: str) -> list[float | None]:
-        """Return a measure of SYMMETRY or ATTENTION at the end of training, a value for each layer; [] if missing."""
-        if name in ATTENTION:
-            return self.summary.get("attention", {}).get(name, [])
+        """Return a measure of SYMMETRY at the end of training, a value for each layer; [] if missing."""
         keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
         curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
-    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read."""
+    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read.
+
+    A run is read from the first of `folder` and `study.also` that has it.
+    """
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
-        place = folder / condition.name / arm.name / f"seed_{seed}"
-        file = place / "summary.json"
-        if file.is_file():
+        name = f"{condition.name}/{arm.name}/seed_{seed}"
+        parts = (part for part in (folder, *study.also) if (part / name / "summary.json").is_file())
+        if part := next(parts, None):
+            file = part / name / "summary.json"
             with disk.reading(file, TypeError):
                 summary = json.loads(file.read_bytes())
                 steps = int(summary["steps"])
-            maps = place / "maps.npz" if (place / "maps.npz").is_file() else None
-            runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(place), maps))
+            runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(part / name), part))
     return runs
 
 

@@ -93,7 +93,6 @@ class Arm:
     threshold_step: ThresholdStep | None  # None: no threshold
     difference: Difference | None  # None: the arm is the reference
     symmetry: dict[str, list[float | None]]  # measure -> mean over seeds in each layer, at the end of training
-    attention: dict[str, list[float | None]]  # in the same form
     diverged: dict[int, int | None]  # seed -> step; None: the run reached the end with a metric that is not finite
     missing: list[int]  # seeds that have no finished run
 
@@ -215,7 +214,6 @@ def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Run
         threshold_step=threshold_step(*curves, condition.threshold, **options) if condition.threshold else None,
         difference=None if entry.name == condition.reference else _difference(condition, runs, reference, not seeds),
         symmetry=_layer_means(ended, study_runs.SYMMETRY),
-        attention=_layer_means(ended, study_runs.ATTENTION),
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
         missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
     )

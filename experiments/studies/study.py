@@ -4,18 +4,17 @@ experiments/ablation.py uses the modules of this package in this order:
 1. study reads the config, and groups the runs into programs; plan logs what was planned, in plan.jsonl.
 2. tuning lists the runs that choose settings for the arms, and reads their choices.
 3. run_folders makes or reopens the folders of the runs.
-4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs). attention measures the trained
-   models; progress shows the progress bar.
-5. runs loads the finished runs. statistics compares the arms in each condition, overall and scaling over several
-   conditions; inference computes their intervals.
+4. programs trains a program, whose runs are rows of the same arrays (vmapped_runs). progress shows the progress bar.
+5. runs loads the finished runs. statistics compares the arms in each condition, scaling over several conditions;
+   inference computes their intervals.
 6. results writes the report from sentences, tables and figures; styles gives each arm its colour, line and marker.
-merge copies the folders of several machines into one, before step 5.
 """
 
 import contextlib
 import hashlib
 import itertools
 import json
+import pathlib
 import re
 import zlib
 from collections import Counter
@@ -62,6 +61,7 @@ class Study(NamedTuple):
     correction: str = "study"  # or "condition": the family of comparisons for which intervals hold together
     grid: Mapping[str, Mapping[str, Sequence]] = {}  # arm -> setting -> the values to try in tuning runs
     tune_seeds: Sequence[int] = ()
+    also: Sequence[pathlib.Path] = ()  # other folders with finished runs of the study
 
 
 class Run(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.engine import summary as summaries
-from experiments.studies import inference, overall, scaling, sentences, statistics
+from experiments.studies import inference, scaling, sentences, statistics
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # an overview needs more conditions than this
@@ -128,38 +128,8 @@ def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | Non
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
 
 
-def tabulate_overall(measures: overall.Overall) -> Table:
-    """Return a table with a row for each arm: interquartile mean and P(better) over all conditions."""
-    rows, reference = [], sentences.quote(measures.reference)
-    for arm in measures.arms:
-        gain = [] if arm.mean is None else [f"{arm.mean:+.2%}".replace("%", " %"), _format_range(arm.interval, "+.2%")]
-        improvement = [f"{arm.improvement:.2f}", _format_range(arm.improvement_interval, ".2f")]
-        rows.append([arm.name, str(arm.n), *gain, *improvement])
-    gained = sentences.join_values(f"{name} {sentences.format_number(x)}" for name, x in measures.scale.items() if x)
-    unknown = sentences.quote(*(name for name, x in measures.scale.items() if not x))
-    notes = [
-        f"P(better): the probability that a run of the arm is better than a run of {reference} in the same condition, "
-        f"mean over these {len(measures.scale)} conditions; a tie counts half.",
-        f"No interquartile mean: in {unknown}, training did not improve {reference}, or step 0 was not evaluated."
-        if unknown
-        else f"Interquartile mean of the paired differences to {reference}: + is better. 100 % is the improvement of "
-        f"{reference} by training: {gained}.",
-        f"Intervals are percentiles of {overall.RESAMPLES:,} bootstrap samples of the seeds, each for one number. "
-        f"With {sentences.count_seeds([measures.seeds])} in a condition they are too narrow (docs/studies.md). The "
-        "verdict does not use them.",
-    ]
-    notes += _note_left_out(measures.left_out, "because of a diverged run or too few pairs in a condition")
-    head = ["arm", "pairs", *([] if unknown else ["interquartile mean", "95 % interval"]), "P(better)", "95 % interval"]
-    return Table(head, rows, notes)
-
-
-def _note_left_out(arms: Sequence[str], reason: str) -> list[str]:
-    return [f"Left out {reason}: {sentences.quote(*arms)}."] if arms else []
-
-
 def _format_range(interval: Sequence[float] | None, form: str) -> str:
-    ends = [f"{x:{form}}".replace("%", " %") if x < 1e9 else "infinity" for x in interval or ()]
-    return " to ".join(ends) or NONE
+    return " to ".join(f"{x:{form}}" if x < 1e9 else "infinity" for x in interval or ()) or NONE
 
 
 def tabulate_laws(family: scaling.Family) -> Table:
@@ -185,7 +155,9 @@ def tabulate_laws(family: scaling.Family) -> Table:
     ]
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
-    return Table(head, rows, notes + _note_left_out(family.left_out, "because of a diverged or missing run"))
+    if family.left_out:
+        notes.append(f"Left out because of a diverged or missing run: {sentences.quote(*family.left_out)}.")
+    return Table(head, rows, notes)
 
 
 def tabulate_runs(record: dict[str, Any]) -> Table:
@@ -204,6 +176,7 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
     facts = [["code of the runs", _format_counts(ran["commits"])]]
     facts += [["hardware of the runs", _format_counts(ran["devices"])]]
     facts += [["versions of the runs", ", ".join(versions) or UNKNOWN]]
+    facts += [["folders of the runs", _format_counts(ran["folders"])]] if ran["folders"] else []
     facts += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
     rows += [] if source else facts
     data = [[f"data, {name}", "; ".join(line.strip() for line in lines)] for name, lines in ran["data"].items()]

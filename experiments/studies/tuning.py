@@ -60,7 +60,7 @@ def trials(study: studies.Study) -> studies.Study:
         changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
         for values in combinations(study, arm.name):
             arms.append(studies.Named(_name(arm.name, values), changes | values))
-    return study._replace(arms=arms, seeds=study.tune_seeds, grid={})
+    return study._replace(arms=arms, seeds=study.tune_seeds, grid={}, also=[part / FOLDER for part in study.also])
 
 
 def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:

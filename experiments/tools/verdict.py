@@ -68,8 +68,8 @@ def run(
     study = make_study(file.name, runs, metric, OLD if successive else reference, margin)
     study = study._replace(looks=looks, correction=correction)
     conditions = statistics.analyse(study, runs)
-    across = [] if successive else results.analyse_across(conditions, runs)
-    analysis = results.Analysis(runs, conditions, plan.NOTHING, across)
+    laws = [] if successive else results.analyse_laws(conditions)
+    analysis = results.Analysis(runs, conditions, plan.NOTHING, laws)
     log.say(results.format_analysis(study, analysis), "\n")
     if count := count_without_partner(conditions):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
@@ -128,7 +128,7 @@ def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> 
     seed = known.pop("seed", -int(re.sub(r"\D", "", place)))
     summary = {metric: None} | known | {"better": {metric.rpartition("/")[2]: better}}
     condition = cells.get("condition") or studies.ONLY
-    return study_runs.Run(condition, cells["arm"], seed, int(known.get("steps", 0)), summary, rows=[], maps=None)
+    return study_runs.Run(condition, cells["arm"], seed, int(known.get("steps", 0)), summary, rows=[])
 
 
 def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:

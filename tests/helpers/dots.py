@@ -43,11 +43,7 @@ def prepare(settings, devices):
     def probe(params):  # imitates a model with two layers
         return {f"symmetry/{m}": m * params["G_CD"].mean() for m in (1, 2)}
 
-    def maps(params, batch):  # imitates two layers with two heads and five tokens
-        A_BNN = jax.nn.softmax(batch["x_BD"][:, :, None] * batch["x_BD"][:, None, :])
-        return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
-
-    task = linear._replace(init=init, loss=loss, probe=probe, maps=maps)
+    task = linear._replace(init=init, loss=loss, probe=probe)
     fields = {"files": {"dots.txt": b"1"}, "lines": ["dots: 61 points"]}
     return runs.Work(task, lambda *arguments: figures(*arguments), apply, **fields)
 

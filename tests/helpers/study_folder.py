@@ -80,7 +80,7 @@ def analyse(folder: pathlib.Path, design: studies.Study) -> list[statistics.Cond
     return statistics.analyse(design, study_runs.load(folder, design))
 
 
-def write_study(folder: pathlib.Path, design: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300) -> None:
+def write_study(folder: pathlib.Path, design: studies.Study, *, M: int = 2, steps: int = 300) -> None:
     """Write a finished study with everything that a run can log. Arm i, counted from the last, is worse by i/50.
     Losses fall from about 5 to about 1.5, with noise."""
     for condition in design.conditions:
@@ -98,11 +98,4 @@ def write_study(folder: pathlib.Path, design: studies.Study, *, M: int = 2, H: i
                             rows[-1] |= {f"symmetry/{m}": np.tanh(rise), f"symmetry_sum/{m}": np.tanh(rise / 2)}
                             rows[-1] |= {f"directionality/{m}": -np.tanh(rise) + random.normal(0, 0.02)}
                 metrics = {"eval/loss": rows[-1]["eval/loss"], "eval/accuracy": 0.5, "baseline/accuracy": 0.1}
-                attention = {
-                    name: random.uniform(0.1, 0.9, M).tolist() for name in ("entropy", "diagonal", "asymmetry")
-                }
-                run_folder = write_run(
-                    folder, condition.name, arm.name, seed, metrics=metrics, rows=rows, attention=attention, **COSTS
-                )
-                if seed == design.seeds[0]:
-                    np.savez(run_folder / "maps.npz", A_MHNS=random.dirichlet(np.full(7, 0.3), (M, H, 7)))
+                write_run(folder, condition.name, arm.name, seed, metrics=metrics, rows=rows, **COSTS)

@@ -88,3 +88,12 @@ def test_the_step_at_which_a_curve_reaches_a_threshold(case):
     assert inference.crossing(curve, threshold, better="less") == expected
     upward = {step_of_value: -value for step_of_value, value in curve.items()}
     assert inference.crossing(upward, -threshold, better="more") == expected
+
+
+def test_the_bootstrap_draws_seeds_within_a_condition_and_is_reproducible():
+    draws = inference.resamples([3, 5], 7)
+    assert [draw.shape for draw in draws] == [(7, 3), (7, 5)] and [draw.max() for draw in draws] == [2, 4]
+    assert all(np.array_equal(*pair) for pair in zip(draws, inference.resamples([3, 5], 7), strict=True))
+    for count, upper in ((10, 1951), (60, np.inf)):  # 2,000 numbers
+        low, high = inference.percentiles(np.array([*range(1, 2001 - count), *[np.inf] * count])).tolist()
+        assert 50 <= low <= 51 and upper - 1 <= high <= upper

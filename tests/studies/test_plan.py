@@ -81,6 +81,16 @@ def test_interim_analyses_are_counted_with_their_share_of_the_level(tmp_path, ca
     assert (len(past.looks), past.share) == (looks, share)
 
 
+def test_the_last_verdict_of_each_part_is_no_analysis_of_the_whole_study(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir(), b.mkdir()
+    first, second = (study_folder.make_study(seeds=seeds) for seeds in ((0, 1, 2), (3, 4, 5)))
+    log_plans(a, (first, first.seeds))
+    log_plans(b, (second._replace(seeds=[3, 4]), [3, 4]), (second, second.seeds))
+    plan.look(a, first, {*first.seeds, *second.seeds})
+    assert plan.read(a, [b]).looks.keys() == {frozenset([3, 4]), frozenset(range(6))}
+
+
 def test_a_report_logs_its_verdict_and_warns_if_the_level_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(results.study_figures, "draw", lambda *_: [])
     study_folder.write_losses(tmp_path, "all", {"a": [1.0, 1.2, 1.4, 1.7], "base": [1.0, 1.1, 1.2, 1.3]})

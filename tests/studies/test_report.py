@@ -19,7 +19,7 @@ ARMS = ("none", "tied", "asymmetric")
 STUDY = study_folder.make_study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
 HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
 COSTS = ("flops_per_token", "seconds", "diverged_at")  # columns of runs.csv after "params"
-FIGURES = 5  # index of the first figure among the files of a report
+FIGURES = 4  # index of the first figure among the files of a report
 VOID_ELEMENTS = {"meta", "img"}  # elements without an end
 FIRST_MACHINE = {"commit": "beef", "device": "a large computer", "versions": {"jax": "1", "numpy": "7"}}
 FIRST_MACHINE |= {"wall_seconds": 1000.4}
@@ -58,7 +58,7 @@ class Page(html.parser.HTMLParser):
 def report_files(tmp_path_factory):
     """Return (folder, report files) of a study of two conditions. The second condition has only losses."""
     folder, study = tmp_path_factory.mktemp("study"), STUDY
-    study_folder.write_study(folder, study._replace(conditions=study.conditions[:1]), H=1)
+    study_folder.write_study(folder, study._replace(conditions=study.conditions[:1]))
     losses = {"none": [3.0, 3.1, 3.2], "tied": [2.0, 2.0, 2.1], "asymmetric": [1.0, 1.1, 1.1]}
     study_folder.write_losses(folder, "masked", losses)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,9 +72,9 @@ def tabulate_rows(record):
 
 def test_every_file_is_there_without_drafts_and_no_figure_is_blank(report_files):
     folder, files = report_files
-    kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
+    kinds = ("course", "cost", "differences", "symmetry")
     figures = [*(f"{kind}_causal" for kind in kinds), "differences_masked"]
-    names = ["report.json", "report.md", "report.html", "report.tex", "runs.csv"]
+    names = ["report.json", "report.md", "report.html", "runs.csv"]
     names += [f"figures/{name}.png" for name in figures]
     assert [file.relative_to(folder).as_posix() for file in files] == names
     paths = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
@@ -107,11 +107,10 @@ def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(rep
     assert all(len(img["alt"]) > 40 for img in images)
     policy = [meta["content"] for meta in metas if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    sections = ["Verdict", "Arms", "Over all conditions"]
-    sections += ["Training", "Differences", "Symmetry", "Attention", "What was run"]
+    sections = ["Verdict", "Arms", "Training", "Differences", "Symmetry", "What was run"]
     assert page.find_texts("h2") == page.find_texts("a") == sections
     names = ["causal", "masked"]
-    headings = [*names, "causal: eval/loss", "masked: eval/loss", "causal", *names, "causal", "causal"]
+    headings = [*names, "causal: eval/loss", "masked: eval/loss", "causal", *names, "causal"]
     assert page.find_texts("h3") == headings
     cells = {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'}
     assert cells <= set(page.find_texts("td", "th"))
@@ -121,7 +120,7 @@ def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(rep
 
 
 def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(report_files):
-    folder, (numbers, markdown, page, _, _, *pictures) = report_files
+    folder, (numbers, markdown, page, _, *pictures) = report_files
     numbers, markdown, page = json.loads(numbers.read_text()), markdown.read_text(), Page(page)
     for verdict in (numbers["verdict"], *(condition["verdict"] for condition in numbers["conditions"])):
         assert "worse" in verdict or "Worse" in verdict
@@ -132,9 +131,9 @@ def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(report_files):
         assert f"\n* {': '.join(map(results.escape_markdown, row))}\n" in markdown
     assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 * 5 + 4 and len({row.count(" | ") for row in rows[:5]}) == 1
+    assert len(rows) == 2 * 5 and len({row.count(" | ") for row in rows[:5]}) == 1
     assert rows[2].startswith("| none | 1,000 | 2.5 k | 3 | ") and rows[1].startswith("| :-- | --: ")
-    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 3 and markdown.endswith("runs.csv.\n")
+    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("runs.csv.\n")
 
 
 def test_json_has_the_numbers_of_the_study(report_files):
@@ -147,14 +146,14 @@ def test_json_has_the_numbers_of_the_study(report_files):
     assert asymmetric["difference"] is None and asymmetric["symmetry"]["symmetry"] == pytest.approx(
         [np.tanh(0.5), np.tanh(1.0)]  # the two layers at the last step
     )
-    assert len(none["attention"]["entropy"]) == 2 and none["threshold_step"]["of"] == 3
+    assert none["threshold_step"]["of"] == 3
     fields = {field.name for field in dataclasses.fields(statistics.Arm)}
     assert none.keys() == fields - {"missing", "diverged"}
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3} and difference["words"]
 
 
 def test_the_csv_has_a_row_and_the_json_curves_for_every_run(report_files):
-    _, (numbers, _, _, _, table, *_) = report_files
+    _, (numbers, _, _, table, *_) = report_files
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [*("condition", "arm", "seed", "eval/loss", "eval/accuracy", "params"), *COSTS]
@@ -169,20 +168,6 @@ def test_the_csv_has_a_row_and_the_json_curves_for_every_run(report_files):
     assert first["eval/loss"]["300"] == float(rows[0]["eval/loss"])
 
 
-def test_latex_has_the_tables_and_escapes_names(report_files):
-    text = report_files[1][3].read_text()
-    assert text.count(r"\toprule") == text.count(r"\begin{table}") == 3
-    for table in text.split(r"\begin{tabular}")[1:]:
-        counts = [row.count(" & ") for row in table.splitlines() if row.endswith(r" \\")]
-        assert counts == counts[:1] * (3 if counts[0] == 3 else 4), table
-        assert table.startswith("{l" + "r" * counts[0] + "}\n"), table
-    assert r" & 95 \% interval & " in text
-    assert results.escape_latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
-        r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
-        r"\textless{}post-norm\textgreater{} $\pm$ 2 -\textgreater{} 3 \#\$"
-    )
-
-
 def test_an_unfinished_study_lists_missing_runs(tmp_path):
     study = study_folder.make_study(seeds=(0, 1, 2))
     study_folder.write_losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
@@ -193,14 +178,14 @@ def test_an_unfinished_study_lists_missing_runs(tmp_path):
     assert numbers["missing"] == [{"condition": "all", "arm": "asymmetric", "seed": 2}]
     assert numbers["diverged"] == [{"condition": "all", "arm": "asymmetric", "seed": 1, "step": 7}]
     page = Page(files[2])
-    assert "5 of 6 runs finished, seeds 0, 1, 2." in page.find_texts("p") and "Attention" not in page.find_texts("a")
+    assert "5 of 6 runs finished, seeds 0, 1, 2." in page.find_texts("p") and "Symmetry" not in page.find_texts("a")
     assert any('"asymmetric" seed 2.' in text for text in page.find_texts("p")) and "No verdict" in numbers["verdict"]
 
 
 def test_a_study_without_runs_has_a_report(tmp_path):
     files = results.write(tmp_path, study_folder.make_study(), session={})
     assert len(files) == FIGURES
-    for text in (results.format_text(tmp_path, study_folder.make_study()), *(file.read_text() for file in files[1:4])):
+    for text in (results.format_text(tmp_path, study_folder.make_study()), *(file.read_text() for file in files[1:3])):
         assert "all: none of its 10 runs is finished yet." in text
     rows = tabulate_rows(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"

@@ -35,7 +35,7 @@ def write_study(folder, config, losses):
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     monkeypatch.setattr(study_figures, "draw", lambda *arguments, **options: [])
-    monkeypatch.setattr(study_figures, "draw_across", lambda *arguments, **options: [])
+    monkeypatch.setattr(study_figures, "write_laws", lambda *arguments, **options: [])
 
 
 def test_the_script_on_positions_prints_and_draws_the_differences(tmp_path, capsys, monkeypatch):

@@ -109,8 +109,7 @@ def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_l
     first, second = families(tmp_path, study)
     assert (first.left_out, second.left_out) == (["arm"], []) and second.conditions == ["D_13", "D_14", "D_15"]
     assert tables.tabulate_laws(first).notes[-1].endswith('"arm".')
-    finished = study_runs.load(tmp_path, study)
-    *_, a, b = results.analyse_across(statistics.analyse(study, finished), finished)
+    a, b = results.analyse_laws(study_folder.analyse(tmp_path, study))
     assert a.heading == "Loss against compute: D_10, D_11, D_12" and (a.kind, b.kind) == ("compute", "compute1")
 
 
@@ -118,7 +117,7 @@ def test_laws_are_drawn_and_reported_with_their_constant(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESAMPLES", 20)
     study = simulate(tmp_path, {"arm": (2.1, 0.3, 1.5), "base": (2.0, 0.3, 1.5)}, sizes=(8, 16, 32, 64, 128))
     [family] = families(tmp_path, study)
-    drawing, _ = study_figures.draw_numbers(family, styles.choose_styles(study))
+    drawing, _ = study_figures.draw_laws(family, styles.choose_styles(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log") and arm.E > 1
@@ -126,7 +125,7 @@ def test_laws_are_drawn_and_reported_with_their_constant(tmp_path, monkeypatch):
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
     assert tables.tabulate_laws(family).rows[1][-2:] == ["reference", "-"]
     monkeypatch.setattr(study_figures, "KINDS", {})  # other tests draw the figures of one condition
-    text = [file.read_text() for file in results.write(tmp_path, study, session={})[:4]]
+    text = [file.read_text() for file in results.write(tmp_path, study, session={})[:3]]
     [record] = json.loads(text[0])["scaling"]
     assert record["laws"][0]["compute"] == pytest.approx(arm.compute) and record["reference"] == "base"
     numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", f"{arm.E:.4f}", "Loss against compute"]

@@ -208,15 +208,13 @@ def test_each_condition_has_its_own_metric_and_runs(tmp_path):
 def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
     study = study_folder.make_study(seeds=(0, 1))
     rows = [{"step": 0, "symmetry/1": 9.0, "symmetry/2": 0.5}, {"step": 5, "symmetry/1": 1.0, "symmetry/2": None}]
-    attention = {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
-    study_folder.write_run(tmp_path, "all", "tied", 0, metrics={"eval/loss": 1.0}, rows=rows, attention=attention)
-    attention, rows = {"entropy": [2.0], "diagonal": [0.5, None]}, [{"symmetry/1": 2.0, "step": 7}]
+    study_folder.write_run(tmp_path, "all", "tied", 0, metrics={"eval/loss": 1.0}, rows=rows)
+    rows = [{"symmetry/1": 2.0, "step": 7}]
     study_folder.write_run(tmp_path, "all", "tied", 1, metrics={"eval/loss": 1.0}, rows=rows)
-    study_folder.write_run(tmp_path, "all", "asymmetric", 0, metrics={"eval/loss": 1.0}, attention=attention)
+    rows = [{"symmetry/1": 0.5, "symmetry/2": None, "step": 7}]
+    study_folder.write_run(tmp_path, "all", "asymmetric", 0, metrics={"eval/loss": 1.0}, rows=rows)
     tied, asymmetric = study_folder.analyse(tmp_path, study)[0].arms
-    assert tied.symmetry == {"symmetry": [1.5, 0.5]} and asymmetric.symmetry == {}
-    assert tied.attention == {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
-    assert asymmetric.attention == {"entropy": [2.0], "diagonal": [0.5, None]}
+    assert tied.symmetry == {"symmetry": [1.5, 0.5]} and asymmetric.symmetry == {"symmetry": [0.5, None]}
 
 
 def test_only_finished_runs_are_read(tmp_path):

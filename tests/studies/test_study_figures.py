@@ -1,17 +1,14 @@
 """The figures of a study show the numbers of its runs."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
 import study_folder
-from errors import raises
 from matplotlib import colors
 
-from experiments.engine import errors
 from experiments.figures import plots
-from experiments.studies import attention, figures as study_figures, runs as study_runs, statistics, styles
+from experiments.studies import figures as study_figures, runs as study_runs, statistics, styles
 
 
 def draw(kind, folder, study):
@@ -114,41 +111,8 @@ def test_symmetry_shows_a_panel_for_each_measure_and_layer(tmp_path):
     assert reference.get_ydata() == pytest.approx(np.tanh(np.linspace(0, 1, 11)))
     (reference,) = find_means(panels[1, 0], "black")
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
-
-
-def test_attention_shows_each_seed_and_their_mean(tmp_path):
-    study = study_folder.make_study(seeds=(0, 1))
-    for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
-        measures = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
-        study_folder.write_run(tmp_path, "all", arm, seed, metrics={"eval/loss": 1.0}, attention=measures)
-    entropy, diagonal = draw("attention", tmp_path, study)[0].axes
-    mean, *seeds = (line.get_xydata().tolist() for line in entropy.lines)
-    assert mean == [[1, 1.5], [2, 3]] and seeds == [[[1, 1], [2, 3]], [[1, 2], [2, 3]]]
-    assert diagonal.lines[0].get_xydata().tolist() == [[1, 0.5]]
-    without = study._replace(arms=study.arms[1:])
-    assert all(draw(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
-
-
-def test_maps_have_one_scale_and_a_row_for_each_arm(tmp_path):
-    study = study_folder.make_study(seeds=(0, 1))
-    study_folder.write_study(tmp_path, study, M=5, H=3)
-    shutil.copy(tmp_path / "all/asymmetric/seed_0/maps.npz", tmp_path / "all/tied/seed_1/maps.npz")
-    drawing, caption = draw("maps", tmp_path, study)
-    panels = np.reshape(drawing.axes[:-1], (2, 8))  # the last is the colour bar
-    assert [panel.get_title() for panel in panels[1]] == [f"layer {m}, head {h}" for m in (1, 2, 4, 5) for h in (1, 2)]
-    for row, arm in enumerate(("tied", "asymmetric")):
-        A_MHNS = attention.read(tmp_path / f"all/{arm}/seed_0/maps.npz")
-        np.testing.assert_array_equal(panels[row, 5].images[0].get_array(), A_MHNS[3, 1])
-    (norm,) = {panel.images[0].norm for panel in panels.flat}
-    assert norm.vmax == max(panel.images[0].get_array().max() for panel in panels.flat) and norm(norm.vmax / 4) == 0.5
-    assert "(seed 0)" in caption
-    assert attention.columns(1, 12) == [(0, h) for h in range(8)] and len(attention.columns(12, 16)) == 8
-    two = {"one": np.full((2, 1, 3, 3), 0.1), "two": np.full((2, 2, 3, 3), 0.2)}
-    panels = np.reshape(attention.draw(two, {name: name for name in two}).axes[:-1], (2, 4))
-    assert [panel.axison for panel in panels[0]] == [True, True, False, False]
-    np.savez(tmp_path / "maps.npz", A=np.ones(3))
-    with raises(errors.UserError, tmp_path / "maps.npz", "A_MHNS"):
-        attention.read(tmp_path / "maps.npz")
+    write_curves(tmp_path / "without", {"asymmetric": [(5.0, 2.0)]})
+    assert draw("symmetry", tmp_path / "without", study) is None
 
 
 def test_styles_differ_and_long_names_are_shortened():

@@ -15,7 +15,7 @@ from errors import raises
 from experiments import ablation
 from experiments.engine import checkpoint, errors
 from experiments.model import splits
-from experiments.studies import merge as merging, programs, results, study as studies, tuning
+from experiments.studies import programs, results, study as studies, tuning
 
 RATES = ["optim.learning_rate", [1e-3, 1e-2]]
 ARMS = ["less", "more", "usual"]  # rows of one program
@@ -90,7 +90,7 @@ def test_an_arm_is_compared_with_the_settings_that_it_chose_on_other_data_and_se
         assert checkpoint.digest(params) == summary["params_sha256"] and (folder / name / "dots.txt").is_file()
 
 
-def test_choices_are_merged(tuned_study, tmp_path):
+def test_choices_of_two_folders_are_those_of_one(tuned_study, tmp_path):
     folder, parts = tuned_study[0] / "study", [tmp_path / "A", tmp_path / "B"]
     for part, removed in zip(parts, ("more", "less"), strict=True):
         shutil.copytree(folder, part)
@@ -99,10 +99,9 @@ def test_choices_are_merged(tuned_study, tmp_path):
         config = json.loads((part / "config.json").read_text())
         config["config"]["study"]["arms"] = [arm for arm in SMALL["study__arms"] if arm[0] != removed]
         (part / "config.json").write_text(json.dumps(config))
-    merging.merge(parts, tmp_path / "new")
-    designs = {place: studies.read(results.load_settings(place)) for place in (tmp_path / "new", folder)}
-    new, single = (sorted(tuning.read(*item), key=lambda choice: choice.arm) for item in designs.items())
-    assert new == single and len(single) == 3
+    whole, single = studies.read(results.combine(parts)), tuning.read(folder, studies.read(results.combine([folder])))
+    both = sorted(tuning.read(parts[0], whole._replace(also=parts[1:])), key=lambda choice: choice.arm)
+    assert both == sorted(single, key=lambda choice: choice.arm) and len(single) == 3
 
 
 def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path):
