@@ -13,7 +13,7 @@ from experiments.studies import plan, results, runs as study_runs, study as stud
 
 MAY_DIFFER = {"study.arms", "study.conditions", "study.seeds", "log"}  # settings; so may those of mesh
 # Name patterns of the files of a run; the tokenizer's files exist if study.keep_weights is set.
-FILES = ("config.json", "summary.json", "data.json", "metrics.jsonl", "maps.npz", "*token*.json", "tok*.bin")
+FILES = ("config.json", "summary.json", "data.json", "metrics.jsonl", "maps.npz", "*token*.json")
 FILES += vocabulary_files.FILES
 MEASURED = ("params_sha256", "diverged_at", "steps")  # with eval/*: equal in two folders that have the same run
 
