@@ -1,14 +1,11 @@
 """Read the tokenizer of a trained model, published or our own, and choose the tokenizer that a config names.
 
-A file is a tokenizer.json of the `tokenizers` library, a saved tokenizer of a run, or a tok*.bin of llama2.c.
+A file is a tokenizer.json of the `tokenizers` library, or a saved tokenizer of a run.
 """
 
-import heapq
 import json
 import os
 import pathlib
-import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -18,7 +15,7 @@ from experiments.data import bpe, tokenization, tokenizer_config, vocabulary_fil
 from experiments.engine import disk, errors
 
 BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
-FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # in a folder; the first that exists is read
+FILES = ("tokenizer.json", *vocabulary_files.NAMES)  # in a folder; the first that exists is read
 # Files next to tokenizer.json name the special token of each role. For other roles, the first of DEFAULT_NAMES in the
 # vocabulary decides.
 ROLE_FILES = (tokenizer_config.CONFIG, tokenizer_config.MAP)
@@ -29,14 +26,15 @@ DEFAULT_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "between": (),  # separates documents; only ours have it (bpe.py)
 }
-SPECIALS = (b"<unk>", b"<s>", b"</s>")  # of llama2.c
-UNKNOWN, BOS, EOS = range(len(SPECIALS))
 
 
 class OfRun(tokenization.Plain):
     """The tokenizer of another run, used like a published one: no token separates documents."""
 
-    encode_text, document_start = tokenization.Tokenizer.encode_text, None
+    document_start = None
+
+    def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
+        return (self.encode(piece.text).astype(self.dtype) for piece in tokenization.documents(text))
 
 
 class Published(tokenization.Tokenizer):
@@ -126,95 +124,25 @@ def batches(pieces: Iterable[tokenization.Piece]) -> Iterator[list[tokenization.
     yield batch
 
 
-class Pieces(tokenization.Tokenizer):
-    """The tokenizer in a tok*.bin of https://github.com/karpathy/llama2.c.
-
-    Of all pairs of neighbours that form a piece, the pair whose piece has the best score is merged first. A piece
-    <0x41> is the byte 0x41, for characters that are not a piece. The `tokenizers` library cannot do this: it ranks the
-    pairs, not the pieces that result, and merges other pairs where pairs overlap.
-    """
-
-    bos, eos, unknown, document_start = BOS, EOS, UNKNOWN, BOS
-
-    def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
-        self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}
-        self.size, self.special = len(table), frozenset((UNKNOWN, BOS, EOS))
-        matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
-        self._byte_of = {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
-        self._id_of_byte = {content[0]: i for i, content in self._byte_of.items()}
-        not_text = self.special | self._byte_of.keys()
-        # Pieces that occur in text -> ids; of two equal pieces the first.
-        self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in not_text}
-
-    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
-        """Return the ids of a text."""
-        ids: list[int] = []
-        for character in " " + tokenization.check_unicode(text) if text else "":
-            content = character.encode()
-            byte_ids = [self._id_of_byte.get(byte, UNKNOWN) for byte in content]
-            ids += [self._id_of[content]] if content in self._id_of else byte_ids
-        return np.asarray([BOS] * specials + self._merge(ids), np.int32)
-
-    def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
-        """Yield the bytes that each id adds to the text: none for <s>, </s> and unknown ids."""
-        starts = True
-        for i in ids:
-            content = self._byte_of.get(i, b"")
-            if not content and 0 <= i < self.size and i not in (BOS, EOS):
-                content = self.table[i].removeprefix(b" ") if starts else self.table[i]
-            yield content
-            starts = i == BOS
-
-    def name(self, id: int) -> str:
-        """Return the piece with this id."""
-        return self.table[id].decode("utf-8", "replace")
-
-    def _merge(self, ids: list[int]) -> list[int]:
-        """Merge neighbours until no pair forms a piece: the best score first, of equal scores the leftmost."""
-        left_of, right_of = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
-        pairs: list[tuple] = []
-
-        def propose(i: int) -> None:
-            j = right_of[i]
-            merged = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if 0 <= i and j < len(ids) else None
-            if merged is not None:
-                heapq.heappush(pairs, (-self.scores[merged], i, j, ids[i], ids[j], merged))
-
-        for i in range(len(ids)):
-            propose(i)
-        while pairs:
-            _, i, j, first, second, merged = heapq.heappop(pairs)
-            if ids[i] == first and ids[j] == second:  # neither was merged with another piece since
-                ids[i], ids[j], right_of[i] = merged, -1, right_of[j]
-                if right_of[j] < len(ids):
-                    left_of[right_of[j]] = i
-                propose(i)
-                propose(left_of[i])
-        return [i for i in ids if i >= 0]
-
-
 def read(path: str | os.PathLike) -> tokenization.Tokenizer:
-    """Return the tokenizer in a file, or in a folder with tokenizer.json or else another of FILES.
-
-    Raises UserError if there is no tokenizer, or more than one.
-    """
+    """Return the tokenizer in a file, or in a folder the first of FILES. Raises UserError if there is none."""
     path = pathlib.Path(path)
     if path.is_dir():
-        candidates = next((files for pattern in FILES if (files := sorted(path.glob(pattern)))), [])
-        if len(candidates) != 1:
-            several = f"{len(candidates)} tokenizers. Give the path of one: {candidates[0] if candidates else ''}"
-            raise errors.UserError(f"the folder {path} has {several if candidates else 'none of ' + ', '.join(FILES)}")
-        path = candidates[0]
+        folder, path = path, find(path)
+        errors.refuse((path is None, f"the folder {folder} has none of {', '.join(FILES)}"))
     content = read_content(path)
     with disk.reading(path, TypeError):
-        if path.suffix == ".bin":
-            return read_pieces(content)
         saved = json.loads(content)
         if "model" in saved:
             return read_library(path, content)
         if saved["kind"] not in tokenization.KINDS:
             raise ValueError(f"kind = {saved['kind']!r} must be one of {', '.join(tokenization.KINDS)}")
         return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
+
+
+def find(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the file in the folder from which `read` reads a tokenizer, or None."""
+    return next((file for name in FILES if (file := folder / name).is_file()), None)
 
 
 def read_content(path: pathlib.Path) -> bytes:
@@ -257,21 +185,3 @@ def read_library(path: pathlib.Path, content: bytes) -> Published:
     if config["tokenizer_class"] != tokenizer_config.FROM_FILE and b"tokenizer_class" not in saved:
         files[tokenizer_config.CONFIG] = disk.as_json(config)  # else only the model's config.json has it
     return Published(library, roles, files)
-
-
-def read_pieces(content: bytes) -> Pieces:
-    """Return the tokenizer in a tok*.bin of llama2.c.
-
-    The file has a little-endian int32, the length of the longest piece. Then follow, for each piece, a float32 score,
-    an int32 length, and the bytes. Raises struct.error or ValueError for other content.
-    """
-    pieces, scores, at = [], [], 4
-    while at < len(content):
-        score, length = struct.unpack_from("<fi", content, at)
-        (piece,) = struct.unpack_from(f"{length}s", content, at + 8)
-        pieces.append(piece)
-        scores.append(score)
-        at += 8 + length
-    if tuple(map(bytes.strip, pieces[: len(SPECIALS)])) != SPECIALS:
-        raise ValueError("not a tokenizer of llama2.c: its first pieces are not <unk>, <s>, </s>")
-    return Pieces(pieces, scores, {f"tok{len(pieces)}.bin": content})

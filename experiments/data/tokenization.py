@@ -40,6 +40,7 @@ class Tokenizer:
 
         encode(text, *, specials=True): int32 ids, with the specials around a text (<s>, or [CLS] and [SEP]). Raises
             UserError if the text is not Unicode or has an unknown character.
+        encode_text(text): yields the ids of a text (as in `join`), piece by piece.
         name(id): the name of an id, also of a special token.
         pieces(ids): the bytes that each id adds to the text. It may override decode and stream instead.
     """
@@ -81,11 +82,6 @@ class Tokenizer:
         for id_T in self.encode_text(text):
             content.write(id_T.data)
         return np.frombuffer(content.getbuffer(), self.dtype)
-
-    def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of a text, piece by piece."""
-        for piece in documents(text):
-            yield self.encode(piece.text, specials=piece.begins).astype(self.dtype)
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ import tqdm
 from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization
 from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, workdir as workdirs
 from experiments.model import losses, model as models
-from experiments.pretrained import adapters, families, hub, llama2c, tensors
+from experiments.pretrained import adapters, families, hub, tensors
 from tfm import embed as embeds, head as heads, shapes
 from tfm.attention import mask as masks
 
@@ -259,8 +259,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
         logits_BNW = model(np.array([open_model.load_tokenizer(model).encode("Once upon a time")]))
 
     Of a run's folder, open the best checkpoint if the run has train.keep_best, else the newest. A published model is a
-    folder with config.json and model.safetensors, one of these files, or a .bin of llama2.c. Raises UserError if there
-    is no model.
+    folder with config.json and model.safetensors, or one of these files. Raises UserError if there is no model.
     """
     place, step = pathlib.Path(os.path.expanduser(path)), None
     example = "a model is a run's folder, or the folder or file of a published one"
@@ -272,8 +271,6 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
         place = place.parent
     if place.parent.name == "checkpoints" and place.name.isdecimal():
         place, step = place.parents[1], int(place.name)
-    if place.suffix == ".bin":
-        return _open_llama2c(place)
     if not (place / "config.json").exists():
         is_peft, base = (place / PEFT).is_file(), read_saved(place / PEFT).get("base_model_name_or_path")
         errors.refuse(
@@ -361,17 +358,6 @@ def _open_published(path: pathlib.Path, published: hub.Published) -> Trained:
     return Trained(path, extras["kind"], params, published.model, facts, extras, published.table)
 
 
-def _open_llama2c(path: pathlib.Path) -> Trained:
-    """Return the model in a file of llama2.c."""
-    config, arrays = llama2c.read(path)
-    published = hub.interpret({"model_type": "llama", **config}, arrays, path)
-    # run.c of llama2.c always uses these ids, and also ends a text at the id that begins the next one.
-    begin, end = pretrained_tokenizer.BOS, pretrained_tokenizer.EOS
-    published.extras["ids"] = {"bos_token_id": begin, "eos_token_id": [end, begin]}
-    published.model["relative_position"] = published.model["relative_position"].replace("rotary_halves", "rotary")
-    return _open_published(path, published)
-
-
 def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
     """Return a function for `Trained.compute`: padded texts, without the columns that are padding in all of them."""
     T = np.count_nonzero(valid_BN.any(0))
@@ -397,8 +383,7 @@ def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def load_tokenizer(model: Trained) -> tokenization.Tokenizer:
     """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
-    W, files = model.facts["W"], list_tokenizers(model)
-    tokenizer = pretrained_tokenizer.read(files[0] if files and files[0].name == f"tok{W}.bin" else folder_of(model))
+    W, tokenizer = model.facts["W"], pretrained_tokenizer.read(folder_of(model))
     if tokenizer.size > W:
         raise errors.UserError(
             f"the tokenizer at {model.path} has {tokenizer.size} tokens, more than the {W} of its model"
@@ -421,8 +406,6 @@ def folder_of(model: Trained) -> pathlib.Path:
     return model.path if model.path.is_dir() else model.path.parent
 
 
-def list_tokenizers(model: Trained) -> list[pathlib.Path]:
-    """Return the files that may hold the model's tokenizer. Of llama2.c, the file named by W is first."""
-    first = f"tok{model.facts.get('W')}.bin" if model.path.is_file() else ""
-    files = (file for pattern in pretrained_tokenizer.FILES for file in sorted(folder_of(model).glob(pattern)))
-    return sorted(filter(pathlib.Path.is_file, files), key=lambda file: file.name != first)
+def find_tokenizer(model: Trained) -> pathlib.Path | None:
+    """Return the file that holds the model's tokenizer, or None."""
+    return pretrained_tokenizer.find(folder_of(model))

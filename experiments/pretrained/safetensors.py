@@ -71,6 +71,6 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
     pickles = [file for file in siblings if file.suffix in PICKLES]
     if pickles and file in (None, path):
         raise refusal(pickles[0])
-    empty = f"{path} holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
+    empty = f"{path} holds neither a run nor a published model (config.json with {FILE})"
     errors.refuse((file is None, empty if path.is_dir() else f"{path} is missing or not a file"))
     return file

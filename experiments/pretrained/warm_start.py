@@ -1,6 +1,5 @@
 """Warm start and fine-tuning: begin training with the parameters of a trained model (config.init_from)."""
 
-import fnmatch
 import json
 import math
 import pathlib
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.data import files as data_files, pretrained_tokenizer
-from experiments.engine import by_name, config as configs, errors, log, run as runs
+from experiments.engine import by_name, config as configs, disk, errors, log, run as runs
 from experiments.pretrained import adapters, open_model, tensors
 from tfm import lora, shapes
 
@@ -47,9 +46,9 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     else:
         model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
         required = list_required(experiment, model, fresh)
-        tokenizers = open_model.list_tokenizers(model) if experiment in TEXTS and "embed" not in fresh else []
-        if tokenizers and open_model.read_saved(tokenizers[0]).get("kind") != current["text.tokenizer"]:
-            required["text.tokenizer"] = str(_tokenizer_path(tokenizers[0]))
+        tokenizer = open_model.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
+        if tokenizer and open_model.read_saved(tokenizer).get("kind") != current["text.tokenizer"]:
+            required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
     settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})
     after = configs.flat(settings.to_dict())
@@ -71,11 +70,6 @@ def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[st
         if fact in model.facts and not (fact == "output" and new_head):
             required[field] = model.facts[fact]
     return required
-
-
-def _tokenizer_path(file: pathlib.Path) -> pathlib.Path:
-    """Return the value of text.tokenizer that means this file."""
-    return file.parent if file.name == "tokenizer.json" else file
 
 
 def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
@@ -180,14 +174,14 @@ def _list_differences(
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit, as phrases for an error."""
     current, is_text = configs.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizers = list_required(settings.experiment, model, fresh), open_model.list_tokenizers(model)
+    required, tokenizer = list_required(settings.experiment, model, fresh), open_model.find_tokenizer(model)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
     W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)
     N, our_N = _count_rows(theirs), _count_rows(ours)
     other_size = is_text and 0 not in (W, our_W) and W != our_W
-    if other_size or any("W" in shapes.letters(path) for path in ours) and _tokenizers_differ(files, tokenizers):
-        remedy = f" (set text.tokenizer = {_tokenizer_path(tokenizers[0])})" if tokenizers and is_text else ""
+    if other_size or any("W" in shapes.letters(path) for path in ours) and _tokenizers_differ(files, tokenizer):
+        remedy = f" (set text.tokenizer = {tokenizer.parent})" if tokenizer and is_text else ""
         reasons.append(f"its tokenizer has {W} tokens and differs from the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
         image = model.extras.get("image") or open_model.read_saved(model.path / runs.DATA).get("image")
@@ -200,22 +194,18 @@ def _list_differences(
     return reasons
 
 
-def _tokenizers_differ(files: Mapping[str, bytes], tokenizers: Sequence[pathlib.Path]) -> bool:
-    """Return True if none of the model's tokenizers equals the run's, False if the run or the model has none.
+def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | None) -> bool:
+    """Return True if the model's tokenizer differs from the run's, False if the run or the model has none.
 
     Settings for padding and truncation may differ.
     """
 
-    def parse(content: bytes) -> Any:
-        try:
-            saved = json.loads(content)
-        except ValueError:
-            return content
-        return {**saved, "padding": None, "truncation": None} if isinstance(saved, dict) else saved
-
-    ours = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
-    theirs = [pretrained_tokenizer.read_content(file) for file in tokenizers] if ours else []
-    return bool(theirs) and not any(parse(a) == parse(b) for a in ours for b in theirs)
+    if not tokenizer or "tokenizer.json" not in files:
+        return False
+    contents = files["tokenizer.json"], pretrained_tokenizer.read_content(tokenizer)
+    with disk.reading(tokenizer, TypeError):
+        ours, theirs = (json.loads(content) | {"padding": None, "truncation": None} for content in contents)
+    return ours != theirs
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:

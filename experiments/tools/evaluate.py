@@ -1,4 +1,4 @@
-"""Measure how well a causal model predicts a text: a run, or a published GPT-2, Llama or llama2.c model.
+"""Measure how well a causal model predicts a text: a run, or a published GPT-2 or Llama model.
 
 python -m experiments.tools.evaluate --checkpoint=DIR --file=test.txt
 python -m experiments.tools.evaluate --checkpoint=DIR --file=test.jsonl --field=text --output=measures.csv

@@ -78,7 +78,7 @@ def write_npz(model: open_model.Trained, folder: pathlib.Path) -> pathlib.Path:
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     """Return the ids that begin, end and pad a text, from a published model's files, or else from the tokenizer."""
     ids = model.extras.get("ids", {})
-    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.list_tokenizers(model):
+    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.find_tokenizer(model):
         return ids
     tokenizer = open_model.load_tokenizer(model)
     ends = open_model.list_end_ids(model, tokenizer)
@@ -88,10 +88,8 @@ def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
 
 def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
     """Copy the files of the model's tokenizer into the folder. Return their names."""
-    source, llama2c = open_model.folder_of(model), f"tok{model.facts['W']}.bin"
+    source = open_model.folder_of(model)
     names = ["tokenizer.json", *pretrained_tokenizer.ROLE_FILES, *vocabulary_files.FILES]
-    if model.path.is_file() and (source / llama2c).is_file():
-        names = [llama2c]
     names = [name for name in names if (source / name).is_file()]
     with disk.writing(folder):
         for name in names:

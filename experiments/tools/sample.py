@@ -1,4 +1,4 @@
-"""Continue a text with a trained model: a run, or a published GPT-2, Llama or llama2.c model.
+"""Continue a text with a trained model: a run, or a published GPT-2 or Llama model.
 
 python -m experiments.tools.sample --checkpoint=DIR --prompt='Once upon a time'
 sample.run("DIR", prompt="Once upon a time")

@@ -21,7 +21,6 @@ RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.integers(0, 256, (20, 3, 3), np.uint8), np.arange(20, dtype=np.uint8) % 3
 TSV = "".join(f"Go {i}.\tVe {i}.\n" for i in range(25)).encode()
 JSONL = b"".join(b'{"said": "row %d"}\n' % i for i in range(40))
-PIECES = small_files.pieces([*small_files.SPECIALS, (b" ", 0), (b"a", 1), (b" a", 2)])
 
 
 def encode_picture(kind: str) -> bytes:
@@ -52,7 +51,6 @@ FILES = {  # {file name: (valid content, function that reads it)}
     "rows.csv": (b"n,said\n" + b'1,"a ""b"""\n2,c\n' * 20, lambda file: text.load(str(file), "said")),
     "pairs.zip": (small_files.make_zip([("a/b.txt", TSV), ("b.tsv", TSV)]), lambda file: pairs.load(str(file))),
     "tokenizer.json": (tokenization.make("characters", [b"a king"]).files["tokenizer.json"], read_tokens),
-    "tok9.bin": (PIECES, read_tokens),
 }
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from errors import raises
 from hypothesis import strategies as st
-from small_files import TABLE, pieces
 
 from experiments.data import corpus as corpora, pretrained_tokenizer, tokenization
 from experiments.engine import errors
@@ -108,23 +107,15 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, content):
         pretrained_tokenizer.read(tmp_path)
 
 
-def test_a_folder_with_no_or_several_tokenizers_is_refused(tmp_path):
-    with raises(errors.UserError, tmp_path, "tokenizer.json", "tok*.bin"):
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with raises(errors.UserError, tmp_path, "tokenizer.json"):
         pretrained_tokenizer.read(tmp_path)
     with raises(errors.UserError, "absent.json"):
         pretrained_tokenizer.read(tmp_path / "absent.json")
-    (tmp_path / "tok7.bin").write_bytes(pieces(TABLE))
-    (tmp_path / "weights.bin").write_bytes(b"")
-    assert pretrained_tokenizer.read(tmp_path).size == len(TABLE)
-    (tmp_path / "tok11.bin").write_bytes(pieces(TABLE))
-    with raises(errors.UserError, 2, "tok11.bin"):
-        pretrained_tokenizer.read(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes(tokenization.make("bytes", [b"a"]).files["tokenizer.json"])
-    assert pretrained_tokenizer.read(tmp_path).size == 256
 
 
 def test_a_lone_surrogate_is_refused():
     published = pretrained_tokenizer.Published(libraries.gpt2(), {})
-    for chosen in (pretrained_tokenizer.read_pieces(pieces(TABLE)), tokenization.make("bytes", [b"a"]), published):
+    for chosen in (tokenization.make("bytes", [b"a"]), published):
         with raises(errors.UserError, repr("a\udcff")):
             chosen.encode("a\udcff")

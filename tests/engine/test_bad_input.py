@@ -175,7 +175,7 @@ text.N=0 | text.N | at least 1 | 0
 text.objective=mask | mask | causal | did you mean "masked"
 text.head=tied_gelu | unknown head "tied_gelu" | did you mean "tied+gelu" | linear+bias
 text.tokenizer=byte | byte | characters | did you mean
-text.tokenizer=/nowhere/tok512.bin | /nowhere/tok512.bin
+text.tokenizer=/nowhere/tokenizer.json | /nowhere/tokenizer.json
 text.objective=prefix text.N=1 | text.N
 text.objective=masked text.head=linear+gelu model.norm=batch | text.head = linear+gelu
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier

@@ -1,4 +1,4 @@
-"""Small data files: text, sentence pairs, images, tokenizers of llama2.c."""
+"""Small data files: text, sentence pairs, images."""
 
 import io
 import pathlib
@@ -15,11 +15,6 @@ from experiments.data import image_file, images
 KING = b"A king who reads is worth two kings who fight. " * 20
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}  # IDX type codes by dtype
 TRAIN, EVALUATION, Y, X, C = 11, 7, 5, 3, 4
-BYTES = [f"<0x{byte:02X}>".encode() for byte in range(256)]
-WORDS = {b" ": -1, b"a": -2, b"b": -3, b"c": -4, "é".encode(): -5, b"ab": 3, b"bc": 4, b"abc": 1, b" a": 2, b"aa": 2}
-WORDS |= {b"bb": 2, b"aab": 5, b" ab": 3, b" <": 6, b"<": -6, b"cab": 2.5, "éé".encode(): 1}
-SPECIALS = [(piece, 0.0) for piece in (b"<unk>", b"\n<s>\n", b"\n</s>\n")]
-TABLE = [*SPECIALS, *((piece, 0.0) for piece in BYTES), *WORDS.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +74,6 @@ def idx(array: np.ndarray) -> bytes:
     return (
         struct.pack(f">BBBB{array.ndim}I", 0, 0, CODES[array.dtype.str[1:]], array.ndim, *array.shape) + big.tobytes()
     )
-
-
-def pieces(table, longest: int | None = None) -> bytes:
-    """Return the bytes of a llama2.c tokenizer file."""
-    longest = max(len(piece) for piece, _ in table) if longest is None else longest
-    return struct.pack("<i", longest) + b"".join(struct.pack("<fi", score, len(one)) + one for one, score in table)
 
 
 def arrays(**changes) -> dict[str, np.ndarray]:

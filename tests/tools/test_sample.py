@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import pathlib
 import shutil
 
@@ -19,13 +18,12 @@ from experiments.data import pretrained_tokenizer
 from experiments.engine import errors, log, mesh as meshes
 from experiments.model import checks
 from experiments.pretrained import open_model
-from experiments.tools import export, generation, sample
+from experiments.tools import generation, sample
 from tfm.attention import mask as masks
 from tfm.decode import generate
 
 N = 37
 SMALL = {"text__N": N, "model__M": 1, "model__bias": "none", "model__norm": "rms", "model__mlp": "relu"}
-STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
 
 
 def enlarge(folder) -> pathlib.Path:
@@ -132,22 +130,6 @@ def test_the_text_ends_before_the_stop_string_in_any_pieces():
         assert "".join(sample.until(iter(pieces), "more!")) == text  # the buffer comes at the end
     assert next(iter(sample.until(iter(["ab", "c"]), "bcd"))) == "a"
     assert next(iter(sample.until(iter(["ab", "c"]), ""))) == "ab"
-
-
-@pytest.mark.skipif(not STORIES.is_dir(), reason="$TFM_DATA has no folder stories260K")
-def test_stories260k_and_its_export_continue_the_story(tmp_path):
-    story = (STORIES / "greedy.txt").read_text(encoding="utf-8")
-    path, stop = STORIES / "stories260K.bin", story[-12:-2]
-    expected = f"{story[: story.index(stop)]}\n"
-    assert len(expected) > len(story) - 14
-    options = {"temperature": 0.0, "max_new_tokens": 200, "stop": stop}
-    assert tiny.command(sample, checkpoint=path, **options) == (0, expected, "")
-    outcome = tiny.command(export, checkpoint=path, family="llama", workdir=tmp_path / "out")
-    assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
-    tokenizer, copy = (open_model.load_tokenizer(open_model.open(model)) for model in (path, tmp_path / "out"))
-    ids = tokenizer.encode(story.removesuffix("\n")).tolist()
-    assert copy.encode(story.removesuffix("\n")).tolist() == ids and len(ids) == 201  # <s> and 200 tokens
-    assert "".join(tokenizer.stream(ids)) == story.removesuffix("\n") and ids[0] == tokenizer.bos
 
 
 @pytest.mark.parametrize(
