@@ -112,7 +112,7 @@ FIELDS: dict[str, Any] = {
         ),
         "embed_std": (
             1.0,
-            "factor on the initial standard deviation of the embedding, of learned positions and of class tokens; "
+            "factor on the initial standard deviation of the embedding, of learned positions and of the class token; "
             "norm = dyt needs about sqrt(D)",
         ),
         "norm": (

@@ -107,16 +107,15 @@ def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layou
     return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))
 
 
-def class_token_init(key: jax.Array, *, D: int, tokens: int = 1) -> dict:
-    """Draw the class token c_D and, if tokens = 2, the distillation token d_D (Touvron et al. 2021)."""
-    params = initial.normal(key, "c_D", D**-0.5, D=D)
-    return params | initial.normal(key, "d_D", D**-0.5, D=D) if tokens == 2 else params
+def class_token_init(key: jax.Array, *, D: int) -> dict:
+    """Draw the class token c_D."""
+    return initial.normal(key, "c_D", D**-0.5, D=D)
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
-    """Prepend the class token (E25), or the class and the distillation token, to the tokens of every sequence."""
-    first = [jnp.broadcast_to(params[name], (x_BND.shape[0], 1, x_BND.shape[2])) for name in sorted(params)]
-    return jnp.concatenate([*(token_B1D.astype(x_BND.dtype) for token_B1D in first), x_BND], axis=1)
+    """Prepend the class token (E25) to the tokens of every sequence."""
+    c_B1D = jnp.broadcast_to(params["c_D"], (x_BND.shape[0], 1, x_BND.shape[2]))
+    return jnp.concatenate([c_B1D.astype(x_BND.dtype), x_BND], axis=1)
 
 
 words = Variant(_words_init, _words, takes_layout=True)

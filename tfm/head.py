@@ -65,21 +65,6 @@ def _class_token(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = lay
     return linear.logits(x_BND[:, 0], params["G_CD"], params["b_C"])
 
 
-def _distilled_init(key: jax.Array, *, D: int, C: int) -> dict:
-    """Draw a matrix and a bias for the class token, and others for the distillation token."""
-    distillation = _init(initial.key(key, "distilled"), matrix="Gd_CD", bias="bd_C", D=D, C=C)
-    return _class_init(key, D=D, C=C) | distillation
-
-
-def _distilled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_c = (g_c^T x_0 + b_c + g'_c^T x_1 + b'_c) / 2 from the class token and the distillation token.
-
-    (Touvron et al. 2021, section 3.)
-    """
-    distillation = {"G_CD": params["Gd_CD"], "b_C": params["bd_C"]}
-    return (_class_token(params, x_BND) + _class_token(distillation, x_BND[:, 1:])) / 2
-
-
 def _each_word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """Return l_{n,c} = g_c^T x_n + b_c for each token.
 
@@ -119,7 +104,6 @@ next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
 pooled = Variant(_class_init, _pooled, takes_layout=True)
 class_token = Variant(_class_init, _class_token)
-distilled = Variant(_distilled_init, _distilled)
 each_word = Variant(_class_init, _each_word)
 first_word = first_word_of(jnp.tanh)
 pixels = Variant(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)

@@ -1,6 +1,6 @@
 """The transformer: tokens, positions, M blocks, head. `init` returns the parameter tree, `apply` is the model.
 
-params = {embed, position, blocks, head}, optionally class (tokens) and norm (after the last block), and in embed
+params = {embed, position, blocks, head}, optionally class (a token) and norm (after the last block), and in embed
 optionally norm and up. A model has an optional stage if the tree has its parameters. `Spec` holds the function for each
 stage.
 """
@@ -70,15 +70,15 @@ def init(
     *,
     D: int,
     spec: Spec,
-    class_token: int = 0,
+    class_token: bool = False,
     embed_norm: bool = False,
     tied_output: bool = False,
     E: int = 0,
     **trunk: Any,
 ) -> dict:
-    """Return the parameter tree. trunk: further arguments of `init_trunk`; its N includes class tokens.
+    """Return the parameter tree. trunk: further arguments of `init_trunk`; its N includes the class token.
 
-    class_token: number of class tokens. embed_norm: add a norm after the embedding. tied_output: the head uses the
+    class_token: add a class token. embed_norm: add a norm after the embedding. tied_output: the head uses the
     embedding as its matrix. E: features of a factorised embedding: `up` maps E to D, and heads.transform maps D back to
     E (Lan et al. 2020, section 3.1); 0: the embedding has D features.
     """
@@ -95,12 +95,12 @@ def init(
     if embed_norm:
         params["embed"]["norm"] = spec.block.norm.init(initial.key(key, "embed_norm"), D=D, **factorised)
     if class_token:
-        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D, tokens=class_token)
+        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D)
     return params
 
 
 def scale_embedding(params: dict, std: float) -> dict:
-    """Return the initial parameters with a factor on the embedding, the learned positions and the class tokens."""
+    """Return the initial parameters with a factor on the embedding, the learned positions and the class token."""
 
     def scale(path: Any, leaf: jax.Array) -> jax.Array:
         *_, node, name = shapes.names(path)

@@ -30,8 +30,7 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the p
 # libtpu 0.0.50 takes 5 s to compile one layer of a step and an evaluation. It estimates that a loop over four layers
 # takes 1.5 times as long as four unrolled layers (causal_lm, llama; vit: 1.77; v5e). On a CPU: 1.15 to 1.25 times.
 UNROLLED, UNROLLED_CPU = 4, 6
-CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token, "distilled": heads.distilled}
-CLASS_TOKENS = {"class_token": 1, "distilled": 2}  # number of class tokens of a head; they come before the patches
+CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token}
 # text.head -> (whether the output matrix is the embedding, the layer before the matrix), for classes and for tokens
 TEXT_CLASS_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 
@@ -243,8 +242,9 @@ def build_vision_model(
     """
     N, P = count_patches(Y, X, Z, patch=patch)
     head = bind_sizes(by_name.choose("head", output, CLASS_HEADS), C=C)
-    embed, first = bind_sizes(embeds.patches, P=P), CLASS_TOKENS.get(output, 0)
-    return build_model(m, embed=embed, head=head, N=N + first, class_token=first, layout=layout, mask=mask)
+    embed, class_token = bind_sizes(embeds.patches, P=P), output == "class_token"
+    options = {"class_token": class_token, "layout": layout, "mask": mask}
+    return build_model(m, embed=embed, head=head, N=N + class_token, **options)
 
 
 def build_masked_image_model(m: configs.Settings, *, Y: int, X: int, Z: int, patch: int, **options: Any) -> Model:

@@ -16,7 +16,6 @@ from experiments.model import variants
 from experiments.pretrained import (
     albert,
     bert,
-    deit,
     distilbert,
     families,
     gemma,
@@ -34,7 +33,7 @@ LLAMAS = {"llama": llama.FAMILY, "mistral": mistral.MISTRAL, "qwen2": mistral.QW
 LLAMAS |= {"gemma": gemma.FAMILY}
 FAMILIES = {
     **{"gpt2": gpt2.FAMILY, "bert": bert.FAMILY, "roberta": roberta.ROBERTA, "xlm-roberta": roberta.XLM_ROBERTA},
-    **{"distilbert": distilbert.FAMILY, "albert": albert.FAMILY, "vit": vit.FAMILY, "deit": deit.FAMILY},
+    **{"distilbert": distilbert.FAMILY, "albert": albert.FAMILY, "vit": vit.FAMILY},
     **LLAMAS,
 }
 GENERATION = "generation_config.json"  # a file next to config.json, with the ids that end a text

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-import reference_decoders
 import translate
 from cases import B, C, D, N, W
 from errors import raises
@@ -84,7 +83,6 @@ HEADS = {
     "masked_word": masked_tokens,
     "pooled": reference.pooled_class,
     "class_token": reference.class_token_class,
-    "distilled": reference_decoders.distilled_class,
     "each_word": class_of_each_token,
     "first_word": class_of_first_token,
 }
