@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear, shapes
+from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
 
@@ -23,20 +23,14 @@ def _init(key: jax.Array, *, matrix: str, bias: str = "", **sizes: int) -> dict:
 
 def _word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """Return l_{n,w} = g_w^T x_n (+ b_w): the logits of token n + 1 (E24), or of token n if it was masked (E27)."""
-    return linear.logits(x_BND, shapes.find(params, "G"), shapes.find(params, "b"))
+    return linear.logits(x_BND, params["G_WD"], params.get("b_W"))
 
 
-def _word_init(key: jax.Array, *, W: int, D: int, E: int = 0, bias: str = "") -> dict:
-    """Draw G_WD or, if the embedding has E features, G_WE: `transform` maps D to E (Lan et al. 2020)."""
-    return _init(key, matrix="G_WE" if E else "G_WD", bias=bias, W=W, D=D, E=E)
-
-
-def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any, E: int = 0) -> dict:
+def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any) -> dict:
     """Return the parameters of a head with `transform`: those of `init`, the layer, and a bias for each token id."""
-    params, letter = init(key, D=D, E=E), "E" if E else "D"
-    layer = initial.normal(key, f"W_{letter}D", D**-0.5, D=D, E=E) | initial.zeros(f"b_{letter}", D=D, E=E)
-    layer["norm"] = norm.init(initial.key(key, "norm"), D=D, E=E)
-    return params | {"b_W": jnp.zeros(len(shapes.find(params, "G"))), "transform": layer}
+    params, layer = init(key, D=D), initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
+    layer["norm"] = norm.init(initial.key(key, "norm"), D=D)
+    return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": layer}
 
 
 def transform(
@@ -49,7 +43,7 @@ def transform(
     layout: layouts.Layout = layouts.ONE,
 ) -> jax.Array:
     """Return LN(a(W x_n + b)), the input of the output matrix (in the code of Devlin et al. 2019, a = gelu)."""
-    y_BND = activation(linear.matmul(x_BND, shapes.find(params, "W"), shapes.find(params, "b")))
+    y_BND = activation(linear.matmul(x_BND, params["W_DD"], params["b_D"]))
     return norm.apply(params["norm"], y_BND, eps=eps, layout=layout)
 
 
@@ -99,6 +93,7 @@ def _pixels(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.
     return linear.logits(x_BND, params["W_PD"], params["b_P"])
 
 
+_word_init = functools.partial(_init, matrix="G_WD")
 _class_init = functools.partial(_init, matrix="G_CD", bias="b_C")
 next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)

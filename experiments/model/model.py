@@ -196,10 +196,11 @@ def build_language_model(
     head: one of the variants of tfm/head.py. output: the setting text.head. C: number of classes; 0 for tokens. layout,
     mask: arguments of build_model. Raises UserError for settings that are wrong or do not fit together.
     """
-    configs.at_least(0, {"model.segments": m.segments, "model.E": m.E})
+    configs.at_least(0, {"model.segments": m.segments})
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation = mlp.ACTIVATIONS.get(layer)
-    checks.check_embedding(m, output=output, tied=tied, transformed=activation is not None)
+    excluded = activation and m.norm.startswith("batch")
+    errors.refuse((excluded, f"text.head = {output} excludes model.norm = {m.norm}. Choose another norm"))
     if C:
         if output == "pooled":
             head = heads.pooled
@@ -212,10 +213,10 @@ def build_language_model(
         head = bind_sizes(head, W=W)
         if activation:
             norm = variants.choose(m, "norm")
-            head = head._replace(init=functools.partial(heads.transformed_init, head.init, norm=norm, E=m.E))
+            head = head._replace(init=functools.partial(heads.transformed_init, head.init, norm=norm))
     embed = bind_sizes(embeds.words, W=W, J=m.segments)
-    options = {"tied_output": tied, "E": m.E, "activation": activation}
-    return build_model(m, embed=embed, head=head, N=N, layout=layout, mask=mask, **options)
+    options = {"layout": layout, "mask": mask, "tied_output": tied}
+    return build_model(m, embed=embed, head=head, N=N, activation=activation, **options)
 
 
 def bind_sizes(choice: variant.Variant, **sizes: Any) -> variant.Variant:
@@ -294,21 +295,19 @@ def build_model(
     cross: bool = False,
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
-    **init_options: int,
+    **init_options: bool,
 ) -> Model:
     """Return the model of the section `m`, for up to N tokens. Raises UserError for settings that are wrong.
 
     activation: for the layer before the output matrix (heads.transform). cross: build an encoder-decoder. layout: how
     the devices of the training share the model. mask: a mask like those of later calls; with the layout it decides the
-    implementation of attention. init_options: class_token, tied_output and E of transformer.init.
+    implementation of attention. init_options: class_token and tied_output of transformer.init.
     """
     by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     checks.check_model(m, N=N, cross=cross, pixels=head.apply is heads.pixels.apply)
     spec = transformer.Spec(embed, variants.choose(m, "position"), make_block_spec(m, N=N), head)
     growth = optim.measure_growth(m)
-    spec = spec._replace(
-        output_scale=1 / growth.width, cap=m.output_cap, share=m.share, dtype=DTYPES[m.compute_dtype], remat=m.remat
-    )
+    spec = spec._replace(output_scale=1 / growth.width, cap=m.output_cap, dtype=DTYPES[m.compute_dtype], remat=m.remat)
     if activation:
         spec = spec._replace(activation=activation)
     sizes = checks.check_sizes(m) | {"N": N}

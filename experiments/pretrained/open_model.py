@@ -344,7 +344,7 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
     if kind in ("image", "classes"):
         facts["C"] = head["G_CD"].shape[0]
     if kind in (*HEADS, "translation"):
-        facts["W"] = shapes.find(params["embed"], "E").shape[0]
+        facts["W"] = params["embed"]["E_WD"].shape[0]
     return kind, facts
 
 

@@ -25,8 +25,6 @@ BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_
 BERT |= dict(intermediate_size=37)
 ROBERTA = BERT | dict(max_position_embeddings=17)
 DISTILBERT = dict(vocab_size=W, max_position_embeddings=N, dim=33, n_layers=2, n_heads=3, hidden_dim=37)
-ALBERT = BERT | dict(embedding_size=14, num_hidden_layers=3)
-GROUPS = dict(num_hidden_layers=4, num_hidden_groups=2)
 NONE = dict(bos_token_id=None, eos_token_id=None)
 GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37) | NONE
 LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6) | NONE
@@ -65,12 +63,6 @@ CASES = {  # (class of transformers, fields of its config)
     "distilbert": case("DistilBertForMaskedLM", DISTILBERT, tie_word_embeddings=False, activation="relu"),
     "distilbert, classes": case("DistilBertForSequenceClassification", DISTILBERT),
     "distilbert, tokens": case("DistilBertForTokenClassification", DISTILBERT, num_labels=3),
-    "albert": case("AlbertForPreTraining", ALBERT),
-    "albert, other rows": case("AlbertForPreTraining", ALBERT, num_labels=5),
-    "albert, two groups, untied": case(
-        "AlbertForMaskedLM", ALBERT | GROUPS, tie_word_embeddings=False, hidden_act="relu"
-    ),
-    "albert, classes": case("AlbertForSequenceClassification", ALBERT, num_labels=5),
     "vit": case("ViTForImageClassification", VIT),
     "vit, no bias of queries, tanh gelu": case(
         "ViTForImageClassification", VIT, qkv_bias=False, hidden_act="gelu_pytorch_tanh"
