@@ -63,9 +63,7 @@ FIELDS: dict[str, Any] = {
             "H, K, F and dropout that it takes as arguments",
         ),
         "M": (4, "layers"),
-        "share": (1, "this many successive layers have the same parameters; M: all layers, as in ALBERT"),
         "D": (128, "features of a token"),
-        "E": (0, "features of a row of the embedding, which a matrix then maps to D, as in ALBERT; 0: rows have D"),
         "H": (4, "heads"),
         "G": (
             lambda model: model.get_ref("H") * 1,
@@ -112,7 +110,7 @@ FIELDS: dict[str, Any] = {
         ),
         "embed_std": (
             1.0,
-            "factor on the initial standard deviation of the embedding, of learned positions and of class tokens; "
+            "factor on the initial standard deviation of the embedding, of learned positions and of the class token; "
             "norm = dyt needs about sqrt(D)",
         ),
         "norm": (

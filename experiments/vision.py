@@ -18,7 +18,7 @@ from tfm import embed as embeds, layout as layouts
 
 def config() -> dict[str, dict]:
     """Return the settings of the images and their patches."""
-    return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token, distilled (tfm/head.py)")}}
+    return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token (tfm/head.py)")}}
 
 
 def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
@@ -33,7 +33,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         images_like, N = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32), 1
         model = flax_model.build(settings.model, mesh, images_like, (2, C), **image, C=C)
     else:
-        N = models.count_patches(Y, X, Z, patch=i.patch)[0] + models.CLASS_TOKENS.get(i.head, 0)
+        N = models.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")
         layout = sharding.choose_layout(settings.model, mesh, N=N, head=i.head)
         mask = models.add_window(settings.model, None)
         sizes = image | {"patch": i.patch, "C": C}
@@ -104,5 +104,5 @@ def figures(
         image_YXZ=image_BYXZ[0],
         A_MHNS=tasks.map_first_example(task, params)[1],
         grid=tuple(n // settings.image.patch for n in image_BYXZ.shape[1:3]),
-        class_token=models.CLASS_TOKENS.get(settings.image.head, 0),
+        class_token=settings.image.head == "class_token",
     )

@@ -33,12 +33,6 @@ def qknorm_logits(X_key, X_query, *, Uq, Uk, gainq, gaink, h, bq=None, bk=None, 
     return reference_scores.tabulated(reference_scores.dot, keys, queries)
 
 
-def distilled_class(X, G, Gd, b, bd) -> np.ndarray:
-    """softmax((G x_0 + b + G' x_1 + b') / 2): two tokens answer (Touvron et al. 2021, section 3)."""
-    both = [reference.affine(G, X, b), reference.affine(Gd, X, bd)]
-    return reference.softmax([(both[0][c][0] + both[1][c][1]) / 2 for c in range(len(G))])
-
-
 # ------------------------------------------------------------------------------------------- scaled rotary positions
 
 

@@ -5,22 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear, shapes
+from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
 
-def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0, E: int = 0) -> dict:
-    """Draw the embedding E_WD, and S_JD for J kinds of segments (first and second sentence); J = 0: no segments.
-
-    E: if not 0, the rows are E_WE and S_JE, and `up` maps E features to D after the norm of the embedding (ALBERT; Lan
-    et al. 2020, section 3.1).
-    """
-    letter, std, sizes = "E" if E else "D", (E or D) ** -0.5, {"W": W, "J": J, "D": D, "E": E}
-    params = initial.normal(key, f"E_W{letter}", std, **sizes)
-    params |= initial.normal(key, f"S_J{letter}", std, **sizes) if J else {}
-    if E:
-        params["up"] = initial.normal(initial.key(key, "up"), "W_DE", std, **sizes) | initial.zeros("b_D", D=D)
-    return params
+def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0) -> dict:
+    """Draw the embedding E_WD, and S_JD for J kinds of segments (first and second sentence); J = 0: no segments."""
+    params = initial.normal(key, "E_WD", D**-0.5, W=W, D=D)
+    return params | (initial.normal(key, "S_JD", D**-0.5, J=J, D=D) if J else {})
 
 
 def _words(
@@ -32,7 +24,7 @@ def _words(
     2019, figure 2); without segment_BN, j = 0. With layout.vocab each device holds some rows of E.
     """
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
-    E_WD, w_BN = jnp.asarray(shapes.find(params, "E")), inputs["w_BN"]
+    E_WD, w_BN = jnp.asarray(params["E_WD"]), inputs["w_BN"]
     if layout.vocab is None:
         x_BND = E_WD[w_BN]
     else:  # one device holds the row, and the others add 0
@@ -40,8 +32,7 @@ def _words(
         is_local_BN = (local_BN >= 0) & (local_BN < len(E_WD))
         row_BND = E_WD[jnp.where(is_local_BN, local_BN, 0)]
         x_BND = jax.lax.psum(jnp.where(is_local_BN[..., None], row_BND, 0), layout.vocab)
-    S_JD = shapes.find(params, "S")
-    return x_BND if S_JD is None else x_BND + jnp.asarray(S_JD)[inputs.get("segment_BN", 0)]
+    return x_BND + jnp.asarray(params["S_JD"])[inputs.get("segment_BN", 0)] if "S_JD" in params else x_BND
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
@@ -107,16 +98,15 @@ def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layou
     return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))
 
 
-def class_token_init(key: jax.Array, *, D: int, tokens: int = 1) -> dict:
-    """Draw the class token c_D and, if tokens = 2, the distillation token d_D (Touvron et al. 2021)."""
-    params = initial.normal(key, "c_D", D**-0.5, D=D)
-    return params | initial.normal(key, "d_D", D**-0.5, D=D) if tokens == 2 else params
+def class_token_init(key: jax.Array, *, D: int) -> dict:
+    """Draw the class token c_D."""
+    return initial.normal(key, "c_D", D**-0.5, D=D)
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
-    """Prepend the class token (E25), or the class and the distillation token, to the tokens of every sequence."""
-    first = [jnp.broadcast_to(params[name], (x_BND.shape[0], 1, x_BND.shape[2])) for name in sorted(params)]
-    return jnp.concatenate([*(token_B1D.astype(x_BND.dtype) for token_B1D in first), x_BND], axis=1)
+    """Prepend the class token (E25) to the tokens of every sequence."""
+    c_B1D = jnp.broadcast_to(params["c_D"], (x_BND.shape[0], 1, x_BND.shape[2]))
+    return jnp.concatenate([c_B1D.astype(x_BND.dtype), x_BND], axis=1)
 
 
 words = Variant(_words_init, _words, takes_layout=True)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear, shapes
+from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
 
@@ -23,20 +23,14 @@ def _init(key: jax.Array, *, matrix: str, bias: str = "", **sizes: int) -> dict:
 
 def _word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """Return l_{n,w} = g_w^T x_n (+ b_w): the logits of token n + 1 (E24), or of token n if it was masked (E27)."""
-    return linear.logits(x_BND, shapes.find(params, "G"), shapes.find(params, "b"))
+    return linear.logits(x_BND, params["G_WD"], params.get("b_W"))
 
 
-def _word_init(key: jax.Array, *, W: int, D: int, E: int = 0, bias: str = "") -> dict:
-    """Draw G_WD or, if the embedding has E features, G_WE: `transform` maps D to E (Lan et al. 2020)."""
-    return _init(key, matrix="G_WE" if E else "G_WD", bias=bias, W=W, D=D, E=E)
-
-
-def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any, E: int = 0) -> dict:
+def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any) -> dict:
     """Return the parameters of a head with `transform`: those of `init`, the layer, and a bias for each token id."""
-    params, letter = init(key, D=D, E=E), "E" if E else "D"
-    layer = initial.normal(key, f"W_{letter}D", D**-0.5, D=D, E=E) | initial.zeros(f"b_{letter}", D=D, E=E)
-    layer["norm"] = norm.init(initial.key(key, "norm"), D=D, E=E)
-    return params | {"b_W": jnp.zeros(len(shapes.find(params, "G"))), "transform": layer}
+    params, layer = init(key, D=D), initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
+    layer["norm"] = norm.init(initial.key(key, "norm"), D=D)
+    return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": layer}
 
 
 def transform(
@@ -49,7 +43,7 @@ def transform(
     layout: layouts.Layout = layouts.ONE,
 ) -> jax.Array:
     """Return LN(a(W x_n + b)), the input of the output matrix (in the code of Devlin et al. 2019, a = gelu)."""
-    y_BND = activation(linear.matmul(x_BND, shapes.find(params, "W"), shapes.find(params, "b")))
+    y_BND = activation(linear.matmul(x_BND, params["W_DD"], params["b_D"]))
     return norm.apply(params["norm"], y_BND, eps=eps, layout=layout)
 
 
@@ -63,21 +57,6 @@ def _pooled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.
 def _class_token(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """Return l_c = g_c^T x_0 + b_c from the class token, which is the first token (E25)."""
     return linear.logits(x_BND[:, 0], params["G_CD"], params["b_C"])
-
-
-def _distilled_init(key: jax.Array, *, D: int, C: int) -> dict:
-    """Draw a matrix and a bias for the class token, and others for the distillation token."""
-    distillation = _init(initial.key(key, "distilled"), matrix="Gd_CD", bias="bd_C", D=D, C=C)
-    return _class_init(key, D=D, C=C) | distillation
-
-
-def _distilled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return l_c = (g_c^T x_0 + b_c + g'_c^T x_1 + b'_c) / 2 from the class token and the distillation token.
-
-    (Touvron et al. 2021, section 3.)
-    """
-    distillation = {"G_CD": params["Gd_CD"], "b_C": params["bd_C"]}
-    return (_class_token(params, x_BND) + _class_token(distillation, x_BND[:, 1:])) / 2
 
 
 def _each_word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -114,12 +93,12 @@ def _pixels(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.
     return linear.logits(x_BND, params["W_PD"], params["b_P"])
 
 
+_word_init = functools.partial(_init, matrix="G_WD")
 _class_init = functools.partial(_init, matrix="G_CD", bias="b_C")
 next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
 pooled = Variant(_class_init, _pooled, takes_layout=True)
 class_token = Variant(_class_init, _class_token)
-distilled = Variant(_distilled_init, _distilled)
 each_word = Variant(_class_init, _each_word)
 first_word = first_word_of(jnp.tanh)
 pixels = Variant(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)

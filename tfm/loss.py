@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tfm import layout as layouts, linear, shapes
+from tfm import layout as layouts, linear
 from tfm.attention import block_mask, explicit
 
 Ratio = tuple[jax.Array, jax.Array]  # (sum, count)
@@ -103,7 +103,7 @@ def next_token(
     are then skipped. A chunk computes its loss and its gradient together. So the logits of all tokens never exist at
     once, and no product is computed twice.
     """
-    matrix = shapes.find(head, "G"), shapes.find(head, "b")
+    matrix = head["G_WD"], head.get("b_W")
     T, W = target_BN.size, len(matrix[0])
     if T * W < MIN_CHUNKED:
         return _metrics(x_BND, matrix, target_BN, weight_BN, cap, layout.vocab)

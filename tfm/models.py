@@ -69,10 +69,10 @@ def vision_model(
             f"patch = {patch}: images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}. "
             "Choose a patch size that divides both sides"
         )
-    class_tokens = int(head is heads.class_token)
+    class_token = head is heads.class_token
     patches = embeds.patches._replace(init=functools.partial(embeds.patches.init, P=patch * patch * Z))
     output = head._replace(init=functools.partial(head.init, C=C))
-    sizes = {"M": M, "D": D, "H": H, "N": (Y // patch) * (X // patch) + class_tokens, "class_token": class_tokens}
+    sizes = {"M": M, "D": D, "H": H, "N": (Y // patch) * (X // patch) + class_token, "class_token": class_token}
     init, apply = _bind(patches, output, sizes, None, **choices)
     return init, lambda params, image_BYXZ, **call: apply(params, embeds.cut(image_BYXZ, size=patch), **call)
 

@@ -5,7 +5,7 @@ not. Compared with the base width (Yang et al. 2022, table 8, for Adam):
 
 | parameters | axes that grow | initial scale | learning rate |
 |---|---|---|---|
-| embeddings, positions, class tokens | features | equal | equal |
+| embeddings, positions, class token | features | equal | equal |
 | matrices inside the blocks | inputs and outputs | 1/sqrt(inputs) | times 1/r |
 | output matrices | inputs | equal | equal |
 | gains, shifts, biases | features | equal | equal |

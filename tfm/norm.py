@@ -51,13 +51,12 @@ class Norm(NamedTuple):
 def _init(*names: str) -> Callable[..., dict[str, jax.Array]]:
     """Return an `init` that returns the leaves `names`: gains and variances are 1, shifts and means 0.
 
-    N: number of positions, for leaves with an N. E: features of a token in a factorised embedding; 0: D.
+    N: number of positions, for leaves with an N.
     """
 
-    def init(key: jax.Array, *, D: int, N: int = 0, E: int = 0) -> dict[str, jax.Array]:
-        value, sizes = {"gain": jnp.ones, "var": jnp.ones}, {"D": D, "N": N, "E": E}
-        leaves = [name.replace("_D", "_E") if E else name for name in names]
-        return {name: value.get(name[:-2], jnp.zeros)(shapes.shape(name, sizes)) for name in leaves}
+    def init(key: jax.Array, *, D: int, N: int = 0) -> dict[str, jax.Array]:
+        value, sizes = {"gain": jnp.ones, "var": jnp.ones}, {"D": D, "N": N}
+        return {name: value.get(name[:-2], jnp.zeros)(shapes.shape(name, sizes)) for name in names}
 
     return init
 
@@ -104,9 +103,9 @@ def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
     D) take XLA:CPU up to thirty times as long.
     """
     rows = y_BND.size // y_BND.shape[-1], y_BND.shape[-1]
-    for stem, combine in (("gain", jnp.multiply), ("shift", jnp.add)):
-        if (leaf_D := shapes.find(params, stem)) is not None:
-            leaf_TD = jnp.broadcast_to(leaf_D.astype(y_BND.dtype), rows)  # its gradient is rounded after the sum
+    for name, combine in (("gain_D", jnp.multiply), ("shift_D", jnp.add)):
+        if name in params:
+            leaf_TD = jnp.broadcast_to(params[name].astype(y_BND.dtype), rows)  # its gradient is rounded after the sum
             y_BND = combine(y_BND, leaf_TD.reshape(y_BND.shape))
     return y_BND.astype(dtype)
 

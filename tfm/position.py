@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm import initial, linear, shapes
+from tfm import initial, linear
 from tfm.variant import Variant
 
 BASE = 10000.0  # Vaswani et al. 2017, section 3.5: wavelengths from 2 pi to 10000 * 2 pi
@@ -38,7 +38,7 @@ def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
     A position n past the end of the table gives NaN. Raises ValueError if there are more tokens than rows in the table.
     """
     _, N, D = x_BND.shape
-    P_ND = shapes.find(params, "P")
+    P_ND = params.get("P_ND")
     if P_ND is None:
         return sinusoids(jnp.arange(N) if n is None else n, D).astype(x_BND.dtype)
     if N > len(P_ND):
@@ -49,11 +49,11 @@ def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
     return P_ND[:N] if n is None else jnp.take(P_ND, n, axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def _init(key: jax.Array, *, N: int, D: int, E: int = 0, names: tuple[str, ...] = ()) -> dict:
-    """Draw the leaves `names` with variance 1/D. E: features of a token in a factorised embedding (embed.py); 0: D."""
+def _init(key: jax.Array, *, N: int, D: int, names: tuple[str, ...] = ()) -> dict:
+    """Draw the leaves `names` with variance 1/D."""
     params = {}
     for name in names:
-        params |= initial.normal(key, name.replace("D", "E") if E else name, (E or D) ** -0.5, N=N, D=D, E=E)
+        params |= initial.normal(key, name, D**-0.5, N=N, D=D)
     return params
 
 
@@ -73,7 +73,7 @@ def _concatenated(params: dict, x_BND: jax.Array, n: jax.Array | None = None) ->
     W_x = W_p = 1 would add x_n and p_n. Both matrices have std 1/sqrt(D), so the output has the variance of x plus p.
     """
     p_BND = _codes(params, x_BND, n)
-    return linear.matmul(x_BND, shapes.find(params, "Wx")) + linear.matmul(p_BND, shapes.find(params, "Wp"))
+    return linear.matmul(x_BND, params["Wx_DD"]) + linear.matmul(p_BND, params["Wp_DD"])
 
 
 none = Variant(_init, _none)

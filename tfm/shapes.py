@@ -49,7 +49,7 @@ def shape(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def find(params: Mapping[str, Any], stem: str) -> Any:
-    """Return the leaf whose name without letters is `stem`: find(params, 'gain') is gain_D or gain_E; else None."""
+    """Return the leaf whose name without letters is `stem`: find(params, 'Uk') is Uk_HKD or Uk_GKD; else None."""
     for name, leaf in params.items():
         if _SUFFIX.sub("", name) == stem:
             return leaf

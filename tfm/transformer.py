@@ -1,8 +1,7 @@
 """The transformer: tokens, positions, M blocks, head. `init` returns the parameter tree, `apply` is the model.
 
-params = {embed, position, blocks, head}, optionally class (tokens) and norm (after the last block), and in embed
-optionally norm and up. A model has an optional stage if the tree has its parameters. `Spec` holds the function for each
-stage.
+params = {embed, position, blocks, head}, optionally class (a token) and norm (after the last block), and in embed
+optionally norm. A model has an optional stage if the tree has its parameters. `Spec` holds the function for each stage.
 """
 
 from collections.abc import Callable
@@ -11,18 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import (
-    block as blocks,
-    embed as embeds,
-    head as heads,
-    initial,
-    layout as layouts,
-    linear,
-    mlp,
-    mup,
-    shapes,
-    variant,
-)
+from tfm import block as blocks, embed as embeds, head as heads, initial, layout as layouts, mlp, mup, shapes, variant
 from tfm.attention import explicit
 from tfm.attention.spec import Call
 
@@ -59,7 +47,6 @@ class Spec(NamedTuple):
     activation: Callable[[jax.Array], jax.Array] = mlp.exact_gelu  # of heads.transform
     output_scale: float = 1.0  # factor on the output matrices of the head (mup.py)
     cap: float = 0.0  # soft cap of the head's logits; 0: none (explicit.soft_cap)
-    share: int = 1  # number of successive layers with the same parameters (Lan et al. 2020, section 3.1)
     dtype: Any = None  # dtype of products and tokens; None: the dtype of the parameters
     remat: str = "none"  # a key of REMAT
     unroll: int | bool = True  # of lax.scan over the layers; True unrolls all, 1.15 to 1.25 times faster on a CPU
@@ -70,37 +57,32 @@ def init(
     *,
     D: int,
     spec: Spec,
-    class_token: int = 0,
+    class_token: bool = False,
     embed_norm: bool = False,
     tied_output: bool = False,
-    E: int = 0,
     **trunk: Any,
 ) -> dict:
-    """Return the parameter tree. trunk: further arguments of `init_trunk`; its N includes class tokens.
+    """Return the parameter tree. trunk: further arguments of `init_trunk`; its N includes the class token.
 
-    class_token: number of class tokens. embed_norm: add a norm after the embedding. tied_output: the head uses the
-    embedding as its matrix. E: features of a factorised embedding: `up` maps E to D, and heads.transform maps D back to
-    E (Lan et al. 2020, section 3.1); 0: the embedding has D features.
+    class_token: add a class token. embed_norm: add a norm after the embedding. tied_output: the head uses the embedding
+    as its matrix.
     """
-    factorised = {"E": E} if E else {}
     params = {
-        "embed": spec.embed.init(initial.key(key, "embed"), D=D, **factorised),
+        "embed": spec.embed.init(initial.key(key, "embed"), D=D),
         "head": spec.head.init(initial.key(key, "head"), D=D),
     }
     params |= init_trunk(key, D=D, spec=spec, **trunk)
-    if E:
-        params["position"] = spec.position.init(initial.key(key, "position"), N=trunk["N"], D=D, E=E)
     if tied_output:
-        params["head"].pop("G_WE" if E else "G_WD", None)
+        params["head"].pop("G_WD", None)
     if embed_norm:
-        params["embed"]["norm"] = spec.block.norm.init(initial.key(key, "embed_norm"), D=D, **factorised)
+        params["embed"]["norm"] = spec.block.norm.init(initial.key(key, "embed_norm"), D=D)
     if class_token:
-        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D, tokens=class_token)
+        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D)
     return params
 
 
 def scale_embedding(params: dict, std: float) -> dict:
-    """Return the initial parameters with a factor on the embedding, the learned positions and the class tokens."""
+    """Return the initial parameters with a factor on the embedding, the learned positions and the class token."""
 
     def scale(path: Any, leaf: jax.Array) -> jax.Array:
         *_, node, name = shapes.names(path)
@@ -112,11 +94,10 @@ def scale_embedding(params: dict, std: float) -> dict:
 def init_trunk(key: jax.Array, *, M: int, D: int, N: int, spec: Spec, final_norm: bool, **sizes: Any) -> dict:
     """Return {position, blocks} and, with final_norm, {norm}: the parameters between the embedding and the head.
 
-    N: largest number of tokens. The leaves of `blocks` have a leading axis of M / spec.share layers. sizes: further
-    arguments of blocks.init.
+    N: largest number of tokens. The leaves of `blocks` have a leading axis of M layers. sizes: further arguments of
+    blocks.init.
     """
-    blocks_key, m_M = initial.key(key, "blocks"), jnp.arange(M // spec.share)
-    layer_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(blocks_key, m_M)
+    layer_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(initial.key(key, "blocks"), jnp.arange(M))
     params = {
         "position": spec.position.init(initial.key(key, "position"), N=N, D=D),
         "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, spec=spec.block, **sizes))(layer_keys),
@@ -179,21 +160,14 @@ def embed(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array,
             running |= {"embed": {"norm": stage["running"]}} if stage["running"] else {}
             measures = stage["measures"]
         x_BND = blocks.dropout("embed", x_BND, spec.block, call)
-        if "up" in params["embed"]:
-            x_BND = linear.matmul(x_BND, params["embed"]["up"]["W_DE"], params["embed"]["up"]["b_D"])
     return x_BND, call, running, measures
 
 
 def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X^(M), X^(m) = block(X^(m-1)) for m = 1 ... M (E20), and aux of the blocks, stacked over layers.
-
-    If successive layers share parameters (spec.share), `layers` holds the shared parameters once.
-    """
+    """Return X^(M), X^(m) = block(X^(m-1)) for m = 1 ... M (E20), and aux of the blocks, stacked over layers."""
 
     def layer(x_BND: jax.Array, m_and_params: tuple) -> tuple[jax.Array, dict]:
         m, params = m_and_params
-        if spec.share > 1:
-            params = jax.tree.map(lambda leaf: leaf[m // spec.share], layers)
         key_B = None if call.key_B is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(call.key_B, m)
         params = layouts.gather_features(params, call.layout)
         return block(params, x_BND, spec.block, call._replace(key_B=key_B))
@@ -202,9 +176,9 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
     unrolled = spec.unroll is True
     if not unrolled or spec.remat != "none" or call.layout.fsdp:
         layer = jax.checkpoint(layer, policy=REMAT[spec.remat], prevent_cse=unrolled)
-    m = jnp.arange(spec.share * len(jax.tree.leaves(layers)[0]))
+    m_M = jnp.arange(len(jax.tree.leaves(layers)[0]))
     with jax.named_scope("blocks"):
-        return jax.lax.scan(layer, x_BND, (m, layers if spec.share == 1 else None), unroll=spec.unroll)
+        return jax.lax.scan(layer, x_BND, (m_M, layers), unroll=spec.unroll)
 
 
 def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: list[dict]) -> tuple[jax.Array, dict]:
@@ -212,10 +186,9 @@ def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: 
 
     layers: stacked, or a list (`unstack`).
     """
-    layers, new_caches = unstack(layers), []
+    new_caches = []
     with jax.named_scope("blocks"):
-        for m, cache in enumerate(caches):
-            params = layers[m // spec.share]
+        for params, cache in zip(unstack(layers), caches, strict=True):
             block = blocks.choose(params, spec.block.order)
             x_BND, block_aux = block(params, x_BND, spec.block, call._replace(cache=cache))
             new_caches.append(block_aux["cache"])
@@ -248,9 +221,9 @@ def output(
     if "transform" in head:
         norm, eps = spec.block.norm, spec.block.eps
         x_BND = heads.transform(head["transform"], x_BND, activation=spec.activation, norm=norm, eps=eps, layout=layout)
-    if not {"G_WD", "G_WE", "G_CD", "W_PD"} & head.keys():
-        rows = {name: params["embed"][name] for name in params["embed"].keys() & {"E_WD", "E_WE"}}
-        head |= {"G_WD": shapes.find(layouts.gather_features(cast(rows, spec.dtype), layout), "E")}
+    if not {"G_WD", "G_CD", "W_PD"} & head.keys():
+        rows = cast({"E_WD": params["embed"]["E_WD"]}, spec.dtype)
+        head |= {"G_WD": layouts.gather_features(rows, layout)["E_WD"]}
     if spec.output_scale != 1:
         matrices = [name for name in head if shapes.is_matrix(name) and mup.grows(name) == (False, True)]
         head |= {name: spec.output_scale * head[name] for name in matrices}

@@ -30,11 +30,7 @@ VIT = {
     "do_convert_rgb": False,
 }
 NAME = "ViTImageProcessor"  # the default
-PROCESSORS = {
-    NAME: VIT,
-    "DeiTImageProcessor": VIT | {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
-    "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224},
-}
+PROCESSORS = {NAME: VIT, "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224}}
 HARMLESS = {  # fields that change no pixel of an image
     *("image_processor_type", "feature_extractor_type", "processor_class", "model_input_names", "image_seq_length"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "pad_size"),

@@ -229,11 +229,7 @@ def measure_growth(m: configs.Settings) -> mup.Growth:
             f"{' or '.join(f'{name}:2' for name in mup.DEPTH)}",
         ),
         (not m.mup, f"model.mup_depth = {m.mup_depth} needs model.mup. Set it to the base width, such as {m.D}"),
-        (
-            m.block != "pre_norm" or m.share > 1,
-            f"model.mup_depth = {m.mup_depth} needs model.block = pre_norm and model.share = 1, "
-            f"not {m.block} and {m.share}",
-        ),
+        (m.block != "pre_norm", f"model.mup_depth = {m.mup_depth} needs model.block = pre_norm, not {m.block}"),
     )
     return mup.Growth(m.D / m.mup, m.M / int(base), mup.DEPTH[method])
 

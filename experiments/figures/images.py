@@ -108,15 +108,15 @@ def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.nda
 
 
 def attention_maps(
-    path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: int
+    path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: bool
 ) -> pathlib.Path:
     """Draw an image next to the attention weights of each head over its patches, as a tint.
 
     The weights are those of the class token, or without one the mean over queries. grid: rows and columns of patches.
-    class_token: the number of tokens before the patches; the class token is the first. At most 12 layers and 8 heads
-    are drawn; the title says how many.
+    class_token: True if a class token comes before the patches. At most 12 layers and 8 heads are drawn; the title says
+    how many.
     """
-    A_MHS = A_MHNS[:, :, 0, class_token:] if class_token else A_MHNS.mean(2)
+    A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]
     drawing = figure.Figure(layout="constrained")
     axes, cut = plots.heads(drawing, A_MHNS, height=1.35 * Y / X, width=1.35, before="")

@@ -19,16 +19,13 @@ def check_model(m: configs.Settings, *, N: int, cross: bool, pixels: bool) -> No
     by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
     by_name.choose("attention", m.attention, dict.fromkeys(implementations.NAMES))
     configs.at_least(0, {"model.window": m.window})
-    configs.at_least(1, {"model.share": m.share})
-    batch_norm, embed_norm = m.norm.startswith("batch"), OUTER_NORMS[m.outer_norm][0]
+    embed_norm = OUTER_NORMS[m.outer_norm][0]
     from_config = isinstance(m, configs.Settings)  # a published model may have a window of N tokens or more
     errors.refuse(
         (
             from_config and m.window >= N and not has_unlimited_context(m, N=N),
             f"model.window = {m.window} hides none of {N} tokens. Choose a smaller window, or 0 for none",
         ),
-        (m.share > 1 and batch_norm, f"model.share = {m.share} excludes model.norm = {m.norm}. Choose another norm"),
-        (m.M % m.share, f"model.share = {m.share} does not divide model.M = {m.M}. Choose a divisor of {m.M}"),
         (embed_norm and cross, f"model.outer_norm = {m.outer_norm} is not for encoder-decoders. Choose last or none"),
         (m.output_cap and pixels, f"model.output_cap = {m.output_cap} is for logits, not for pixels. Set it to 0"),
         (m.window and cross, f"model.window = {m.window} is not for encoder-decoders. Set it to 0"),
@@ -55,13 +52,9 @@ def check_block(m: configs.Settings) -> None:
     configs.at_least(0, {"model.dropout": m.dropout, "model.score_std": m.score_std, "model.output_std": m.output_std})
     configs.at_least(0, {"model.cap": m.cap, "model.output_cap": m.output_cap, "model.embed_std": m.embed_std})
     configs.at_least(0, {"model.mup": m.mup})
-    if m.mup:  # reading model.E counts as using it
-        errors.refuse(
-            (m.scale == "1", f"model.mup = {m.mup} needs model.scale = 1/sqrt(K) or 1/sqrt(D), not 1"),
-            (m.E, f"model.mup = {m.mup} needs model.E = 0, not {m.E}"),
-        )
     rule = f"model.H x model.K = {m.H} x {m.K} must be model.D = {m.D}"
     errors.refuse(
+        (m.mup and m.scale == "1", f"model.mup = {m.mup} needs model.scale = 1/sqrt(K) or 1/sqrt(D), not 1"),
         (m.dropout >= 1, f"model.dropout = {m.dropout} must be less than 1"),
         (cuts_tokens(m) and m.D != m.H * m.K, f"model.score = {m.score} cuts tokens into heads: {rule}"),
     )
@@ -70,20 +63,6 @@ def check_block(m: configs.Settings) -> None:
 def cuts_tokens(m: configs.Settings) -> bool:
     """Return True if the queries of the score are the tokens, cut into heads, and not products with a matrix U_q."""
     return m.score.removesuffix(variants.NOSELF) in CUTS
-
-
-def check_embedding(m: configs.Settings, *, output: str, tied: bool, transformed: bool) -> None:
-    """Raise UserError if model.E, or the layer before the output matrix, does not fit the rest of the model.
-
-    output: the setting text.head. tied: the output matrix is the embedding. transformed: text.head has a layer.
-    """
-    batch_norm = m.norm.startswith("batch")
-    remedy = "Choose text.head = linear, or one with a layer such as tied+gelu"
-    errors.refuse(
-        (m.E and batch_norm, f"model.E = {m.E} excludes model.norm = {m.norm}. Choose another norm"),
-        (m.E and tied and not transformed, f"model.E = {m.E} excludes text.head = {output}. {remedy}"),
-        (transformed and batch_norm, f"text.head = {output} excludes model.norm = {m.norm}. Choose another norm"),
-    )
 
 
 def check_causal(m: configs.Settings) -> None:

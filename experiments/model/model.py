@@ -30,8 +30,7 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the p
 # libtpu 0.0.50 takes 5 s to compile one layer of a step and an evaluation. It estimates that a loop over four layers
 # takes 1.5 times as long as four unrolled layers (causal_lm, llama; vit: 1.77; v5e). On a CPU: 1.15 to 1.25 times.
 UNROLLED, UNROLLED_CPU = 4, 6
-CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token, "distilled": heads.distilled}
-CLASS_TOKENS = {"class_token": 1, "distilled": 2}  # number of class tokens of a head; they come before the patches
+CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token}
 # text.head -> (whether the output matrix is the embedding, the layer before the matrix), for classes and for tokens
 TEXT_CLASS_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 
@@ -197,10 +196,11 @@ def build_language_model(
     head: one of the variants of tfm/head.py. output: the setting text.head. C: number of classes; 0 for tokens. layout,
     mask: arguments of build_model. Raises UserError for settings that are wrong or do not fit together.
     """
-    configs.at_least(0, {"model.segments": m.segments, "model.E": m.E})
+    configs.at_least(0, {"model.segments": m.segments})
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation = mlp.ACTIVATIONS.get(layer)
-    checks.check_embedding(m, output=output, tied=tied, transformed=activation is not None)
+    excluded = activation and m.norm.startswith("batch")
+    errors.refuse((excluded, f"text.head = {output} excludes model.norm = {m.norm}. Choose another norm"))
     if C:
         if output == "pooled":
             head = heads.pooled
@@ -213,10 +213,10 @@ def build_language_model(
         head = bind_sizes(head, W=W)
         if activation:
             norm = variants.choose(m, "norm")
-            head = head._replace(init=functools.partial(heads.transformed_init, head.init, norm=norm, E=m.E))
+            head = head._replace(init=functools.partial(heads.transformed_init, head.init, norm=norm))
     embed = bind_sizes(embeds.words, W=W, J=m.segments)
-    options = {"tied_output": tied, "E": m.E, "activation": activation}
-    return build_model(m, embed=embed, head=head, N=N, layout=layout, mask=mask, **options)
+    options = {"layout": layout, "mask": mask, "tied_output": tied}
+    return build_model(m, embed=embed, head=head, N=N, activation=activation, **options)
 
 
 def bind_sizes(choice: variant.Variant, **sizes: Any) -> variant.Variant:
@@ -243,8 +243,9 @@ def build_vision_model(
     """
     N, P = count_patches(Y, X, Z, patch=patch)
     head = bind_sizes(by_name.choose("head", output, CLASS_HEADS), C=C)
-    embed, first = bind_sizes(embeds.patches, P=P), CLASS_TOKENS.get(output, 0)
-    return build_model(m, embed=embed, head=head, N=N + first, class_token=first, layout=layout, mask=mask)
+    embed, class_token = bind_sizes(embeds.patches, P=P), output == "class_token"
+    options = {"class_token": class_token, "layout": layout, "mask": mask}
+    return build_model(m, embed=embed, head=head, N=N + class_token, **options)
 
 
 def build_masked_image_model(m: configs.Settings, *, Y: int, X: int, Z: int, patch: int, **options: Any) -> Model:
@@ -294,21 +295,19 @@ def build_model(
     cross: bool = False,
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
-    **init_options: int,
+    **init_options: bool,
 ) -> Model:
     """Return the model of the section `m`, for up to N tokens. Raises UserError for settings that are wrong.
 
     activation: for the layer before the output matrix (heads.transform). cross: build an encoder-decoder. layout: how
     the devices of the training share the model. mask: a mask like those of later calls; with the layout it decides the
-    implementation of attention. init_options: class_token, tied_output and E of transformer.init.
+    implementation of attention. init_options: class_token and tied_output of transformer.init.
     """
     by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     checks.check_model(m, N=N, cross=cross, pixels=head.apply is heads.pixels.apply)
     spec = transformer.Spec(embed, variants.choose(m, "position"), make_block_spec(m, N=N), head)
     growth = optim.measure_growth(m)
-    spec = spec._replace(
-        output_scale=1 / growth.width, cap=m.output_cap, share=m.share, dtype=DTYPES[m.compute_dtype], remat=m.remat
-    )
+    spec = spec._replace(output_scale=1 / growth.width, cap=m.output_cap, dtype=DTYPES[m.compute_dtype], remat=m.remat)
     if activation:
         spec = spec._replace(activation=activation)
     sizes = checks.check_sizes(m) | {"N": N}

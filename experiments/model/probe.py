@@ -40,6 +40,6 @@ def symmetry_layers(m: configs.Settings) -> Callable[[Any], dict[str, symmetry.L
     def measure_layers(params: Any) -> dict[str, symmetry.Layer]:
         trunks = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params} or {"": params}
         scores = {side: trunk["blocks"]["score"] for side, trunk in trunks.items()}
-        return {side: symmetry.layers(score, factors, M=m.M // m.share, D=m.D) for side, score in scores.items()}
+        return {side: symmetry.layers(score, factors, M=m.M, D=m.D) for side, score in scores.items()}
 
     return measure_layers if factors else None

@@ -20,7 +20,7 @@ def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, hea
     per_position = variants.split("norm", m.norm)[0] == "batch_features"
     no_sequence, no_tensor = f"mesh.sequence = {sequence} must be 1", f"mesh.tensor = {tensor} must be 1"
     errors.refuse(
-        (layout.sequence and head in models.CLASS_TOKENS, f"image.head = {head} has class tokens: {no_sequence}"),
+        (layout.sequence and head == "class_token", f"image.head = {head} has a class token: {no_sequence}"),
         (layout.sequence and per_position, f"model.norm = {m.norm} has statistics of each position: {no_sequence}"),
         (N % sequence, f"mesh.sequence = {sequence} does not divide the number of patches, {N}. Choose a divisor"),
         (m.H % tensor, f"mesh.tensor = {tensor} does not divide model.H = {m.H}. Choose a divisor of {m.H}"),

@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019): post-norm, segments, a norm after the embedding; its heads are in bert_heads.py.
 
-Its relatives (roberta.py, distilbert.py, albert.py) change its table and the names of its tensors.
+Its relatives (roberta.py, distilbert.py) change its table and the names of its tensors.
 """
 
 from experiments.pretrained import bert_heads, families, tensors
@@ -20,14 +20,13 @@ def read(config: families.HfConfig, settings: families.Settings) -> families.Set
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of all tensors. In ALBERT, tokens, positions and segments have E features instead of D."""
-    D, names = "E" if settings["E"] else "D", family.names
-    tables = [("word", f"W {D}", f"embed/E_W{D}"), ("position", f"N {D}", f"position/P_N{D}")]
-    tables += [("token_type", f"J {D}", f"embed/S_J{D}")] if settings["segments"] else []
+    """Return the rules of all tensors."""
+    tables = [("word", "W D", "embed/E_WD"), ("position", "N D", "position/P_ND")]
+    tables += [("token_type", "J D", "embed/S_JD")] if settings["segments"] else []
     return [
         *(tensors.Line(f"embeddings.{table}_embeddings.weight", axes, (ours,)) for table, axes, ours in tables),
-        *tensors.pair("embeddings.LayerNorm", f"{D}; {D}", f"embed/norm/gain_{D}", f"shift_{D}"),
-        *families.layers(names["layer"], names["in_layer"]),
+        *tensors.pair("embeddings.LayerNorm", "D; D", "embed/norm/gain_D", "shift_D"),
+        *families.layers(family.names["layer"], family.names["in_layer"]),
         *bert_heads.lines(settings, family),
     ]
 
@@ -67,7 +66,7 @@ FAMILY = families.Family(
     head=bert_heads.find,
     tied={f"{NAMES['decoder']}.weight": WORDS, f"{NAMES['decoder']}.bias": NAMES["bias"]},
     buffers=("embeddings.position_ids",),
-    aside=("pooler.", *bert_heads.NEXT_SENTENCE),
+    aside=("pooler.", bert_heads.NEXT_SENTENCE),
     clean=clean,
     restore=restore,
 )

@@ -7,7 +7,7 @@ from experiments.pretrained import families, tensors
 OUTPUTS = {"masked": "mlp", "classes": "tanh", "tokens": "linear", "spans": "linear"}
 CLASSES = {"masked": "ForMaskedLM", "classes": "ForSequenceClassification", "tokens": "ForTokenClassification"}
 CLASSES |= {"spans": "ForQuestionAnswering", "": "Model"}
-NEXT_SENTENCE = ("cls.seq_relationship.", "sop_classifier.")
+NEXT_SENTENCE = "cls.seq_relationship."
 NAMES = {
     # For masked tokens: the layer before the output, its norm, the output matrix, and the bias of the output.
     **{"transform": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"},
@@ -31,13 +31,13 @@ def find(settings: families.Settings, arrays: tensors.Arrays, family: families.F
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of the head. In ALBERT, the embedding has E features instead of D."""
-    D, names, kind = "E" if settings["E"] else "D", family.names, settings["head"]
+    """Return the rules of the head."""
+    names, kind = family.names, settings["head"]
     if kind == "masked":
-        untied = tensors.Line(f"{names['decoder']}.weight", f"W {D}", (f"head/G_W{D}",))
+        untied = tensors.Line(f"{names['decoder']}.weight", "W D", ("head/G_WD",))
         return [
-            *tensors.pair(names["transform"], f"{D} D; {D}", f"head/transform/W_{D}D", f"b_{D}"),
-            *tensors.pair(names["norm"], f"{D}; {D}", f"head/transform/norm/gain_{D}", f"shift_{D}"),
+            *tensors.pair(names["transform"], "D D; D", "head/transform/W_DD", "b_D"),
+            *tensors.pair(names["norm"], "D; D", "head/transform/norm/gain_D", "shift_D"),
             tensors.Line(names["bias"], "W", ("head/b_W",)),
             *([] if settings["tied_output"] else [untied]),
         ]

@@ -19,13 +19,13 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": 
 ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh")
 ACTIVATIONS |= {"gelu_python": "gelu", "quick_gelu": "quick_gelu", "swish": "silu"}
 SIZES = {"M": "num_hidden_layers", "D": "hidden_size", "H": "num_attention_heads", "F": "intermediate_size"}
-SIZES |= {"W": "vocab_size", "N": "max_position_embeddings", "E": "embedding_size", "Z": "num_channels"}
+SIZES |= {"W": "vocab_size", "N": "max_position_embeddings", "Z": "num_channels"}
 SIZES |= {"segments": "type_vocab_size"}  # the names that most families have for a size
 # The other fields of a config's `model`, besides the sizes M, D, H, G, K and F, for a model without special features.
 PLAIN = {
     **{"score": "asymmetric", "scale": "1/sqrt(K)", "cap": 0.0, "output_cap": 0.0, "value": "low_rank"},
     **{"norm": "token", "mlp": "gelu", "position": "learned", "relative_position": "none", "window": 0},
-    **{"block": "pre_norm", "outer_norm": "last", "segments": 0, "E": 0, "share": 1, "bias": "all"},
+    **{"block": "pre_norm", "outer_norm": "last", "segments": 0, "bias": "all"},
     **{"flax": "", "mup": 0, "mup_depth": ""},
 }
 MODEL = (*"MDHGKF", *PLAIN)

@@ -14,9 +14,7 @@ from flax import traverse_util
 from experiments.engine import by_name, disk, errors
 from experiments.model import variants
 from experiments.pretrained import (
-    albert,
     bert,
-    deit,
     distilbert,
     families,
     gemma,
@@ -34,7 +32,7 @@ LLAMAS = {"llama": llama.FAMILY, "mistral": mistral.MISTRAL, "qwen2": mistral.QW
 LLAMAS |= {"gemma": gemma.FAMILY}
 FAMILIES = {
     **{"gpt2": gpt2.FAMILY, "bert": bert.FAMILY, "roberta": roberta.ROBERTA, "xlm-roberta": roberta.XLM_ROBERTA},
-    **{"distilbert": distilbert.FAMILY, "albert": albert.FAMILY, "vit": vit.FAMILY, "deit": deit.FAMILY},
+    **{"distilbert": distilbert.FAMILY, "vit": vit.FAMILY},
     **LLAMAS,
 }
 GENERATION = "generation_config.json"  # a file next to config.json, with the ids that end a text
@@ -88,10 +86,10 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
         if kind in CLASSES:
             names = families.read_labels(hf_config, settings.get("C"), path)
             settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
-    M, sizes, n = settings["M"], _count_layers(settings), len(arrays)
-    errors.refuse((sizes["M"] > n, f"{label}: {M} layers need more than {n} tensors"))
+    M, sizes, n = settings["M"], settings | {"J": settings["segments"]}, len(arrays)
+    errors.refuse((M > n, f"{label}: {M} layers need more than {n} tensors"))
     lines = family.lines(settings, family)
-    expected = {name for line in lines for name in tensors.names(line.theirs, sizes["M"])}
+    expected = {name for line in lines for name in tensors.names(line.theirs, M)}
     aside = {key for key in arrays if key.startswith(family.aside)} - expected
     unread = _find_unread(family, settings, arrays, label)
     unread |= dict.fromkeys(sorted(aside), "not in our models, kept aside")
@@ -103,11 +101,6 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
     extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in sorted(aside)}
     model = {key: settings[key] for key in families.MODEL}
     return Published(name, params, model, extras, tensors.table(lines, unread))
-
-
-def _count_layers(settings: families.Settings) -> families.Settings:
-    """Return the settings, with M and J as the numbers of layers and segments that have parameters of their own."""
-    return settings | {"M": settings["M"] // settings["share"], "J": settings["segments"]}
 
 
 def _find_unread(
@@ -134,7 +127,7 @@ def write(folder: str | pathlib.Path, model: Published) -> list[str]:
     not have such a model.
     """
     family, config, settings, lines = _describe(model)
-    arrays = tensors.write(lines, shapes.flat(model.params), _count_layers(settings))
+    arrays = tensors.write(lines, shapes.flat(model.params), settings | {"J": settings["segments"]})
     arrays = family.restore(arrays, settings, family) | settings["aside"]
     ids = {name: model.extras.get("ids", {}).get(name) for name in family.ids}
     files = {"config.json": {"model_type": model.family, "dtype": "float32"} | ids | config}
@@ -157,10 +150,9 @@ def _describe(model: Published) -> tuple[families.Family, dict[str, Any], famili
     kind, flat = extras.get("kind", next(iter(family.outputs))), shapes.flat(model.params)
     try:
         sizes = shapes.check(model.params)
-        sizes["M"] *= model.model["share"]
         settings = {**extras, **model.model, "G": sizes["H"], **sizes, "aside": extras.get("aside", {})}
         settings["head"] = kind if kind == "causal" or any(path.startswith("head/") for path in flat) else ""
-        settings["tied_output"] = not {"head/G_WD", "head/G_WE"} & flat.keys()
+        settings["tied_output"] = "head/G_WD" not in flat
         settings["query_bias"] = "blocks/score/bq_HK" in flat
         config = families.write(family, settings)
     except shapes.ShapeError as error:

@@ -86,7 +86,7 @@ class Trained:
 
         inputs, valid: ids or raw images, as in a call of the model. names: any of ACTIVATIONS. The activations have a
         leading axis of layers. hidden, attention and mlp have the shape (M, B, N, D). q, k and v have (M, B, H, N, K),
-        and k and v may have fewer heads. A has (M, B, H, N, N). Class tokens are the first of the N tokens.
+        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens.
 
         The features are tokens after the last norm. A model that predicts the next token gives the last token that is
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
@@ -101,7 +101,7 @@ class Trained:
     def activations(self) -> Callable[..., dict[str, jax.Array]]:
         """The compiled function of `look`: (params, inputs, valid, names=names), for images that are normalised."""
         check_kind(self, *HEADS, *IMAGES, needs_head=False)
-        outputs = models.CLASS_TOKENS if self.kind == "image" else models.TEXT_CLASS_HEADS.keys() - {"pooled"}
+        outputs = {"class_token", *models.TEXT_CLASS_HEADS} - {"pooled"}
         reads_first = self.kind in ("image", "classes") and self.facts["output"] in outputs
 
         def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
@@ -341,7 +341,7 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
     if kind in ("image", "classes"):
         facts["C"] = head["G_CD"].shape[0]
     if kind in (*HEADS, "translation"):
-        facts["W"] = shapes.find(params["embed"], "E").shape[0]
+        facts["W"] = params["embed"]["E_WD"].shape[0]
     return kind, facts
 
 

@@ -211,9 +211,9 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
     """Return the table of learned positions, resized to N rows.
 
-    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: up to two class
-    tokens do not change; the other rows are a square grid of patches in reading order, and are interpolated bilinearly
-    between the centres of patches. Return None if both tables are not such grids with equally many class tokens.
+    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: a square grid
+    of patches in reading order is interpolated bilinearly between the centres of patches. A class token before the
+    patches does not change. Return None unless both tables are such grids, both with a class token or both without.
     """
     old = P_ND.shape[0]
     if rule == "cut":
@@ -234,8 +234,8 @@ def _interpolate(position: np.ndarray, old: int) -> np.ndarray:
 
 
 def _class_tokens_and_side(N: int) -> tuple[int, int]:
-    """Return (0 to 2 class tokens, side of the square grid), with side 0 if there is no such grid."""
-    for classes in (0, 1, 2):
+    """Return (0 or 1 class tokens, side of the square grid), with side 0 if there is no such grid."""
+    for classes in (0, 1):
         if N > classes and math.isqrt(N - classes) ** 2 == N - classes:
             return classes, math.isqrt(N - classes)
     return 0, 0

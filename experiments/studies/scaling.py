@@ -19,7 +19,7 @@ from experiments.studies import inference, statistics
 FEWEST, WITH_CONSTANT = 3, 5  # sizes for a law, and for a law with E (three parameters, two more points)
 RESAMPLES = 300  # bootstrap samples
 # Settings that may differ between sizes of one model on the same data; those of training may be chosen by size.
-SIZES = {"model.M", "model.D", "model.H", "model.K", "model.G", "model.F", "model.E"}
+SIZES = {"model.M", "model.D", "model.H", "model.K", "model.G", "model.F"}
 SIZES |= {"train.steps", "train.batch_size", "optim.learning_rate", "optim.weight_decay", "optim.warmup_steps"}
 
 

@@ -181,10 +181,6 @@ text.objective=masked text.head=linear+gelu model.norm=batch | text.head = linea
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier
 model.norm=instance | model.norm = instance
 model.segments=-1 | model.segments
-model.share=3 | model.share = 3
-model.share=2 model.norm=batch | model.share = 2
-model.E=3 text.head=tied | model.E = 3
-model.E=3 model.norm=batch | model.E = 3
 model.window=8 | model.window = 8
 model.window=9 | model.window = 9
 model.window=9 model.position=none | model.window = 9

@@ -21,7 +21,7 @@ from experiments.studies import study as studies
 OTHER_VALUES = {
     "": dict(seed=7, init_from="no_such_folder", init_fresh="head", log=["tensorboard", "symmetry"]),
     "mesh": dict(data=2, fsdp=2, tensor=2, sequence=2, seed=2),
-    "model": dict(M=3, share=2, D=16, E=4, H=1, G=1, K=2, F=10, window=3, segments=2, cap=5.0, output_cap=5.0, mup=4)
+    "model": dict(M=3, D=16, H=1, G=1, K=2, F=10, window=3, segments=2, cap=5.0, output_cap=5.0, mup=4)
     | dict(score="tied", score_std=0.5, output_std=0.5, embed_std=0.5, mup_depth="completep:1", flax="nowhere:Model")
     | dict(scale="1", value="full_rank", norm="rms", mlp="relu", position="sinusoidal", relative_position="alibi")
     | dict(block="post_norm", outer_norm="first", bias="none", dropout=0.5, attention="explicit", remat="full")

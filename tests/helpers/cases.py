@@ -114,7 +114,7 @@ def model(
     block_spec = spec(H=shape["H"], **{name: changes.pop(name) for name in fields if name in changes})
     embed = embeds.words._replace(init=functools.partial(embeds.words.init, W=W))
     output = head._replace(init=functools.partial(head.init, **(outputs or {"W": W})))
-    model_spec = transformer.Spec(embed, position, block_spec, output, unroll=1, share=changes.pop("share", 1))
+    model_spec = transformer.Spec(embed, position, block_spec, output, unroll=1)
 
     def init(key: jax.Array) -> dict:
         return transformer.init(key, spec=model_spec, bias=bias, **(dict(final_norm=True) | changes | shape))

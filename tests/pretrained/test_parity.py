@@ -25,8 +25,6 @@ BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_
 BERT |= dict(intermediate_size=37)
 ROBERTA = BERT | dict(max_position_embeddings=17)
 DISTILBERT = dict(vocab_size=W, max_position_embeddings=N, dim=33, n_layers=2, n_heads=3, hidden_dim=37)
-ALBERT = BERT | dict(embedding_size=14, num_hidden_layers=3)
-GROUPS = dict(num_hidden_layers=4, num_hidden_groups=2)
 NONE = dict(bos_token_id=None, eos_token_id=None)
 GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37) | NONE
 LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6) | NONE
@@ -65,17 +63,10 @@ CASES = {  # (class of transformers, fields of its config)
     "distilbert": case("DistilBertForMaskedLM", DISTILBERT, tie_word_embeddings=False, activation="relu"),
     "distilbert, classes": case("DistilBertForSequenceClassification", DISTILBERT),
     "distilbert, tokens": case("DistilBertForTokenClassification", DISTILBERT, num_labels=3),
-    "albert": case("AlbertForPreTraining", ALBERT),
-    "albert, other rows": case("AlbertForPreTraining", ALBERT, num_labels=5),
-    "albert, two groups, untied": case(
-        "AlbertForMaskedLM", ALBERT | GROUPS, tie_word_embeddings=False, hidden_act="relu"
-    ),
-    "albert, classes": case("AlbertForSequenceClassification", ALBERT, num_labels=5),
     "vit": case("ViTForImageClassification", VIT),
     "vit, no bias of queries, tanh gelu": case(
         "ViTForImageClassification", VIT, qkv_bias=False, hidden_act="gelu_pytorch_tanh"
     ),
-    "deit": case("DeiTForImageClassificationWithTeacher", VIT),
     "llama, grouped": case("LlamaForCausalLM", LLAMA, num_key_value_heads=2, head_dim=10),
     "llama, one head of keys": case("LlamaForCausalLM", LLAMA, hidden_size=36, num_key_value_heads=1),
     "llama, tied, another base": case(
@@ -121,7 +112,7 @@ def compute_logits(folder):
 def compute_expected(model):
     """Return the logits of transformers' model, or its last hidden states."""
     with torch.no_grad():
-        if model.config.model_type in ("vit", "deit"):
+        if model.config.model_type == "vit":
             return model(torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)).logits.numpy()
         inputs = dict(input_ids=torch.tensor(WORDS_BN), attention_mask=torch.tensor(REAL_BN).long())
         if getattr(model.config, "type_vocab_size", 1) > 1:
@@ -190,12 +181,6 @@ def test_filtered_logits_equal_those_of_the_processors_of_transformers():
             expected = process(torch.tensor(words_BN[:, :length]), expected)
         result = sampling.filter_logits(logits_BW, words_BN, np.full(50, length), **options)
         np.testing.assert_allclose(jax.nn.softmax(result), torch.softmax(expected, -1).numpy(), atol=1e-6)
-
-
-def test_a_deit_may_have_only_the_head_of_its_class_token(tmp_path):
-    reference = make_random("DeiTForImageClassification", VIT)
-    reference.save_pretrained(tmp_path)
-    check_near(compute_logits(tmp_path)(open_model.open(tmp_path).params), compute_expected(reference))
 
 
 def test_the_published_sentence_encoder_has_its_published_similarity(tmp_path):

@@ -6,16 +6,14 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import reference
-import reference_decoders
 import translate
 from cases import B, C, D, N, W
 from errors import raises
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh as meshes
-from tfm import embed as embeds, head as heads, norm, position, shapes, transformer
+from tfm import embed as embeds, head as heads, norm, position, transformer
 
 
 @cases.float64()
@@ -84,7 +82,6 @@ HEADS = {
     "masked_word": masked_tokens,
     "pooled": reference.pooled_class,
     "class_token": reference.class_token_class,
-    "distilled": reference_decoders.distilled_class,
     "each_word": class_of_each_token,
     "first_word": class_of_first_token,
 }
@@ -109,24 +106,19 @@ def test_heads_equal_the_reference_and_their_logits_are_float32():
     cases.assert_trees_close(narrow, results, 2e-2)
 
 
-@pytest.mark.parametrize("E", [0, 3])
 @cases.float64()
-def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_token(E):
-    """Logits are G LN(gelu(W x + b)) + b_w. G is in the head or is the embedding, which has E features in ALBERT."""
-    rows, output_rows = (f"{name}_W{'E' if E else 'D'}" for name in "EG")
+def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_token():
+    """Logits are G LN(gelu(W x + b)) + b_w. G is in the head or is the embedding."""
     spec = transformer.Spec(embeds.words, position.none, cases.spec(eps=0.1), heads.masked_word)
-    init = functools.partial(
-        heads.transformed_init, functools.partial(heads.masked_word.init, W=W), norm=norm.token, E=E
-    )
+    init = functools.partial(heads.transformed_init, functools.partial(heads.masked_word.init, W=W), norm=norm.token)
     draws = cases.draw_params(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
     params, x_BND = jax.device_get(draws)
-    G_WD, transform = params["head"].pop(output_rows), params["head"]["transform"]
-    trees = [params | {"embed": {rows: G_WD}}, {"head": params["head"] | {output_rows: G_WD}}]
+    G_WD, transform = params["head"].pop("G_WD"), params["head"]["transform"]
+    trees = [params | {"embed": {"E_WD": G_WD}}, {"head": params["head"] | {"G_WD": G_WD}}]
     compute_both = jax.jit(lambda trees: [transformer.logits(tree, x_BND, spec) for tree in trees])
-    norm_params = {f"{name}_D": shapes.find(transform["norm"], name) for name in ("gain", "shift")}
     for b, pair in enumerate(zip(*jax.device_get(compute_both(trees)), strict=True)):
-        X = reference.affine(shapes.find(transform, "W"), translate.columns(x_BND[b]), shapes.find(transform, "b"))
-        X = translate.norm(norm_params, np.vectorize(reference.gelu)(X), eps=0.1)
+        X = reference.affine(transform["W_DD"], translate.columns(x_BND[b]), transform["b_D"])
+        X = translate.norm(transform["norm"], np.vectorize(reference.gelu)(X), eps=0.1)
         slow = np.transpose(reference.affine(G_WD, X, params["head"]["b_W"]))
         for logits in pair:
             cases.assert_close(logits, slow)

@@ -15,7 +15,6 @@ from cases import B, C, D, H, M, N, W
 from experiments.data import windows
 from tfm import block as blocks, head as heads, mlp, norm, position, transformer
 from tfm.attention import explicit, flash, mask as masks, relative_position, score, spec as attentions, value
-from tfm.decode import kv_cache
 
 CAUSAL = attentions.Call(mask=masks.causal)
 TRANSFORMERS = {
@@ -100,47 +99,6 @@ def test_scan_unrolled_and_remat_are_equal():
     expected, *results = jax.device_get(compute_all(layers(2, bias=False), cases.normal(1, 1, N, D)))
     for result in results:
         cases.assert_trees_close(result, expected, 1e-12)
-
-
-@cases.float64()
-def test_layers_that_share_parameters_equal_layers_with_copies_of_them():
-    """Logits, maps and dropout masks are equal, and logits with a cache."""
-    model, w_BN = cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.draw_token_ids()
-    params = jax.device_get(cases.draw_params(model.init))
-    copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), params["blocks"])}
-
-    def compute(params, share, key_B=None):
-        call = CAUSAL._replace(look=("A",), key_B=key_B)
-        return transformer.apply(params, w_BN, model.spec._replace(share=share), call)
-
-    def token_by_token(params):
-        options, n_B = dict(call=CAUSAL, spec=model.spec), np.full(B, 2)
-        first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, **options)
-        return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **options)[0]
-
-    @jax.jit
-    def compute_all(params, copies):
-        key_B = jax.random.split(jax.random.key(0), B)
-        return compute(params, 2), compute(params, 2, key_B), compute(copies, 1, key_B), token_by_token(params)
-
-    (full_BNW, _), shared, copied, decoded = jax.device_get(compute_all(params, copies))
-    cases.assert_trees_close(shared, copied)
-    assert (full_BNW != shared[0]).any()
-    cases.assert_trees_close(decoded, (full_BNW[:, 1], full_BNW[:, 2]))
-
-
-@cases.float64()
-def test_a_factorised_embedding_equals_the_embedding_with_the_product_of_its_factors():
-    """A token is W (e_w + p_n) + b, where e_w and p_n have E features."""
-    model, w_BN = cases.model(E=3), cases.draw_token_ids()
-    params = jax.device_get(cases.draw_params(model.init))
-    E_WE, P_NE, up = params["embed"]["E_WE"], params["position"]["P_NE"], params["embed"]["up"]
-    embed, position = {"E_WD": E_WE @ up["W_DE"].T + up["b_D"]}, {"P_ND": P_NE @ up["W_DE"].T}
-    product = params | {"embed": embed, "position": position}
-    cases.assert_close(model.apply(params, w_BN), model.apply(product, w_BN))
-    large = cases.model(sizes={"D": 400, "H": 1, "K": 2, "M": 2}, E=100)
-    W_DE = jax.jit(lambda key: large.init(key)["embed"]["up"]["W_DE"])(jax.random.key(0))
-    assert np.asarray(W_DE).std() == pytest.approx(100**-0.5, rel=0.02)  # the standard deviation of 40,000 numbers
 
 
 def primitives(jaxpr) -> list[str]:

@@ -139,7 +139,6 @@ def test_deeper_models_scale_what_a_stage_adds_last(text):
     [
         ({"model__scale": "1"}, ["model.mup = 8", "model.scale"]),
         ({"model__mup": -1}, ["model.mup = -1"]),
-        ({"model__E": 4}, ["model.mup = 8", "model.E = 0"]),
         ({"optim__name": "optax:lion"}, ["model.mup = 8", "adamw"]),
         ({"model__mlp": "test_coordinate_check:unknown_axis"}, ["model.mup = 8", "axis Q"]),
         ({"model__mup_depth": "deep:2"}, ["model.mup_depth = deep:2", "completep:2"]),

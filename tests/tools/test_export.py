@@ -29,14 +29,12 @@ LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "
 RUNS = {
     "gpt2": WORDS,
     "bert": WORDS | {"model.block": "post_norm"} | BERT,
-    "albert": WORDS | {"model.block": "post_norm", "model.E": 5} | BERT,
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
     "llama": WORDS | {"model.bias": "none"} | LLAMA,
 }
 # For each field of `model`, and of the other sections, values. At least one of them differs from a family's.
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
-    **dict(share=[1, 2], E=[0, 6]),
     "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     **dict(score_std=[0.5], output_std=[0.0], embed_std=[0.5], window=[3]),
     **dict(mup=[16], mup_depth=["completep:1"], flax=["my_flax:Model"]),
@@ -77,7 +75,6 @@ TEXTS = ALWAYS | add_section("text", TEXT)
 ACCEPTED = {  # the values of OTHERS that a family accepts, in addition to the values of its run above
     "gpt2": TEXTS | {"text.head": ["tied"], "model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1]},
-    "albert": TEXTS | {"text.head": ["tied+gelu"], "model.segments": [1], "model.E": [6], "model.share": [2]},
     "vit": ALWAYS | add_section("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
     "llama": TEXTS
     | add_section("model", {"relative_position": ["rotary:50", "rotary_halves", "rotary_halves:50:linear:2"]})
