@@ -137,26 +137,19 @@ def muon(
     beta1: float,
     beta2: float,
     eps: float = 1e-8,
-    rows: bool = False,
-    ball: bool = False,
     growth: mup.Growth = mup.BASE,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, with `muon_lr_multiplier` times the learning rate.
 
     The step of a matrix is U V^T, where U S V^T is its Nesterov momentum, so all directions move equally far.
     Embeddings, output matrices, gains and biases use AdamW (beta1, beta2, eps). Weight decay acts as in `adamw`.
-    rows: NorMuon (`orthogonal.normalise_rows`). ball: the hyperball variant (Wen et al. 2026), W <- R (W - rate R u /
-    |u|) / |...|. Step u and matrix W are scaled to the norm R of the initial matrix, so weight decay has no effect.
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),
         orthogonal.orthogonalise(ns_steps=ns_steps),
-        *([orthogonal.normalise_rows(beta2)] if rows else []),
-        *([optax.stateless(orthogonal.match_norms)] if ball else []),
         *scale_rates(growth._replace(width=1.0)),  # a step of Muon has the right size at every width
-        *([] if ball else [optax.add_decayed_weights(weight_decay)]),
+        optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
-        *([optax.stateless(orthogonal.keep_norms)] if ball else []),
     )
     adam_options = dict(beta1=beta1, beta2=beta2, eps=eps, growth=growth)
     other_rule = adamw(rate, weight_decay=weight_decay, clip=0, **adam_options)
@@ -208,8 +201,7 @@ def _clip(step: optax.GradientTransformation, clip: float) -> optax.GradientTran
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step
 
 
-OPTIMISERS = {"adamw": adamw, "muon": muon, "normuon": functools.partial(muon, rows=True)}
-OPTIMISERS |= {"hyperball": functools.partial(muon, ball=True)}
+OPTIMISERS = {"adamw": adamw, "muon": muon}
 
 
 def scale_rates(growth: mup.Growth) -> list[optax.GradientTransformation]:

@@ -1,10 +1,9 @@
-"""The optax transformations of Muon and its variants (optim.muon), which orthogonalise the step of each matrix."""
+"""The optax transformation of Muon (optim.muon), which orthogonalises the step of each matrix."""
 
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 import optax.contrib
 
@@ -37,38 +36,3 @@ def orthogonalise(*, ns_steps: int) -> optax.GradientTransformation:
             return jax.tree_util.tree_map_with_path(scale, steps)
 
     return optax.stateless(update)
-
-
-def normalise_rows(decay: float) -> optax.GradientTransformation:
-    """Return the transformation o_rc -> o_rc / sqrt(v_r), scaled back to the norm of o (Li et al. 2025, NorMuon).
-
-    Row r has the weights of output r, and v_r is the moving average of its mean square. The paper scales the result to
-    the norm 0.2 sqrt(rows columns) instead.
-    """
-
-    def follow(path: Any, v: jax.Array, step: jax.Array) -> jax.Array:
-        return decay * v + (1 - decay) * jnp.mean(jnp.square(step), shapes.sides(path)[1], keepdims=True)
-
-    def update(steps: Any, v: Any, params: Any = None) -> tuple[Any, Any]:
-        v = jax.tree_util.tree_map_with_path(follow, v, steps)
-        return match_norms(jax.tree.map(lambda step, v: step / (jnp.sqrt(v) + EPS), steps, v), steps), v
-
-    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
-
-
-def match_norms(steps: Any, like: Any) -> Any:
-    """Scale each matrix of `steps` to the Frobenius norm of its matrix in `like`; a zero matrix stays zero."""
-
-    def norm(path: Any, x: jax.Array) -> jax.Array:
-        return jnp.sqrt(jnp.sum(jnp.square(x), sum(shapes.sides(path), ()), keepdims=True))
-
-    def scale(path: Any, step: jax.Array, target: jax.Array) -> jax.Array:
-        return step * (norm(path, target) / (norm(path, step) + EPS**2))
-
-    return jax.tree_util.tree_map_with_path(scale, steps, like)
-
-
-def keep_norms(steps: Any, params: Any) -> Any:
-    """Return the steps, changed so that params + steps has the Frobenius norms of params."""
-    new_params = match_norms(jax.tree.map(jnp.add, params, steps), params)
-    return jax.tree.map(jnp.subtract, new_params, params)
