@@ -278,9 +278,9 @@ def check_causal(m: configs.Settings, model: FlaxModel, *, N: int, W: int) -> No
     """Raise UserError if the logits of a token depend on later tokens: such a model reads what it must predict."""
     if N < 2:
         return
-    w_BN = jnp.arange(2 * N).reshape(2, N) % W
-    changed_BN = w_BN.at[:, -1].add(1) % W
-    params = jax.jit(model.init)(jax.random.key(0))
-    l_BNW, changed_BNW = (np.asarray(jax.jit(model.hidden)(params, x)[0]) for x in (w_BN, changed_BN))
+    w_BN = np.arange(2 * N).reshape(2, N) % W
+    changed_BN = np.where(np.arange(N) == N - 1, w_BN + 1, w_BN) % W
+    params, hidden = jax.jit(model.init)(jax.random.key(0)), jax.jit(model.hidden)
+    l_BNW, changed_BNW = (np.asarray(hidden(params, x)[0]) for x in (w_BN, changed_BN))
     if not np.allclose(l_BNW[:, :-1], changed_BNW[:, :-1], atol=1e-5):
         raise errors.UserError(f"model.flax = {m.flax} is not causal: the logits of a token depend on later tokens")

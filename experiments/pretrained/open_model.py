@@ -176,7 +176,7 @@ class Trained:
         problem = self.extras.get("problem_type")
         if problem == "regression" or not problem and len(self.classes) == 1:
             return None
-        return jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax
+        return jax.jit(jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax)
 
     @functools.cached_property
     def tokenizer(self) -> tokenization.Tokenizer:

@@ -277,9 +277,11 @@ def _write_results(
     common: dict[str, Any],
 ) -> None:
     """Write the results of every run. common: the entries of summary.json that all runs share."""
+    take_row = jax.jit(lambda state, r: jax.tree.map(lambda x: x[r], state))
     for r, run in enumerate(job.program.runs):
         training.stop_if_requested(now=True)
-        place, row, last_step = folder / run.name, jax.tree.map(lambda x, r=r: x[r], state), int(state.step[r])
+        place, row = folder / run.name, take_row(state, r)
+        last_step = int(row.step)
         if session.keep_weights:
             _keep_weights(place, ready.work.files, row, job.steps)
         summary = {
