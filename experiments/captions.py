@@ -80,7 +80,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         return model.apply(params, **inputs(batch))[0]
 
     fields |= baselines.guess_token(fields["evaluation"], W=W, owner="held-out examples'")
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, causal=("w_BL", patches), **fields)
     return runs.Work(
         task,
         figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),

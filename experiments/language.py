@@ -94,7 +94,8 @@ def prepare(
     def logits(params: Any, batch: dict) -> jax.Array:
         return model.apply(params, **inputs(batch))[0]
 
-    task = tasks.make_task(settings, model, measure, inputs, layout=model.layout, **data)
+    causal = () if masked else ("w_BN", 0)
+    task = tasks.make_task(settings, model, measure, inputs, layout=model.layout, causal=causal, **data)
     sample = fill_windows(corpus, task, logits) if masked else generate_sample(settings, corpus, model)
     return runs.Work(
         task,
@@ -148,14 +149,11 @@ def make_data(settings: configs.Settings, corpus: corpora.Corpus) -> dict[str, A
 def make_model(
     settings: configs.Settings, mesh: Mesh, mask: masks.Mask, head: variant.Variant | None, *, W: int
 ) -> models.Model | flax_model.FlaxModel:
-    """Return the model of the settings, or the user's Flax module. Raises UserError if it is not causal but must be."""
+    """Return the model of the settings, or the user's Flax module. Raises UserError for a norm that is not causal."""
     t, m, masked = settings.text, settings.model, settings.text.objective == "masked"
     if m.flax:
         inputs, outputs = jax.ShapeDtypeStruct((2, t.N), jnp.int32), (2, t.N, W)
-        model = flax_model.build(m, mesh, inputs, outputs, padded=masked, W=W, N=t.N)
-        if not masked:
-            flax_model.check_causal(m, model, N=t.N, W=W)
-        return model
+        return flax_model.build(m, mesh, inputs, outputs, padded=masked, W=W, N=t.N)
     if not masked:
         checks.check_causal(m)
     head, layout = head or (heads.masked_word if masked else heads.next_word), sharding.choose_layout(m, mesh, W=W)

@@ -67,6 +67,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         return model.apply(params, **inputs(batch))[0]
 
     fields |= baselines.guess_token(fields["evaluation"], W=W, owner="held-out examples'")
+    fields["causal"] = ("w_BN", 0) if causal else ()
     task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
     return runs.Work(task, figures=functools.partial(figures, settings, task), apply=logits)
 

@@ -78,7 +78,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     count_W[pairs.PAD] = 0
     fields |= baselines.guess_token(fields["evaluation"], W=W, token=count_W.argmax())
     fields["guess"] |= dict.fromkeys(("chrf", "bleu"), "always the translation of another sentence")
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, maps=None, **fields)
+    task = tasks.make_task(settings, model, loss, inputs, layout=layout, causal=("w_BN", 0), maps=None, **fields)
     batch = splits.evaluation_batch_size(settings.train, 2 * N, len(corpus.sources))
     translate = make_translator(model, corpus.subwords, N=N, batch=batch)
     tokenizer = corpus.subwords.library.to_str(pretty=True).encode()

@@ -86,7 +86,7 @@ def call_factory(
         optimiser = rule(rate, **values)
     if not (hasattr(optimiser, "init") and hasattr(optimiser, "update")):
         raise errors.UserError(f"{label} must return an optax.GradientTransformation, not a {type(optimiser).__name__}")
-    optimiser = optax.chain(optimiser, optax.scale_by_schedule(lambda _: 1.0))
+    optimiser = optax.chain(evaluate_average(optimiser), optax.scale_by_schedule(lambda _: 1.0))
     return optimiser if "clip" in values else _clip(optimiser, clip)
 
 
@@ -181,7 +181,7 @@ def average(optimiser: optax.GradientTransformation, decay: float) -> optax.Grad
         return AverageState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
 
     def update(grads: Any, state: AverageState, params: Any, **extra: Any) -> tuple[Any, AverageState]:
-        updates, new = inner.update(grads, state.inner, training_params(params, state), **extra)
+        updates, new = inner.update(grads, state.inner, _add(params, state.ahead), **extra)
         ahead = jax.tree.map(jnp.add, state.ahead, updates)  # the next w - the old a
         steps = jax.tree.map(lambda x: (1 - decay) * x, ahead)
         return steps, AverageState(new, jax.tree.map(lambda x: decay * x, ahead))
@@ -189,11 +189,57 @@ def average(optimiser: optax.GradientTransformation, decay: float) -> optax.Grad
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def evaluate_average(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optimiser that has an average of its parameters of its own, so that it is evaluated and saved.
+
+    These are optax.contrib's schedule-free rules, and rules of the user's with a method `evaluation_params(params)` in
+    a part of their state, which returns the average from the trained parameters. Others are not changed.
+    """
+    inner = optax.with_extra_args_support(optimiser)
+
+    def init(params: Any) -> Any:
+        state = inner.init(params)
+        return state if _find_average(state) is None else AverageState(state, jax.tree.map(jnp.zeros_like, params))
+
+    def update(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        if not isinstance(state, AverageState):
+            return inner.update(grads, state, params, **extra)
+        trained = _add(params, state.ahead)
+        updates, new = inner.update(grads, state.inner, trained, **extra)
+        trained = optax.apply_updates(trained, updates)
+        mean = _find_average(new)(trained)
+        steps, ahead = (jax.tree.map(jnp.subtract, a, b) for a, b in ((mean, params), (trained, mean)))
+        return steps, AverageState(new, ahead)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _find_average(state: Any) -> Callable[[Any], Any] | None:
+    """Return the function (trained parameters) -> their average, of an optimiser's state; None if it has no average."""
+
+    def find(node: Any) -> Callable | None:
+        if isinstance(node, optax.contrib.ScheduleFreeState):
+            return functools.partial(optax.contrib.schedule_free_eval_params, node)
+        return getattr(node, "evaluation_params", None)
+
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: find(node) is not None)
+    return next(filter(None, map(find, nodes)), None)
+
+
 def training_params(params: Any, opt_state: Any) -> Any:
     """Return the parameters at which the next gradient is computed: w, if `params` is its average (`average`)."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AverageState))
-    ahead = next((node.ahead for node in nodes if isinstance(node, AverageState)), None)
-    return params if ahead is None else jax.tree.map(jnp.add, params, ahead)
+    average = next((node for node in nodes if isinstance(node, AverageState)), None)
+    return params if average is None else training_params(_add(params, average.ahead), average.inner)
+
+
+def _add(params: Any, ahead: Any) -> Any:
+    """Return the sums of two trees, and the parameters that `ahead` leaves out because they are frozen."""
+
+    def add(step: Any, leaf: Any) -> Any:
+        return leaf if isinstance(step, optax.MaskedNode) else leaf + step
+
+    return jax.tree.map(add, ahead, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
 
 
 def _clip(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:

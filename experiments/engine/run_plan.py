@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from experiments.engine import (
     batches,
     by_name,
+    causality,
     checkpoint,
     compilation,
     config as configs,
@@ -63,6 +64,8 @@ def prepare(
     settings.refuse_unused()
     state = train_step.abstract_state(plan.task, plan.optimiser, mesh=devices)
     compilation.check_state(state, devices, dry_run=dry_run)
+    if not dry_run:
+        causality.check(settings, plan.task)
     return plan, state
 
 
@@ -73,12 +76,12 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
     params = jax.eval_shape(task.init, jax.random.key(0))
     meshes.check_layout(devices, task.layout, params, task.train[0])
     freeze.check_frozen(settings.optim.frozen, params, before=task.frozen)
+    metrics = list_metrics(task)
     task = task._replace(
         frozen=[*task.frozen, *settings.optim.frozen],
-        watch=watches.choose(t.watch, params),
+        watch=watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics]),
         deterministic=t.deterministic,
     )
-    metrics = list_metrics(task)
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *metrics]))
     if missing := [name for name in task.better if f"{EVAL}{name}" not in metrics]:
         raise errors.UserError(f"train.metrics: this experiment does not measure {missing[0]}; set train.metrics = []")

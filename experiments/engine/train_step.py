@@ -64,6 +64,8 @@ class Task(NamedTuple):
     frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (freeze.select_trained)
     tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # () -> train and evaluation, from training data
     deterministic: bool = False  # train.deterministic
+    # (name, shift): the loss at token n may depend on batch[name] up to its token n - shift only (causality.py)
+    causal: tuple[str, int] | tuple[()] = ()
 
 
 @flax.struct.dataclass
@@ -138,14 +140,17 @@ def gradient(
         microbatches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
         varying = 0 * jax.random.key_data(key)[0]  # 0, which varies over the mesh as the key does
         grads, (metrics, running) = _accumulate(gradient_of, params, microbatches, varying)
-    grads = jax.tree.map(lambda g: g / jnp.maximum(metrics[LOSS][1], 1), grads)
+    grads = jax.tree.map(lambda g: g / _positive(metrics[LOSS][1]), grads)
     return grads, _divide(metrics), _divide(running)
 
 
 def measure(task: Task, params: Any, batch: dict, **options: Any) -> tuple[Ratios, dict]:
     """Return all metrics of a batch, those in aux included, and aux. options: key_B and layout (`Task`)."""
     metrics, aux = task.loss(params, batch, **options)
-    return metrics | aux.get(MEASURES, {}), aux
+    measures = aux.get(MEASURES, {})
+    if both := metrics.keys() & measures.keys():
+        raise errors.UserError(f"a metric and a measure of a stage have the same name {min(both)}. Rename one of them")
+    return metrics | measures, aux
 
 
 def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying: jax.Array) -> tuple:
@@ -160,8 +165,13 @@ def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying
 
 
 def _divide(ratios: Ratios) -> dict[str, jax.Array]:
-    """Return sum / count for each name."""
-    return {name: total / jnp.maximum(count, 1) for name, (total, count) in ratios.items()}
+    """Return sum / count for each name; the sum, which should be 0, if the count is 0."""
+    return {name: total / _positive(count) for name, (total, count) in ratios.items()}
+
+
+def _positive(count: jax.Array) -> jax.Array:
+    """Return the count, 1 in place of 0. A sum of small weights may be less than 1."""
+    return jnp.where(count == 0, 1, count)
 
 
 def gradient_specs(params: Any, batch: dict, task: Task, mesh: Mesh) -> dict[str, tuple]:

@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from experiments.engine import by_name, errors
-from tfm import shapes
+from tfm import shapes, variant
+
+RESERVED = ("gradient_norm", "learning_rate", "alive", "skipped", "step")  # other numbers of a training step
+PREFIXES = ("probe/", "train/", "eval/")  # of other numbers in the log
 
 
 class Watch(NamedTuple):
@@ -55,21 +58,36 @@ def _start(params: Any) -> tuple:
 WATCHES = {"gradient_norms": Watch(_start, _measure_gradients), "update_ratios": Watch(_start, _measure_updates)}
 
 
-def choose(names: Sequence[str], params: Any) -> dict[str, Watch]:
-    """Return the watches that train.watch names. params: the shapes of the parameters.
+def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[str, Watch]:
+    """Return the watches that train.watch names. params: the shapes of the parameters. taken: names of the metrics.
 
-    Raises UserError if there is none of a name, or if the user's fails or returns anything but single numbers.
+    Raises UserError if there is none of a name, or if the user's fails, returns anything but single numbers, or gives
+    one of them a name that the log has already.
     """
-    chosen = {name: by_name.choose("watch", name, WATCHES) for name in names}
+    chosen, used = {name: by_name.choose("watch", name, WATCHES) for name in names}, {*taken, *RESERVED}
     for name, watch in chosen.items():
-        with by_name.user_errors(f"train.watch has {name}"):
+        label = f"train.watch has {name}"
+        with by_name.user_errors(label):
             state = jax.eval_shape(watch.init, params)
             trees = {"gradient": params, "updates": params, "params": params}
-            new, numbers = jax.eval_shape(
-                lambda state, trees, update=watch.update: update(state, **trees), state, trees
-            )
-        if jax.tree.structure(new) != jax.tree.structure(state) or any(x.shape for x in jax.tree.leaves(numbers)):
+            result = jax.eval_shape(lambda state, trees, update=watch.update: update(state, **trees), state, trees)
+        new, numbers = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+        named = isinstance(numbers, dict) and all(isinstance(key, str) for key in numbers)
+        if not named or any(x.shape for x in jax.tree.leaves(numbers)) or not _is_like(new, state):
             raise errors.UserError(
-                f"train.watch has {name}: `update` must return (state like that of `init`, {{name: number}})"
+                f"{label}: {variant.describe_function(watch.update)} must return (state, {{name: number}}). The state "
+                "has the shapes and types of that of `init`, and a name is a text"
             )
+        if wrong := [key for key in numbers if key in used or key.startswith(PREFIXES)]:
+            raise errors.UserError(f"{label}: the log has another number called {wrong[0]}. Choose another name")
+        used |= numbers.keys()
     return chosen
+
+
+def _is_like(new: Any, state: Any) -> bool:
+    """Return whether two trees of abstract arrays have the same structure, shapes and types."""
+    same = jax.tree.structure(new) == jax.tree.structure(state)
+    return same and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype)
+        for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True)
+    )

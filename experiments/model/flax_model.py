@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen, nnx, traverse_util
 from jax.sharding import Mesh, PartitionSpec
 
@@ -272,15 +271,3 @@ def build(
             f'"{meshes.FSDP}" in its metadata. Name it with nnx.with_partitioning or nn.with_partitioning'
         )
     return model
-
-
-def check_causal(m: configs.Settings, model: FlaxModel, *, N: int, W: int) -> None:
-    """Raise UserError if the logits of a token depend on later tokens: such a model reads what it must predict."""
-    if N < 2:
-        return
-    w_BN = np.arange(2 * N).reshape(2, N) % W
-    changed_BN = np.where(np.arange(N) == N - 1, w_BN + 1, w_BN) % W
-    params, hidden = jax.jit(model.init)(jax.random.key(0)), jax.jit(model.hidden)
-    l_BNW, changed_BNW = (np.asarray(hidden(params, x)[0]) for x in (w_BN, changed_BN))
-    if not np.allclose(l_BNW[:, :-1], changed_BNW[:, :-1], atol=1e-5):
-        raise errors.UserError(f"model.flax = {m.flax} is not causal: the logits of a token depend on later tokens")

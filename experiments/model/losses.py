@@ -47,6 +47,8 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
 
     def measure(logits: jax.Array, target: jax.Array, weight: jax.Array) -> Ratios:
         arrays = logits, target, weight
+        if logits.shape[:-1] != target.shape:
+            raise errors.UserError(f"the model returns logits of shape {logits.shape} for targets of {target.shape}")
         measures = {metric: metrics[metric].measure(*arrays) for metric in metrics}
         return {"loss": chosen(*arrays), "accuracy": loss.accuracy(*arrays)} | measures
 
@@ -73,8 +75,10 @@ def _parse_loss(name: str) -> Callable[..., loss.Ratio]:
     except ValueError:
         numbers = [-1.0]
     smooths = kind == "label_smoothing"
-    if min(numbers) < 0 or not sum(numbers) < math.inf or (smooths and (len(numbers) > 1 or numbers[0] >= 1)):
-        form = "label_smoothing:0.1, with a share of at least 0 and less than 1" if smooths else "class_weights:1,2.5,1"
+    form = "label_smoothing:0.1, with a share of at least 0 and less than 1"
+    form = form if smooths else "class_weights:1,2.5,1, with weights of at least 0 that are not all 0"
+    is_valid = (len(numbers) == 1 and numbers[0] < 1) if smooths else 0 < sum(numbers) < math.inf
+    if min(numbers) < 0 or not is_valid:
         raise errors.UserError(f"train.loss = {name} must have the form {form}")
     return NUMBERED[kind](*numbers)
 

@@ -34,7 +34,8 @@ def make_task(
         return aux.get("look", {}) | {"logits": model.logits(params, x_BND)}
 
     common = {"lines": (f"attention: {model.attention}",), "weights": model.weights}
-    common["better"] = {name: metric.better for name, metric in losses.choose_metrics(settings.train.metrics).items()}
+    metrics = losses.choose_metrics(settings.train.metrics)
+    common["better"] = {name: metric.better for name, metric in metrics.items()} | fields.pop("better", {})
     if isinstance(model, flax_model.FlaxModel):
         common["lines"] += tuple(model.lines)
     else:

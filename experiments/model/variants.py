@@ -51,7 +51,12 @@ def _ignore_layout(setting: str, chosen: Any) -> Any:
 
 def _drop_layout(function: Callable) -> Callable:
     """Return the function with an additional argument `layout`, which it ignores."""
-    return lambda *arrays, layout, **options: function(*arrays, **options)
+
+    @functools.wraps(function, updated=())
+    def call(*arrays: Any, layout: Any, **options: Any) -> Any:
+        return function(*arrays, **options)
+
+    return call
 
 
 def split(setting: str, text: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from experiments.dry_run import topology as topologies
 from experiments.engine import (
     batches,
     by_name,
+    causality,
     checkpoint,
     compilation,
     config as configs,
@@ -126,6 +127,7 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # counts as used: the study has read the mesh for all runs
     settings.refuse_unused()
+    causality.check(settings, plan.task)
     return work, plan
 
 

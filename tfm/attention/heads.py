@@ -44,8 +44,7 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tu
             cache = {name: platform.write_cache(call.cache["self"][name], new, call.n) for name, new in cache.items()}
             y_BHNV, A_BHNS = explicit.attention(q_BHNK, *split_cache(cache), by_keys=True, **options)
     with jax.named_scope("combine"):
-        y_BHNV = spec.value.post_process(params["value"], y_BHNV, x_BND, v_BHNV)
-        y_BND = spec.value.out_proj(params["value"], y_BHNV, layout=call.layout)
+        y_BND = combine(params["value"], y_BHNV, x_BND, v_BHNV, spec, call)
     look = {"q": q_BHNK, "k": k_BHNK, "v": v_BHNV, "A": A_BHNS, "attention": y_BND}
     return y_BND, {"cache": cache, "measures": measures, "look": look}
 
@@ -74,9 +73,18 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> t
         with jax.named_scope("average"):
             y_BHNV, A_BHNS = choose_attend(spec, call, "A_cross")(q_BHNK, k_BHSK, v_BHSV, **options)
     with jax.named_scope("combine"):
-        y_BHNV = spec.value.post_process(params["value_cross"], y_BHNV, x_BND, None)
-        y_BND = spec.value.out_proj(params["value_cross"], y_BHNV, layout=call.layout)
+        y_BND = combine(params["value_cross"], y_BHNV, x_BND, None, spec, call)
     return y_BND, {"cache": cache, "measures": measures, "look": {"A_cross": A_BHNS}}
+
+
+def combine(
+    params: dict, y_BHNV: jax.Array, x_BND: jax.Array, v_BHNV: jax.Array | None, spec: Spec, call: Call
+) -> jax.Array:
+    """Return the output tokens y_BND from the averages of all heads. v_BHNV: see value.Value's post_process."""
+    processed_BHNV = spec.value.post_process(params, y_BHNV, x_BND, v_BHNV)
+    variant.check_shape(spec.value.post_process, processed_BHNV, y_BHNV)
+    y_BND = spec.value.out_proj(params, processed_BHNV, layout=call.layout)
+    return variant.check_shape(spec.value.out_proj, y_BND, x_BND)
 
 
 def choose_attend(spec: Spec, call: Call, weights: str) -> Callable:

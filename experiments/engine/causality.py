@@ -1,0 +1,94 @@
+"""Check by numbers that a causal model with code of the user's does not read what it must predict."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.engine import by_name, config as configs, errors, freeze, train_step
+from tfm import shapes
+
+SEQUENCES = 4  # each tests another token
+NOISE = 0.1  # standard deviation added to all parameters, so that those that begin at 0 have an effect
+ROUNDING = 1e-5  # relative change of a loss that may be a rounding error, as in a convolution by FFT
+
+
+def check(settings: configs.Settings, task: train_step.Task) -> None:
+    """Raise UserError if something is the user's, and the loss at a token depends on later tokens, or is not finite.
+
+    In each of a few sequences only one token has weight, and all tokens after it are replaced: the loss must stay the
+    same, in training (with one random key) and in evaluation.
+    """
+    users = list(list_code(settings))
+    if not (task.causal and users):
+        return
+    label, (name, shift) = " and ".join(users), task.causal
+    batch = {key: np.take(x, np.arange(SEQUENCES), 0, mode="wrap") for key, x in task.train[0].items()}
+    if missing := {name, "weight_BN"} - batch.keys():
+        raise errors.UserError(f"{label}: its batches lack {min(missing)}. Set Task.causal = (), or give this array")
+    batch, changed = choose_tokens(batch, name, shift)
+
+    @jax.jit
+    def measure(params: Any, batch: dict, key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key, SEQUENCES), None  # training, evaluation
+        return jnp.stack([train_step.measure(task, params, batch, key_B=key_B)[0]["loss"][0] for key_B in keys])
+
+    key = jax.random.key(0)
+    for noise in (NOISE, 0.0):  # noise may make a loss infinite that is finite in training
+        params = draw_parameters(task, key, noise)
+        with train_step.device_errors():
+            before, after = (np.asarray(measure(params, x, key), np.float64) for x in (batch, changed))
+        if np.isfinite([before, after]).all():
+            break
+    else:
+        raise errors.UserError(f"{label}: the loss of the initial parameters is not a finite number")
+    difference = np.abs(after - before)
+    if (difference > ROUNDING * np.maximum(np.abs(before), 1)).any():
+        mode = "training" if difference[0] >= difference[1] else "evaluation"
+        raise errors.UserError(
+            f"{label}: the model is not causal. In {mode}, the loss at a token changes by {difference.max():.2g} if "
+            "only later tokens change, so the model can read what it must predict"
+        )
+
+
+def list_code(settings: configs.Settings) -> Iterator[str]:
+    """Yield "setting = value" for each part of the model, its loss or its experiment that is the user's code."""
+    values = settings.to_dict()
+    named = {f"model.{key}": value for key, value in values["model"].items()}
+    named |= {"train.loss": values["train"]["loss"]}
+    yield from (f"{key} = {x}" for key, x in named.items() if isinstance(x, str) and by_name.CODE.fullmatch(x))
+    if by_name.is_user_experiment(values["experiment"]):
+        yield f"experiment = {values['experiment']}"
+
+
+def choose_tokens(batch: dict, name: str, shift: int) -> tuple[dict, dict]:
+    """Return the batch with weight at one token of each sequence, and the same batch with other later tokens.
+
+    name, shift: Task.causal. The tokens with weight are spread over the sequences, the first one at the beginning.
+    """
+    token_BN, weight_BN = batch[name], np.zeros_like(batch["weight_BN"])
+    other_BN, rng = token_BN.copy(), np.random.default_rng(0)
+    for b in range(SEQUENCES):
+        n_P = np.flatnonzero(batch["weight_BN"][b])
+        n_P = n_P[n_P - shift + 1 < token_BN.shape[1]]  # a token follows
+        if n_P.size:
+            n = n_P[n_P.size * b // SEQUENCES]
+            later = other_BN[b, max(n - shift + 1, 0) :]
+            weight_BN[b, n], later[:] = batch["weight_BN"][b, n], rng.choice(np.unique(token_BN), later.shape)
+    return batch | {"weight_BN": weight_BN}, batch | {"weight_BN": weight_BN, name: other_BN}
+
+
+def draw_parameters(task: train_step.Task, key: jax.Array, noise: float) -> Any:
+    """Return initial parameters plus normal noise in each trained one, also in those that begin at 0."""
+
+    def draw(key: jax.Array) -> Any:
+        params = task.init(key)
+        fixed, leaves = freeze.find_frozen(params, task.frozen), shapes.flat(params)
+        for i, (path, leaf) in enumerate(leaves.items()):
+            if path not in fixed and jnp.issubdtype(leaf.dtype, jnp.floating):
+                leaves[path] = leaf + noise * jax.random.normal(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)
+        return jax.tree.unflatten(jax.tree.structure(params), leaves.values())
+
+    return jax.jit(draw)(key)
