@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, norm, variant
+from tfm import initial, layout as layouts, norm, shapes, variant
 from tfm.attention import heads as attention_heads, spec as attentions
 from tfm.attention.spec import Call
 
@@ -197,7 +197,7 @@ def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tupl
     """Return MLP(X) (E12), and {"measures", "look"}."""
     with jax.named_scope("mlp"):
         y_BND, measures = variant.split_measures(spec.mlp, spec.mlp.apply(params["mlp"], x_BND, layout=call.layout))
-        variant.check_shape(spec.mlp.apply, y_BND, x_BND)
+        shapes.check_shape(spec.mlp.apply, y_BND, x_BND)
     return y_BND, {"measures": measures, "look": {"mlp": y_BND}}
 
 
@@ -211,7 +211,7 @@ def normalise(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[j
     statistics = spec.norm.observe(x_BND, layout=call.layout) if observes else {}
     result = spec.norm.apply(params | statistics, x_BND, eps=spec.eps, layout=call.layout)
     normed_BND, measures = variant.split_measures(spec.norm, result)
-    variant.check_shape(spec.norm.apply, normed_BND, x_BND)
+    shapes.check_shape(spec.norm.apply, normed_BND, x_BND)
     return normed_BND, {"running": statistics, "measures": measures}
 
 

@@ -1,7 +1,5 @@
 """A variant: a pair of pure functions that a config selects by name."""
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -38,26 +36,6 @@ def split_measures(stage: Any, result: Any) -> tuple[Any, Measures]:
     if returned != bool(stage.measures) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise TypeError("return (array, {name: (sum, count)}) if, and only if, the variant declares {name: weight}")
     return result if returned else (result, {})
-
-
-def check_shape(function: Callable, result: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the result of a stage's function. Raises ValueError unless it has the shape of the array `like`.
-
-    Without this check, an addition would broadcast a wrong shape, such as (B, N, 1), to the right one.
-    """
-    if jax.numpy.shape(result) != like.shape:
-        shapes = f"the shape {jax.numpy.shape(result)}, not {like.shape}"
-        raise ValueError(f"{describe_function(function)} returns an array of {shapes}")
-    return result
-
-
-def describe_function(function: Callable) -> str:
-    """Return the name of a function, its file and its line, also of one inside functools.partial or a wrapper."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
-    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code else name
 
 
 def add_measures(*measures: Measures) -> Measures:

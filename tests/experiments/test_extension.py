@@ -256,18 +256,25 @@ def test_watches_see_the_gradient_the_updates_and_the_parameters_and_a_skipped_s
 
 stateful = (lambda params: ()), (lambda state, **trees: ((1.0,), {}))
 matrix = (lambda params: ()), (lambda state, *, gradient, updates, params: (state, {"x": gradient["embed"]["W_DP"]}))
+grown = (lambda params: jnp.zeros(2)), (lambda state, **trees: (jnp.zeros(3), {}))
+listed = (lambda params: ()), (lambda state, **trees: (state, [1.0]))
+numbered = (lambda params: ()), (lambda state, **trees: (state, {1: 1.0}))
+loss_again = (lambda params: ()), (lambda state, **trees: (state, {"loss": 1.0}))
+evaluated = (lambda params: ()), (lambda state, **trees: (state, {"probe/eval/loss": 1.0}))
 broken = (lambda params: ()), (lambda state, *, gradient, updates, params: (state, {"x": gradient["nowhere"]}))
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [("cosine", ("cosine",)), ("test_extension:stateful", ("update",)), ("test_extension:matrix", ("number",))]
-    + [("test_extension:broken", ("test_extension.py, line", "KeyError"))],
+    + [("test_extension:broken", ("test_extension.py, line", "KeyError"))]
+    + [(f"test_extension:{name}", ("update", "test_extension.py")) for name in ("grown", "listed", "numbered")]
+    + [("test_extension:loss_again", ("called loss",)), ("test_extension:evaluated", ("called probe/eval/loss",))],
 )
 def test_watches_that_do_not_fit_are_refused(name, words):
     params = jax.eval_shape(tiny.task_of(tiny.settings("vision")).init, jax.random.key(0))
     with raises(errors.UserError, name, *words):
-        watches.choose([name], params)
+        watches.choose([name], params, taken=["loss"])
 
 
 # An experiment on top of one of ours

@@ -398,7 +398,6 @@ class Other:
         ("WrongShape", "vision", {}, ["test_flax_model:WrongShape", "(2, 10)", "(2, 3)"]),
         ("Fails", "vision", {}, ["test_flax_model.py, line", "nowhere"]),
         ("Tokens", "vision", {}, ["test_flax_model:Tokens", "W"]),
-        ("SeesAll", "language", {"text__N": 8}, ["test_flax_model:SeesAll", "not causal"]),
         ("Plain", "vision", {"model__M": 3}, ["model.M"]),
         ("Plain", "vision", {"image__patch": 4}, ["image.patch"]),
         ("Plain", "vision", {"mesh__tensor": 2}, ["mesh.tensor = 2", "model.flax"]),

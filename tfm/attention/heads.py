@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import platform, variant
+from tfm import platform, shapes, variant
 from tfm.attention import block_mask, explicit, groups, mask as masks, relative_position
 from tfm.attention.spec import Call, KVCache, Spec
 
@@ -82,9 +82,9 @@ def combine(
 ) -> jax.Array:
     """Return the output tokens y_BND from the averages of all heads. v_BHNV: see value.Value's post_process."""
     processed_BHNV = spec.value.post_process(params, y_BHNV, x_BND, v_BHNV)
-    variant.check_shape(spec.value.post_process, processed_BHNV, y_BHNV)
+    shapes.check_shape(spec.value.post_process, processed_BHNV, y_BHNV)
     y_BND = spec.value.out_proj(params, processed_BHNV, layout=call.layout)
-    return variant.check_shape(spec.value.out_proj, y_BND, x_BND)
+    return shapes.check_shape(spec.value.out_proj, y_BND, x_BND)
 
 
 def choose_attend(spec: Spec, call: Call, weights: str) -> Callable:
