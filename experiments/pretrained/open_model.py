@@ -332,7 +332,7 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
         facts = {"N": config["text"]["N"], "output": config["text"]["head"]}
         kind = config["text"]["objective"] if kind == "language" else kind
     elif kind == "translation":
-        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head, "output_bias": "b_W" in head}
+        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head}
     elif kind in ("image", "masked_image"):
         patch = config["image"]["patch"]
         facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
