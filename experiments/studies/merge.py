@@ -7,14 +7,12 @@ import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from experiments.data import vocabulary_files
 from experiments.engine import config as configs, disk, errors, manifest, workdir as workdirs
 from experiments.studies import plan, results, runs as study_runs, study as studies, tuning
 
 MAY_DIFFER = {"study.arms", "study.conditions", "study.seeds", "log"}  # settings; so may those of mesh
 # Name patterns of the files of a run; the tokenizer's files exist if study.keep_weights is set.
 FILES = ("config.json", "summary.json", "data.json", "metrics.jsonl", "maps.npz", "*token*.json")
-FILES += vocabulary_files.FILES
 MEASURED = ("params_sha256", "diverged_at", "steps")  # with eval/*: equal in two folders that have the same run
 
 
