@@ -239,11 +239,7 @@ FIELDS: dict[str, Any] = {
             1,
             "microbatches of a batch, computed one after the other; the gradient equals the whole batch's",
         ),
-        "nan": (
-            "abort",
-            "after a loss or gradient that is not finite: abort (the run), skip (the step), skip_spikes (the step, and "
-            "steps with a loss or gradient norm more than six standard deviations above the mean of the last 128)",
-        ),
+        "nan": ("abort", "after a loss or gradient that is not finite: abort (the run), or skip (the step)"),
         "deterministic": (
             False,
             "on a GPU, train and evaluate with operations that give the same bits in every run, which can be slower",

@@ -175,25 +175,24 @@ class AverageState(NamedTuple):
     ahead: Any  # trained parameters minus their average
 
 
-def average(optimiser: optax.GradientTransformation, decay: float) -> optax.GradientTransformationExtraArgs:
+def average(optimiser: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
     """Wrap an optimiser so that the parameters are an exponential moving average, a <- d a + (1 - d) w.
 
     w are the parameters that the optimiser trains (`training_params`). Evaluations and checkpoints use the average a.
     The state holds w - a, which is 0 for a frozen leaf, so every bit of it stays. optax.incremental_update is not used,
     because d a + (1 - d) a is rounded.
     """
-    inner = optax.with_extra_args_support(optimiser)
 
     def init(params: Any) -> AverageState:
-        return AverageState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
+        return AverageState(optimiser.init(params), jax.tree.map(jnp.zeros_like, params))
 
-    def update(grads: Any, state: AverageState, params: Any, **extra: Any) -> tuple[Any, AverageState]:
-        updates, new = inner.update(grads, state.inner, training_params(params, state), **extra)
+    def update(grads: Any, state: AverageState, params: Any) -> tuple[Any, AverageState]:
+        updates, new = optimiser.update(grads, state.inner, training_params(params, state))
         ahead = jax.tree.map(jnp.add, state.ahead, updates)  # the next w - the old a
         steps = jax.tree.map(lambda x: (1 - decay) * x, ahead)
         return steps, AverageState(new, jax.tree.map(lambda x: decay * x, ahead))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformation(init, update)
 
 
 def training_params(params: Any, opt_state: Any) -> Any:

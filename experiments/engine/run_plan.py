@@ -21,7 +21,6 @@ from experiments.engine import (
     log,
     mesh as meshes,
     optim,
-    spikes,
     train_step,
     watch as watches,
 )
@@ -87,7 +86,6 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
     rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check_updates(settings.optim.name, rule, params)
-    rule = spikes.record_history(rule) if t.nan == "skip_spikes" else rule
     step = train_step.update(
         task=task,
         optimiser=rule,

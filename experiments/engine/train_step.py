@@ -20,7 +20,6 @@ from experiments.engine import (
     freeze,
     mesh as meshes,
     optim,
-    spikes,
     watch as watches,
 )
 from tfm import layout as layouts, shapes
@@ -31,7 +30,7 @@ RUNNING = "running"  # key in the aux of a loss: batch statistics, whose running
 MEASURES = "measures"  # key in the aux of a loss: metrics that stages of the model return
 PROBE = "probe/"  # prefix of the metrics of a task's probe
 MOMENTUM = 0.9  # of the running averages, per step
-NAN = ("abort", "skip", "skip_spikes")  # values of train.nan: how to handle a bad step
+NAN = ("abort", "skip")  # values of train.nan: how to handle a bad step
 OUT_OF_MEMORY = (
     "a device ran out of memory. --dry_run shows what a step needs. A smaller train.batch_size, a larger "
     "train.accumulation, model.remat = products or full, or a larger mesh.fsdp needs less"
@@ -197,26 +196,22 @@ def train_step(
 
     A guard keeps the old parameters if the loss, the gradient norm, the learning rate or a batch statistic is not
     finite. nan="abort": the metric `alive`, an argument of the next step, is then False, and no later step changes the
-    state. nan="skip": the step counts, without an update, in the metric `skipped`. nan="skip_spikes": skip spikes
-    (spikes.py) as well. The next loss, and `nonfinite.check` before a save, check the new parameters. probe_due(n):
-    whether step n computes the task's probe.
+    state. nan="skip": the step counts, without an update, in the metric `skipped`. The next loss, and `nonfinite.check`
+    before a save, check the new parameters. probe_due(n): whether step n computes the task's probe.
     """
     key, weights = jax.random.fold_in(state.key, state.step), optim.training_params(state.params, state.opt_state)
     device_gradient = functools.partial(gradient, task=task, mesh=mesh, accumulation=accumulation)
     specs = gradient_specs(weights, batch, task, mesh)
     grads, metrics, running = sharded(device_gradient, mesh, **specs)(weights, batch, key)
     norm, loss, learning_rate = optax.tree.norm(grads), metrics[LOSS], rate(count_updates(state.opt_state))
-    with jax.named_scope("guard"):  # optax.apply_if_finite sees neither the loss nor spikes
+    with jax.named_scope("guard"):  # optax.apply_if_finite does not see the loss
         finite = jnp.stack([jnp.isfinite(x).all() for x in (loss, norm, learning_rate, *running.values())]).all()
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-        no_spike = ~spikes.is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
-        accepted = alive & finite & no_spike
     with jax.named_scope("optimiser"):
-        update = optax.with_extra_args_support(optimiser).update
-        updates, opt_state = update(grads, state.opt_state, state.params, value=loss, norm=norm)
+        updates, opt_state = optimiser.update(grads, state.opt_state, state.params)
         watch, watched = watch_step(task, state, grads, updates)
         new = update_running(optax.apply_updates(state.params, updates), running), opt_state, watch
-        choose = functools.partial(jnp.where, accepted)
+        choose = functools.partial(jnp.where, alive & finite)
         params, opt_state, watch = jax.tree.map(choose, new, (state.params, state.opt_state, state.watch))
     new = state.replace(step=state.step + alive, params=params, opt_state=opt_state, watch=watch)
     new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))

@@ -24,7 +24,6 @@ MAY_CHANGE = tuple(
     "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
     "train.patience train.nan".split()
 )
-REMEMBERS = "skip_spikes"  # value of train.nan that adds a history to checkpoints: a resume cannot set or remove it
 LOCK = "lock"
 SOURCES, DIFF = "source", "checkout.diff"  # folder of copies of the user's code; in it, `git diff HEAD` of ours
 COMPUTES = ("jax", "jaxlib")  # packages whose version a resume compares with the previous one
@@ -156,10 +155,9 @@ def open_run(
 def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise UserError if a resume changes settings outside MAY_CHANGE."""
     old, new = configs.flat(before), configs.flat(config)
-    differ = {k: (old.get(k), new.get(k)) for k in old | new if old.get(k) != new.get(k)}
-    changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
+    changed = sorted(k for k in old | new if old.get(k) != new.get(k) and not may_change(k))
     if changed:
-        values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
+        values = ", ".join(f"{k} ({old.get(k)!r} -> {new.get(k)!r})" for k in changed)
         allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
         reason = f"{folder} holds a run with another config"
         raise errors.UserError(

@@ -26,7 +26,7 @@ image.head pooled class_token
 synthetic.task ring:5 ring:1 ring:x ring previous reachability beats membership nearest
 optim.name adamw muon normuon hyperball
 optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
-train.nan abort skip skip_spikes
+train.nan abort skip
 train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # {key: names to choose from}

@@ -1,4 +1,4 @@
-"""A step whose loss, gradient or parameters are not finite changes nothing: train.nan, spikes, messages of a run."""
+"""A step whose loss, gradient or parameters are not finite changes nothing: train.nan, messages of a run."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, optim, spikes, train_step
+from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, optim, train_step
 
 BAD, DEVICES = 7, 2
 
@@ -46,8 +46,6 @@ def make_step(rate=None, **options):
     """Return (step, fresh). step(state, i, factor, alive) trains on batch i; fresh() returns an initial state."""
     rate = rate or optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3)
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-    if options.get("nan") == "skip_spikes":
-        optimiser = spikes.record_history(optimiser)
     mesh = meshes.make(data=DEVICES)
     update = train_step.update(task=TASK, optimiser=optimiser, rate=rate, mesh=mesh, accumulation=1, **options)
 
@@ -136,59 +134,6 @@ def test_infinite_parameters_after_a_finite_gradient_end_the_run_and_are_not_sav
     assert not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-RULE = spikes.record_history(optax.identity())
-REMEMBER, IS_SPIKE = jax.jit(RULE.update), jax.jit(spikes.is_spike)
-
-
-def make_history(losses, norms=None):
-    state = RULE.init(0.0)
-    for loss, norm in zip(losses, norms if norms is not None else np.ones(len(losses)), strict=True):
-        _, state = REMEMBER(0.0, state, value=loss, norm=norm)
-    return state.history
-
-
-def test_a_spike_is_six_standard_deviations_above_the_mean_of_the_last_steps():
-    """The reference is the definition on the last 128 numbers in float64."""
-    rng = np.random.default_rng(0)
-    losses, norms = rng.normal(3, 0.5, 200), rng.normal(100, 9, 200)
-    past = make_history(losses, norms)
-    last = losses[-spikes.PAST :], norms[-spikes.PAST :]
-    assert spikes.PAST == 128 and not np.isclose(losses.mean(), last[0].mean(), atol=0.001)
-    limits, means = [x.mean() + 6 * x.std() for x in last], [x.mean() for x in last]
-    for index in (0, 1):
-        for factor, spike in ((0.999, False), (1.001, True), (-5, False)):
-            new = list(means)
-            new[index] = limits[index] * factor
-            assert bool(IS_SPIKE(past, *map(np.float32, new))) == spike
-    assert bool(IS_SPIKE(past, np.float32(np.inf), np.float32(100)))
-
-
-def test_a_short_history_and_a_rounding_error_make_no_spike():
-    one = np.float32(1)
-    for n in (0, 31, 32):
-        past = make_history(([2.0, 2.1] * 16)[:n])
-        assert bool(IS_SPIKE(past, np.float32(1e6), one)) == (n == spikes.ENOUGH)
-    past = make_history(np.full(40, 0.5))  # the mean is exact and the standard deviation 0
-    assert not bool(IS_SPIKE(past, np.nextafter(np.float32(0.5), one), one))
-    assert bool(IS_SPIKE(past, np.float32(0.501), one))
-
-
-def test_a_spike_is_skipped_like_nan_and_changes_neither_history_nor_state():
-    step, fresh = make_step(nan="skip_spikes")
-    state, n = fresh(), spikes.ENOUGH
-    for i in range(n):
-        state, metrics = step(state, i, 1)
-    bad = next(i for i in range(n, n + 20) if BAD in TASK.train[i]["example_B"])
-    for value, skip_count in ((1000, 1), (1, 1), (np.nan, 2)):
-        before = to_arrays(state, ".step")
-        state, metrics = step(state, bad, value)
-        assert are_equal(before, to_arrays(state, ".step")) == (value != 1)
-        assert int(metrics["skipped"]) == skip_count and bool(metrics["alive"])
-    assert int(state.step) == n + 3 and int(state.opt_state.history.count) == n + 1
-    losses_T = np.asarray(state.opt_state.history.loss_T)
-    assert losses_T.max() < 100 and np.count_nonzero(losses_T) == n + 1
-
-
 def test_too_many_skipped_steps_in_a_row_end_the_run(tmp_path, monkeypatch):
     """Only the eighth batch has a finite loss. The eight skipped steps after it end the run."""
     monkeypatch.setattr(loop, "PATIENCE", 8)
@@ -244,8 +189,6 @@ def test_a_run_aborts_with_one_sentence_and_resumes_from_the_state_before_the_st
     assert [file.name for file in (folder / "checkpoints").iterdir()] == [str(bad)]
     assert [row["step"] for row in log.read(folder)] == list(range(1, bad + 1))
     assert not (folder / "summary.json").exists()
-    with raises(errors.UserError, "train.nan", "abort", "skip_spikes"):
-        train_run(train__nan="skip_spikes")
     # A run that aborted may resume with train.nan = skip. It counts the step that it skips.
     summary = train_run(train__nan="skip", train__steps=bad + 3)
     assert summary["skipped"] == 1 and summary["steps"] == bad + 3
