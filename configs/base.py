@@ -176,16 +176,15 @@ FIELDS: dict[str, Any] = {
     "optim": {
         "name": (
             "adamw",
-            "adamw; muon (orthogonal steps for the matrices inside the blocks, AdamW for all other parameters); "
-            "normuon (Muon that divides each row of a step by its average size, of decay betas[1]); hyperball (Muon "
-            "that keeps the norm of each matrix); or a factory, such as optax:lion or my_file:my_rule, which receives "
-            "the learning rate and the settings of this section that are among its arguments",
+            "adamw; muon (orthogonal steps for the matrices inside the blocks, AdamW for all other parameters); or a "
+            "factory, such as optax:lion or my_file:my_rule, which receives the learning rate and the settings of this "
+            "section that are among its arguments",
         ),
         "muon_lr_multiplier": (
             20.0,
-            "learning rate of the matrices inside the blocks, in units of learning_rate (muon, normuon, hyperball)",
+            "learning rate of the matrices inside the blocks, in units of learning_rate (muon)",
         ),
-        "momentum": (0.95, "momentum of the matrices inside the blocks (muon, normuon, hyperball)"),
+        "momentum": (0.95, "momentum of the matrices inside the blocks (muon)"),
         "learning_rate": (1e-3, "peak of the learning rate"),
         "schedule": (
             "cosine",

@@ -114,7 +114,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
 
 def check_training(settings: configs.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
     """Raise UserError if settings of training are invalid or exclude each other, or if a batch is invalid."""
-    t, name = settings.train, settings.optim.name
+    t, mup = settings.train, settings.model.mup
     with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
     configs.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
@@ -126,19 +126,12 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
     batch_norm, last = t.accumulation > 1 and settings.model.norm.startswith("batch"), growth.firsts[-1]
     no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
-    zero_matrices = name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0)
-    mup = settings.model.mup
     errors.refuse(
         (mup and task.look is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
         (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
         (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because model.norm is a batch norm"),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
         (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
-        (
-            zero_matrices,
-            "optim.name = hyperball keeps the norms of matrices, but optim.lora or model.output_std = 0 makes some 0. "
-            "Choose another optimiser",
-        ),
     )
 
 

@@ -203,8 +203,7 @@ optim.ema=1.0 | optim.ema
 optim.ema=-0.5 | optim.ema
 optim.betas=[0.9,1.0] | optim.betas
 optim.schedule=a:b | a:b
-optim.name=hyperball model.output_std=0.0 | model.output_std
-optim.name=moun | "moun" | "muon" | adamw, muon, normuon, hyperball
+optim.name=moun | "moun" | "muon" | adamw, muon
 optim.name=os:path | "os:path"
 optim.name=optax:constant_schedule | optim.name = optax:constant_schedule | optax.GradientTransformation
 optim.name=optax:lion optim.betas=[0.5,1.0] | optim.betas | [0.5, 1.0]

@@ -24,7 +24,7 @@ text.tokenizer bytes characters
 text.source docstrings
 image.head pooled class_token
 synthetic.task ring:5 ring:1 ring:x ring previous reachability beats membership nearest
-optim.name adamw muon normuon hyperball
+optim.name adamw muon
 optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
 train.nan abort skip
 train.keep_best eval/loss eval/accuracy
