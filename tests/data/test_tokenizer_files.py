@@ -195,6 +195,16 @@ def test_ids_equal_those_of_transformers(tmp_path, case, monkeypatch):
     assert encode(copy) == ids and pretrained_tokenizer.read(copy).files == tokenizer.files
 
 
+def test_a_role_without_a_token_stays_without_one(tmp_path):
+    pytest.importorskip("transformers", minversion="5.24", reason=REASON)
+    qwen().save(str(tmp_path / "tokenizer.json"))
+    assert pretrained_tokenizer.read(tmp_path).bos == 259  # <|endoftext|>, the default of the vocabulary
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer", "bos_token": null}')
+    chosen = pretrained_tokenizer.read(tmp_path)
+    copy = pretrained_tokenizer.read(write(tmp_path / "run", **chosen.files))
+    assert (chosen.bos, chosen.eos) == (copy.bos, copy.eos) == (None, 259)
+
+
 @pytest.mark.parametrize("case", READABLE)
 def test_without_transformers_only_what_tokenizer_json_says_alone_is_read(tmp_path, case, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
