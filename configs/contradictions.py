@@ -1,7 +1,7 @@
 """A study of twelve techniques whose benefit is disputed, against a plain model: two depths, ten seeds.
 
 python launch.py --config configs/contradictions.py --workdir runs/contradictions
-For one v5e chip of Colab; not run yet. The compiler (libtpu 0.0.50.1) estimates about five hours in all.
+For one v5e chip of Colab; not run yet. The compiler (libtpu 0.0.50.1) estimates six hours for it with two more arms.
 Its estimate of a step of ten seeds with eight layers is 0.48 s. Each arm has the best of three learning rates.
 Claims and results: docs/contradictions.md.
 """
