@@ -56,7 +56,7 @@ class Published(tokenization.Tokenizer):
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of the documents, with the special tokens around each, and `between` from one to the next."""
         between = [] if self.between is None else [self.between]
-        before, after, first = *self._find_specials(), True
+        before, after, first = *self.find_specials(), True
         for batch in batches(tokenization.documents(text)):
             texts = [piece.text for piece in batch]
             ids: list[int] = []
@@ -70,15 +70,14 @@ class Published(tokenization.Tokenizer):
 
     @property
     def document_start(self) -> int | None:
-        before, after = self._find_specials()
+        before, after = self.find_specials()
         between = [] if self.between is None else [self.between]
         return [None, *after, *between, *before][-1]
 
-    def _find_specials(self) -> tuple[list[int], list[int]]:
-        """Return the ids of the special tokens before and after a text."""
+    def find_specials(self) -> tuple[list[int], list[int]]:
         complete, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
         starts = (i for i in range(len(complete)) if complete[i : i + len(bare)] == bare)
-        start = next(starts, 0)
+        start = next(starts, 0) if bare else 1
         return complete[:start], complete[start + len(bare) :]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -151,6 +150,7 @@ def read_library(files: dict[str, bytes]) -> Published:
     library = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
     config = json.loads(files["tokenizer_config.json"])
     library.encode_special_tokens = bool(config.get("split_special_tokens"))
+    truncation = (library.truncation or {}).get("direction", "right").lower()
     library.no_padding()  # padding and truncation in the file are for the training of its model
     library.no_truncation()
     library.encode("\uf8ff")  # a private character: this raises if there is no id for unknown characters
@@ -161,4 +161,9 @@ def read_library(files: dict[str, bytes]) -> Published:
             (roles[role],) = tokenizer_files.list_names(config[f"{role}_token"])
     if roles["between"] is None and roles["eos"] in vocabulary and not around:
         roles["between"] = roles["eos"]
-    return Published(library, roles, files)
+    chosen = Published(library, roles, files)
+    chosen.truncation_side = config.get("truncation_side") or truncation
+    if chosen.truncation_side not in ("left", "right"):
+        raise ValueError(f"truncation_side = {chosen.truncation_side!r} must be left or right")
+    chosen.has_chat_template = bool(config.get("chat_template"))
+    return chosen

@@ -12,6 +12,7 @@ and also written separately to OUT/adapters, for the peft library.
 blocks/score/Uq_HKD, which numpy.load reads.
 """
 
+import json
 import pathlib
 import sys
 from typing import Any
@@ -51,7 +52,7 @@ def run(
     published = hub.Published(family, params, fields, extras)
     names = hub.write(folder, published)
     if model.kind != "image":
-        names += write_tokenizer(model, folder)
+        names += write_tokenizer(model, folder, family)
     elif not image_format["assumed"]:
         disk.write_json(folder / "preprocessor_config.json", preprocessor(image_format))
         names.append("preprocessor_config.json")
@@ -85,13 +86,19 @@ def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     return {"bos_token_id": tokenizer.bos, "eos_token_id": end, "pad_token_id": tokenizer.pad} | ids
 
 
-def write_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
+def write_tokenizer(model: open_model.Trained, folder: pathlib.Path, family: str) -> list[str]:
     """Write the files of the model's tokenizer into the folder. Return their names."""
     source = open_model.find_tokenizer(model)
     files = tokenizer_files.read(source) if source else {}
     with disk.writing(folder):
         for name, content in files.items():
             disk.write(folder / name, content)
+    if family == "qwen2" and tokenizer_files.CONFIG in files:
+        library, config = (json.loads(files[name]) for name in (tokenizer_files.JSON, tokenizer_files.CONFIG))
+        if reason := tokenizer_files.find_difference(library, "Qwen2Tokenizer", config):
+            print(
+                f"warning: transformers may read other ids from this tokenizer of a qwen2 ({reason})", file=sys.stderr
+            )
     return [*files]
 
 

@@ -13,7 +13,7 @@ from libraries import BYTES, LETTERS, bert, byte_level, gpt2, llama
 from small_files import write
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from experiments.data import pretrained_tokenizer
+from experiments.data import pretrained_tokenizer, tokenizer_files
 from experiments.engine import errors
 
 
@@ -38,7 +38,7 @@ def unigram(names: list[str], specials: tuple[str, str], **options: Any) -> Toke
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test uses the network
-REASON = "parity with its tokenizers: extra [hub]; older versions warn where they read vocab.txt"
+REASON = "parity with its tokenizers: extra [hub]"
 TEXTS = (
     "",
     " ",
@@ -71,6 +71,13 @@ def qwen() -> Tokenizer:
     return library
 
 
+def qwen_published() -> Tokenizer:
+    library, rule = gpt2(), pre_tokenizers.Split(Regex(tokenizer_files.QWEN), "isolated")
+    library.normalizer = normalizers.NFC()
+    library.pre_tokenizer = pre_tokenizers.Sequence([rule, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return library
+
+
 def gemma() -> Tokenizer:
     names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
     library = Tokenizer(
@@ -96,6 +103,7 @@ MASK = {"__type": "AddedToken"} | token("<mask>", lstrip=True)
 SPECIALS_MAP = {"cls_token": "[MASK]"}
 UNKNOWN = {"0": token("<unk>")}
 ADDED = {"259": token("<|endoftext|>"), "260": token("<|x|>", lstrip=True), "261": token("new", special=False)}
+BERT_ADDED = {str(i): token(f"[{name}]") for i, name in enumerate(("PAD", "UNK", "CLS", "SEP", "MASK"))}
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", *BYTES, "<mask>"]
 
 
@@ -150,7 +158,17 @@ READABLE = {
     "fast begins": (gpt2, class_config(FAST, bos_token="<|endoftext|>", add_bos_token=True)),
     "fast does not begin": (llama, class_config(FAST, bos_token="<s>", add_bos_token=False)),
     "fast of BERT": (gpt2, class_config(FAST) | {"config": {"model_type": "bert"}}),
-    "fast of Qwen": (gpt2, class_config(FAST) | {"config": {"model_type": "qwen2"}}),
+    "cased BERT": (lambda: bert(False), class_config("BertTokenizerFast", do_lower_case=False, never_split=None)),
+    "cased BERT that should not be": (lambda: bert(False), class_config("BertTokenizer")),
+    "BERT and its decoder": (bert, class_config("BertTokenizer", added_tokens_decoder=BERT_ADDED)),
+    "DistilBERT": (bert, {"config": {"model_type": "distilbert"}, "tokenizer_config": {"do_lower_case": True}}),
+    "GPT-2": (gpt2, {"config": {"model_type": "gpt2"}, "tokenizer_config": {"model_max_length": 1024}}),
+    "GPT-2 with prefix": (lambda: gpt2(prefix=True), class_config("GPT2Tokenizer", add_prefix_space=True)),
+    "GPT-2 errors": (gpt2, class_config("GPT2Tokenizer", errors="replace", add_bos_token=False)),
+    "RoBERTa with prefix": (lambda: roberta(prefix=True), class_config("RobertaTokenizer", add_prefix_space=True)),
+    "Qwen published": (qwen_published, class_config("Qwen2Tokenizer", bos_token=None, split_special_tokens=False)),
+    "config.json of Qwen": (qwen_published, {"config": {"model_type": "qwen2"}}),
+    "Qwen of Llama": (qwen_published, class_config("LlamaTokenizerFast") | {"config": {"model_type": "qwen2"}}),
     "a run": (gpt2, {"config": {"config": {"experiment": "language"}}}),
     "more tokens": (gpt2, {"added_tokens": {"new": 260}}),
     "vocab.txt": (word_pieces, class_config("BertTokenizer")),
@@ -161,7 +179,9 @@ READABLE = {
 }
 # tokenizer.json is enough for these.
 ALONE = {"no config", "a run", "fast split", "fast map"}
-ALONE |= {"fast backend", "fast names", "fast flags", "fast of BERT"}
+ALONE |= {"fast backend", "fast names", "fast flags", "fast of BERT", "fast ignores do_lower_case", "BERT", "RoBERTa"}
+ALONE |= {"config.json of Llama", "cased BERT", "BERT and its decoder", "DistilBERT", "GPT-2", "GPT-2 with prefix"}
+ALONE |= {"GPT-2 errors", "RoBERTa with prefix", "Qwen published", "config.json of Qwen", "Qwen of Llama"}
 
 
 def save_files(folder: pathlib.Path, case: str) -> pathlib.Path:
@@ -176,9 +196,10 @@ def encode(folder: pathlib.Path) -> dict[str, list[int]]:
     return {text: tokenizer.encode(text).tolist() for text in TEXTS}
 
 
+@pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0:DeprecationWarning")  # of the reference, transformers 5.15
 @pytest.mark.parametrize("case", READABLE)
 def test_ids_equal_those_of_transformers(tmp_path, case, monkeypatch):
-    transformers = pytest.importorskip("transformers", minversion="5.24", reason=REASON)
+    transformers = pytest.importorskip("transformers", minversion="5.15", reason=REASON)
     folder = save_files(tmp_path, case)
     reference, tokenizer = transformers.AutoTokenizer.from_pretrained(folder), pretrained_tokenizer.read(folder)
     ids = {text: reference(text)["input_ids"] for text in TEXTS}
@@ -196,7 +217,7 @@ def test_ids_equal_those_of_transformers(tmp_path, case, monkeypatch):
 
 
 def test_a_role_without_a_token_stays_without_one(tmp_path):
-    pytest.importorskip("transformers", minversion="5.24", reason=REASON)
+    pytest.importorskip("transformers", minversion="5.15", reason=REASON)
     qwen().save(str(tmp_path / "tokenizer.json"))
     assert pretrained_tokenizer.read(tmp_path).bos == 259  # <|endoftext|>, the default of the vocabulary
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer", "bos_token": null}')
@@ -217,6 +238,14 @@ def test_without_transformers_only_what_tokenizer_json_says_alone_is_read(tmp_pa
     assert files["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     copy = write(tmp_path / "run", **files)
     assert encode(copy) == encode(folder) and pretrained_tokenizer.read(copy).files == files
+
+
+def test_a_class_that_uses_tokenizer_json_unchanged_is_obeyed_also_for_qwen2(tmp_path):
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    alone = encode(tmp_path)
+    write(tmp_path, **{"config.json": b'{"model_type": "qwen2"}'})
+    write(tmp_path, **{"tokenizer_config.json": json.dumps({"tokenizer_class": FAST}).encode()})
+    assert encode(tmp_path) == alone  # an export of ours; transformers would take the rules of Qwen2Tokenizer
 
 
 # Ids of transformers 5.24 for environments without it: (case, text, ids).
@@ -265,7 +294,7 @@ def test_damaged_vocabularies_are_refused(tmp_path, files):
 
 
 def test_nothing_asks_the_network(tmp_path, monkeypatch):
-    pytest.importorskip("transformers", minversion="5.24", reason=REASON)
+    pytest.importorskip("transformers", minversion="5.15", reason=REASON)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail("a connection"))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: pytest.fail("a name of a host"))
