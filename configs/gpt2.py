@@ -4,7 +4,6 @@ hf download openai-community/gpt2 tokenizer.json config.json model.safetensors -
 python launch.py --config configs/gpt2.py --config.text.source=TEXT
 python launch.py --config configs/gpt2.py --config.text.source=TEXT --config.init_from=gpt2
 TEXT is a file or a folder. The default is Python's own sources. Without init_from, only tokenizer.json is needed.
-Next to config.json, transformers reads it: pip install -e ".[hub]".
 
 Not measured on a chip. The compiler's estimate for one v5e chip is 575 ms for a step of 65,536 tokens.
 This is 50 % of the peak FLOP/s. The step needs 11.2 of 15.75 GiB.

@@ -1,5 +1,6 @@
 """Texts with classes: files in folders named after the classes, tables with a column of classes, or docstrings."""
 
+import os
 import pathlib
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -95,7 +96,9 @@ def encode(
     truncation is left. classifies: False if no class is predicted. Raises UserError if a class is, and no special token
     begins a text.
     """
-    before, after = map(len, encoder.find_specials())
+    specials = encoder.encode("").tolist()  # such as [CLS] and [SEP] of BERT
+    before = len(os.path.commonprefix([specials, encoder.encode("a").tolist()])) if specials else 0
+    after = len(specials) - before
     first = [id for id in reversed(range(encoder.size)) if encoder.name(id) == CLS][:1] if classifies else []
     first = [] if before else first
     if classifies and not before and not first:

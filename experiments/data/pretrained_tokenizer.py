@@ -56,7 +56,7 @@ class Published(tokenization.Tokenizer):
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of the documents, with the special tokens around each, and `between` from one to the next."""
         between = [] if self.between is None else [self.between]
-        before, after, first = *self.find_specials(), True
+        before, after, first = *self._find_specials(), True
         for batch in batches(tokenization.documents(text)):
             texts = [piece.text for piece in batch]
             ids: list[int] = []
@@ -70,14 +70,15 @@ class Published(tokenization.Tokenizer):
 
     @property
     def document_start(self) -> int | None:
-        before, after = self.find_specials()
+        before, after = self._find_specials()
         between = [] if self.between is None else [self.between]
         return [None, *after, *between, *before][-1]
 
-    def find_specials(self) -> tuple[list[int], list[int]]:
+    def _find_specials(self) -> tuple[list[int], list[int]]:
+        """Return the ids of the special tokens before and after a text."""
         complete, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
         starts = (i for i in range(len(complete)) if complete[i : i + len(bare)] == bare)
-        start = next(starts, 0) if bare else 1
+        start = next(starts, 0)
         return complete[:start], complete[start + len(bare) :]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

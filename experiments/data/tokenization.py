@@ -52,10 +52,6 @@ class Tokenizer:
     truncation_side = "right"  # the side of a text that is cut if it has too many tokens
     has_chat_template = False
 
-    def find_specials(self) -> tuple[list[int], list[int]]:
-        """Return the ids of the special tokens before and after a text."""
-        return [], []
-
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text, with U+FFFD for bytes that are not UTF-8."""
         return b"".join(self.pieces(to_list(ids))).decode("utf-8", "replace")

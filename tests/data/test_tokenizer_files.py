@@ -248,6 +248,26 @@ def test_a_class_that_uses_tokenizer_json_unchanged_is_obeyed_also_for_qwen2(tmp
     assert encode(tmp_path) == alone  # an export of ours; transformers would take the rules of Qwen2Tokenizer
 
 
+@pytest.mark.parametrize(
+    ("truncates_left", "config", "side"),
+    [(False, {}, "right"), (True, {}, "left"), (True, {"truncation_side": "right"}, "right")],
+)
+def test_a_tokenizer_names_the_side_that_is_cut_and_its_chat_template(tmp_path, truncates_left, config, side):
+    library = gpt2()
+    if truncates_left:
+        library.enable_truncation(5, direction="left")
+    library.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, **{"tokenizer_config.json": json.dumps(config).encode()})
+    first = pretrained_tokenizer.read(tmp_path)
+    assert (first.truncation_side, first.has_chat_template) == (side, False)
+    write(tmp_path, **{"chat_template.jinja": b"{{ messages }}"})
+    copy = pretrained_tokenizer.read(write(tmp_path / "run", **pretrained_tokenizer.read(tmp_path).files))
+    assert (copy.truncation_side, copy.has_chat_template) == (side, True)
+    write(tmp_path, **{"tokenizer_config.json": b'{"truncation_side": "top"}'})
+    with raises(errors.UserError, tmp_path, "truncation_side", "top", "left or right"):
+        pretrained_tokenizer.read(tmp_path)
+
+
 # Ids of transformers 5.24 for environments without it: (case, text, ids).
 EXPECTED = (
     ("no config", "AB é", [2, 33, 9, 3]),
