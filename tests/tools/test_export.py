@@ -299,7 +299,7 @@ def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family, ca
     assert json.loads((folder / "tokenizer_config.json").read_text()) == {"tokenizer_class": "PreTrainedTokenizerFast"}
     assert not capsys.readouterr().err
     export.write_tokenizer(open_model.open(run), folder, "qwen2")
-    assert "tokenizer_class = Qwen2Tokenizer" in capsys.readouterr().err
+    assert "warning: transformers may read other ids" in capsys.readouterr().err
     for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
         assert open_model.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
 
