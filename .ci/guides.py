@@ -30,7 +30,7 @@ PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((RO
 FEW = ("--config.train.steps=12", "--config.train.evaluate_every=6")
 FEWER = ("--config.train.steps=6", "--config.train.evaluate_every=6")  # of a search, which trains tens of runs
 PAGES_AT_ONCE = 2
-OPTIONAL = ("transformers",)  # libraries that are not installed everywhere
+OPTIONAL = {"transformers": ("torch", "transformers")}  # a name in the code of a page -> libraries that it needs
 
 
 def README(folder: pathlib.Path) -> None:
@@ -173,7 +173,8 @@ def main(names: list[str]) -> None:
     pages = []
     for page in names or PAGES:
         code = "".join(blocks(PAGES[page].read_text(encoding="utf-8"), r"\w+"))
-        if missing := [name for name in OPTIONAL if name in code and not importlib.util.find_spec(name)]:
+        needed = [library for name, libraries in OPTIONAL.items() if name in code for library in libraries]
+        if missing := [library for library in needed if not importlib.util.find_spec(library)]:
             if names:
                 sys.exit(f"{page} needs {missing[0]}")
             print(f"{page}: skipped, because it needs {missing[0]}")

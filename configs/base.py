@@ -236,10 +236,7 @@ FIELDS: dict[str, Any] = {
             1,
             "microbatches of a batch, computed one after the other; the gradient equals the whole batch's",
         ),
-        "nan": (
-            "abort",
-            "after a loss or gradient that is not finite: abort (the run), or skip (the step)",
-        ),
+        "nan": ("abort", "after a loss or gradient that is not finite: abort (the run), or skip (the step)"),
         "deterministic": (
             False,
             "on a GPU, train and evaluate with operations that give the same bits in every run, which can be slower",

@@ -14,10 +14,12 @@ from experiments.engine import config as configs, disk, run as runs, train_step
 from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, layout as layouts
 
+MASKED = 0.75  # share of the patches that are masked (He et al. 2021)
+
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images and of their masks."""
-    return {"image": images.FIELDS | {"mask_ratio": (0.75, "share of the patches that are masked")}}
+    """Return the settings of the images."""
+    return {"image": images.FIELDS}
 
 
 def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
@@ -26,7 +28,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     train, evaluation, normal = images.make_examples(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
     N, _ = models.count_patches(Y, X, Z, patch=i.patch)
-    hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
+    hide = functools.partial(windows.patches, N=N, share=MASKED)
     fields = splits.make_splits(settings, (hide(train[0]), train[1]), (hide(evaluation[0]), evaluation[1]), tokens=N)
     layout, mask = sharding.choose_layout(settings.model, mesh, N=N), models.add_window(settings.model, None)
     sizes = {"Y": Y, "X": X, "Z": Z, "patch": i.patch}

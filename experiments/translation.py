@@ -47,7 +47,6 @@ def config() -> dict[str, dict]:
                 "spa-eng",
                 "spa-eng (English to Spanish), or a path: tab-separated text, or a folder or zip of such files",
             ),
-            "reverse": (False, "True: the source is the second column, or the language that is second in the alphabet"),
             "vocabulary": (4096, "number of subwords that both languages share, with 3 special tokens and 256 bytes"),
             "N": (24, "tokens of a sentence with its [EOS]; longer pairs are left out of training and loss"),
         }
@@ -97,7 +96,7 @@ def read(settings: configs.Settings) -> Corpus:
     """Return the pairs that the config names. The subwords are learned from the training pairs."""
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a subword and [EOS]
-    data = pairs.load(p.source, reverse=p.reverse)
+    data = pairs.load(p.source)
     subwords = pairs.train((side for pair in data.train for side in pair), W=p.vocabulary)
     rows = [pairs.rows(subwords, split, N=p.N) for split in (data.train, data.evaluation)]
     counts = [f"{len(split.source_BS):,} ({split.longer:,} longer than {p.N} tokens left out)" for split in rows]

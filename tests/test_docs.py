@@ -13,15 +13,19 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
+import published
 import pytest
 from absl import flags
+from errors import raises
 
 import launch
 from benchmarks import __main__ as benchmarks, records
 from configs import base
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
-from experiments.engine import by_name, config as configs, config_file as config_files
+from experiments.engine import by_name, config as configs, config_file as config_files, errors
+from experiments.pretrained import open_model
 from experiments.tools import command as tools
+from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/**/*.md")}
@@ -163,6 +167,26 @@ def test_the_library_and_the_score_in_readme() -> None:
     params = names["rotated"].init(jax.random.key(1), H=2, K=4, D=6, bias=False)
     logits_BHNS = np.einsum("bhnk,bhsk->bhns", *names["rotated"].apply(params, x_BND, x_BND))
     np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
+
+
+def test_arrays_of_another_program_become_a_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in blocks(PAGES["docs/using_models.md"], "python") if "theirs.npz" in block]
+    monkeypatch.chdir(tmp_path)
+    run = published.write_run(pathlib.Path("runs/theirs"), "language", **{"model.M": 2, "model.H": 2, "model.K": 3})
+    before = shapes.flat(open_model.open(run).params)
+    expected = {path: np.float32(array[..., ::-1] + 1) for path, array in before.items()}
+    theirs = dict(expected)
+    theirs["words"], queries_MHKD = theirs.pop("embed/E_WD"), theirs.pop("blocks/score/Uq_HKD")
+    theirs |= {f"layer.{m}.query": queries_MHKD[m].reshape(6, -1).T for m in range(2)}
+    np.savez("theirs.npz", **theirs, more=np.zeros(3))
+    with raises(errors.UserError, "theirs.npz", "more (3,) is left over"):
+        exec(block, {})
+    np.savez("theirs.npz", **theirs)
+    exec(block, {})
+    params = shapes.flat(open_model.open(run).params)
+    assert params.keys() == expected.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(params[path], array, err_msg=path)
 
 
 def test_imports_and_configs_of_pages_exist(tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Texts with classes: files in folders named after the classes, tables with a column of classes, or docstrings."""
 
+import os
 import pathlib
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,23 +92,27 @@ def encode(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (id_BN, valid_BN, the number of truncated texts). The first token, such as [CLS], predicts the class.
 
-    A text of more than N tokens keeps its beginning, and the special token at its end if the tokenizer has one ([SEP]).
-    classifies: False if no class is predicted. Raises UserError if a class is, and no special token begins a text.
+    A text of more than N tokens keeps its special tokens ([CLS], [SEP]) and its beginning, or its end if the side of
+    truncation is left. classifies: False if no class is predicted. Raises UserError if a class is, and no special token
+    begins a text.
     """
     specials = encoder.encode("").tolist()  # such as [CLS] and [SEP] of BERT
+    before = len(os.path.commonprefix([specials, encoder.encode("a").tolist()])) if specials else 0
+    after = len(specials) - before
     first = [id for id in reversed(range(encoder.size)) if encoder.name(id) == CLS][:1] if classifies else []
-    first = [] if specials else first
-    if classifies and not specials and not first:
+    first = [] if before else first
+    if classifies and not before and not first:
         raise errors.UserError(
             f"the tokenizer has no special token before a text, such as {CLS}, which predicts the class. "
             "Choose a tokenizer that has one."
         )
-    id_BN, valid_BN = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool)
-    truncated, end = 0, specials[1:2]
+    before, cuts_left = before + len(first), encoder.truncation_side == "left"
+    id_BN, valid_BN, truncated = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool), 0
     for b, content in enumerate(texts):
         id_T = [*first, *encoder.encode(content).tolist()]
-        if len(id_T) > N:
+        if (extra := len(id_T) - N) > 0:
             truncated += 1
-            id_T = id_T[: N - len(end)] + end
+            start = before if cuts_left else max(len(id_T) - after - extra, 0)
+            del id_T[start : start + extra]
         id_BN[b, : len(id_T)], valid_BN[b, : len(id_T)] = id_T, True
     return id_BN, valid_BN, truncated

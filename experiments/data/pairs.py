@@ -41,13 +41,13 @@ NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 Pair = tuple[str, str]
 
 
-def load(source: str, *, reverse: bool = False) -> data_files.Rows:
+def load(source: str) -> data_files.Rows:
     """Return the pairs of a named set or a path.
 
     Pairs are tab-separated UTF-8 lines of a file, or of the .tsv and .txt files in a folder or zip. Empty lines are
     skipped; lines with more than two columns are counted. A folder or zip without such files may contain parallel files
     (some.en and some.es), whose lines are pairs. A path may also be the common beginning of parallel files
-    (some). The source is the language that comes first in the alphabet. reverse: exchange source and target.
+    (some). The source is the first column, or the language that comes first in the alphabet.
 
     Sentences are in Unicode's form NFC. Unless file names define the parts (`data_files.split_rows`), about 5 % of the
     sources are held out with all their translations, by `sentence_key`. Raises UserError for other content.
@@ -55,8 +55,7 @@ def load(source: str, *, reverse: bool = False) -> data_files.Rows:
     counts: Counter[str] = Counter()
 
     def read(file: data_files.File) -> Iterator[Pair]:
-        pairs = read_parallel(file, counts) if file.translation else read_lines(file, counts)
-        return (pair[::-1] if reverse else pair for pair in pairs)
+        return read_parallel(file, counts) if file.translation else read_lines(file, counts)
 
     with contextlib.ExitStack() as zips:
         files = find(source, zips)

@@ -1,7 +1,4 @@
-"""Read the tokenizer of a trained model, published or our own, and choose the tokenizer that a config names.
-
-A file is a tokenizer.json of the `tokenizers` library, or a saved tokenizer of a run.
-"""
+"""Read the tokenizer of a trained model, published or our own, and choose the tokenizer that a config names."""
 
 import json
 import os
@@ -11,14 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, tokenization, tokenizer_config, vocabulary_files
+from experiments.data import bpe, tokenization, tokenizer_files
 from experiments.engine import disk, errors
 
 BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
-FILES = ("tokenizer.json", *vocabulary_files.NAMES)  # in a folder; the first that exists is read
-# Files next to tokenizer.json name the special token of each role. For other roles, the first of DEFAULT_NAMES in the
-# vocabulary decides.
-ROLE_FILES = (tokenizer_config.CONFIG, tokenizer_config.MAP)
+# For roles that tokenizer_config.json does not name, the first of these special tokens in the vocabulary decides.
 DEFAULT_NAMES = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
@@ -125,32 +119,19 @@ def batches(pieces: Iterable[tokenization.Piece]) -> Iterator[list[tokenization.
 
 
 def read(path: str | os.PathLike) -> tokenization.Tokenizer:
-    """Return the tokenizer in a file, or in a folder the first of FILES. Raises UserError if there is none."""
+    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none."""
     path = pathlib.Path(path)
     if path.is_dir():
-        folder, path = path, find(path)
-        errors.refuse((path is None, f"the folder {folder} has none of {', '.join(FILES)}"))
-    content = read_content(path)
-    with disk.reading(path, TypeError):
-        saved = json.loads(content)
+        folder, path = path, tokenizer_files.find(path)
+        errors.refuse((path is None, f"the folder {folder} has none of {', '.join(tokenizer_files.FILES)}"))
+    files = tokenizer_files.read(path)
+    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
+        saved = json.loads(files["tokenizer.json"])
         if "model" in saved:
-            return read_library(path, content)
+            return read_library(files)
         if saved["kind"] not in tokenization.KINDS:
             raise ValueError(f"kind = {saved['kind']!r} must be one of {', '.join(tokenization.KINDS)}")
         return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
-
-
-def find(folder: pathlib.Path) -> pathlib.Path | None:
-    """Return the file in the folder from which `read` reads a tokenizer, or None."""
-    return next((file for name in FILES if (file := folder / name).is_file()), None)
-
-
-def read_content(path: pathlib.Path) -> bytes:
-    """Return the content of the file; vocab.txt and vocab.json become an equal tokenizer.json."""
-    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
-        if path.name in vocabulary_files.NAMES:
-            return vocabulary_files.read_library(path).to_str().encode()
-        return path.read_bytes()
 
 
 def make(
@@ -165,23 +146,25 @@ def make(
     return read(path)
 
 
-def read_library(path: pathlib.Path, content: bytes) -> Published:
-    """Return the tokenizer of a tokenizer.json with this content and of the files next to it."""
-    config = tokenizer_config.read(path.parent, vocabulary_files.CLASSES.get(path.name, tokenizer_config.FROM_FILE))
-    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
-        library = tokenizer_config.apply(content, config)
-        vocabulary = library.get_vocab(with_added_tokens=True)
-        library.no_padding()  # padding and truncation in the file are for the training of its model
-        library.no_truncation()
-        library.encode("\uf8ff")  # a private character: this raises if there is no id for unknown characters
-        around = library.encode("").ids
+def read_library(files: dict[str, bytes]) -> Published:
+    """Return the tokenizer of the files that `tokenizer_files.read` returns. Raises Exception for a damaged file."""
+    library = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    config = json.loads(files["tokenizer_config.json"])
+    library.encode_special_tokens = bool(config.get("split_special_tokens"))
+    truncation = (library.truncation or {}).get("direction", "right").lower()
+    library.no_padding()  # padding and truncation in the file are for the training of its model
+    library.no_truncation()
+    library.encode("\uf8ff")  # a private character: this raises if there is no id for unknown characters
+    vocabulary, around = library.get_vocab(with_added_tokens=True), library.encode("").ids
     roles = {role: next((name for name in names if name in vocabulary), None) for role, names in DEFAULT_NAMES.items()}
-    roles |= {role: tokenizer_config.name_special(config, role) for role in roles if f"{role}_token" in config}
+    for role in roles:
+        if f"{role}_token" in config:
+            (roles[role],) = tokenizer_files.list_names(config[f"{role}_token"])
     if roles["between"] is None and roles["eos"] in vocabulary and not around:
         roles["between"] = roles["eos"]
-    role_files = [path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()]
-    files = {"tokenizer.json": content} | {file.name: file.read_bytes() for file in role_files}
-    saved = files.get(tokenizer_config.CONFIG, b"")
-    if config["tokenizer_class"] != tokenizer_config.FROM_FILE and b"tokenizer_class" not in saved:
-        files[tokenizer_config.CONFIG] = disk.as_json(config)  # else only the model's config.json has it
-    return Published(library, roles, files)
+    chosen = Published(library, roles, files)
+    chosen.truncation_side = config.get("truncation_side") or truncation
+    if chosen.truncation_side not in ("left", "right"):
+        raise ValueError(f"truncation_side = {chosen.truncation_side!r} must be left or right")
+    chosen.has_chat_template = bool(config.get("chat_template"))
+    return chosen

@@ -49,6 +49,8 @@ class Tokenizer:
     special: frozenset[int]
     files: dict[str, bytes]
     bos = eos = mask = pad = between = unknown = document_start = None  # ids; `between` separates documents
+    truncation_side = "right"  # the side of a text that is cut if it has too many tokens
+    has_chat_template = False
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text, with U+FFFD for bytes that are not UTF-8."""

@@ -88,12 +88,10 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     With an `rng` (training) the set changes each time. Without one (evaluation) it depends only on the example's index.
     Raises UserError for a share that masks no patch or all of them.
     """
-    count = round(share * N) if 0 <= share <= 1 else 0
+    count = round(share * N)
     if not 0 < count < N:
-        raise errors.UserError(
-            f"image.mask_ratio = {share} masks none or all of the {N} patches. "
-            "Choose a ratio between 0 and 1 that masks some."
-        )
+        problem = f"a share of {share} masks none or all patches of an image (N = {N})"
+        raise errors.UserError(f"{problem}. Choose a smaller image.patch.")
 
     def fetch_hidden(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         image_BYXZ = fetch(index_B, rng)["image_BYXZ"]

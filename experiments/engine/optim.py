@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
-from experiments.engine import by_name, config as configs, errors, freeze, orthogonal
+from experiments.engine import by_name, config as configs, errors, freeze
 from tfm import mup, shapes
 
 BETAS = ("beta1", "beta2")  # the two values of the setting betas
 SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  # settings that an optimiser may use
 ALIASES = {"b1": "beta1", "b2": "beta2"}  # optax's names of the betas
 FINAL = 0.1  # default of the final learning rate as a fraction of the peak
+NEWTON_SCHULZ_EPS = 1e-7  # added to the norm, so that a zero gradient stays zero
 BELOW_ONE = math.nextafter(1, 0)  # the largest float below 1
 
 
@@ -146,7 +148,7 @@ def muon(
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),
-        orthogonal.orthogonalise(ns_steps=ns_steps),
+        orthogonalise(ns_steps),
         *scale_rates(growth._replace(width=1.0)),  # a step of Muon has the right size at every width
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
@@ -159,6 +161,32 @@ def muon(
 
     labels = functools.partial(jax.tree_util.tree_map_with_path, label)
     return _clip(optax.partition({"muon": matrix_rule, "adamw": other_rule}, labels), clip)
+
+
+def orthogonalise(ns_steps: int) -> optax.GradientTransformation:
+    """Return the transformation of matrices U S V^T -> sqrt(max(1, outputs / inputs)) U V^T.
+
+    ns_steps: number of Newton-Schulz iterations. The caller applies the momentum first, because the momentum of
+    optax.contrib.muon corrects the bias of the first steps, and that of Jordan's Muon does not.
+    """
+
+    # optax writes x W where we write W x, so its `reduction_axis` is the axes of our outputs.
+    dimensions = optax.contrib.MuonDimensionNumbers
+
+    def scale(path: Any, step: jax.Array) -> jax.Array:
+        outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in shapes.sides(path))
+        return math.sqrt(max(1, outputs / inputs)) * step
+
+    def update(updates: Any, params: Any = None) -> Any:
+        matrix_axes = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(*shapes.sides(path)), updates)
+        newton_schulz = optax.contrib.scale_by_muon(
+            ns_steps=ns_steps, beta=0.0, eps=NEWTON_SCHULZ_EPS, nesterov=False, weight_dimension_numbers=matrix_axes
+        )
+        with jax.named_scope("muon"):
+            steps, _ = newton_schulz.update(updates, newton_schulz.init(updates))
+            return jax.tree_util.tree_map_with_path(scale, steps)
+
+    return optax.stateless(update)
 
 
 class AverageState(NamedTuple):

@@ -217,13 +217,12 @@ def train_step(
     with jax.named_scope("guard"):  # optax.apply_if_finite does not see the loss
         finite = jnp.stack([jnp.isfinite(x).all() for x in (loss, norm, learning_rate, *running.values())]).all()
         alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-        accepted = alive & finite
     with jax.named_scope("optimiser"):
         update = optax.with_extra_args_support(optimiser).update
         updates, opt_state = update(grads, state.opt_state, state.params, value=loss)
         watch, watched = watch_step(task, state, grads, updates)
         new = update_running(optax.apply_updates(state.params, updates), running), opt_state, watch
-        choose = functools.partial(jnp.where, accepted)
+        choose = functools.partial(jnp.where, alive & finite)
         params, opt_state, watch = jax.tree.map(choose, new, (state.params, state.opt_state, state.watch))
     new = state.replace(step=state.step + alive, params=params, opt_state=opt_state, watch=watch)
     new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))

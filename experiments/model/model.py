@@ -271,17 +271,16 @@ def build_encoder_decoder(
     W: int,
     N: int,
     tied_output: bool,
-    output_bias: bool = False,
     layout: layouts.Layout = layouts.ONE,
     mask: masks.Mask | None = None,
 ) -> Model:
     """Return an encoder-decoder with W token ids, and with M layers and up to N tokens on each side.
 
-    tied_output: the output matrix is the embedding. output_bias: the output has a bias for each token id.
+    tied_output: the output matrix is the embedding.
     """
     checks.check_causal(m)
-    head = bind_sizes(heads.next_word, W=W, **({"bias": "b_W"} if output_bias else {}))
-    embed, options = bind_sizes(embeds.words, W=W), {"cross": True, "tied_output": tied_output}
+    embed, head = bind_sizes(embeds.words, W=W), bind_sizes(heads.next_word, W=W)
+    options = {"cross": True, "tied_output": tied_output}
     return build_model(m, embed=embed, head=head, N=N, layout=layout, mask=mask, **options)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization
+from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization, tokenizer_files
 from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, workdir as workdirs
 from experiments.model import losses, model as models
 from experiments.pretrained import adapters, families, hub, tensors
@@ -332,7 +332,7 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
         facts = {"N": config["text"]["N"], "output": config["text"]["head"]}
         kind = config["text"]["objective"] if kind == "language" else kind
     elif kind == "translation":
-        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head, "output_bias": "b_W" in head}
+        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head}
     elif kind in ("image", "masked_image"):
         patch = config["image"]["patch"]
         facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
@@ -408,4 +408,4 @@ def folder_of(model: Trained) -> pathlib.Path:
 
 def find_tokenizer(model: Trained) -> pathlib.Path | None:
     """Return the file that holds the model's tokenizer, or None."""
-    return pretrained_tokenizer.find(folder_of(model))
+    return tokenizer_files.find(folder_of(model))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.data import files as data_files, pretrained_tokenizer
+from experiments.data import files as data_files, tokenizer_files
 from experiments.engine import by_name, config as configs, disk, errors, log, run as runs
 from experiments.pretrained import adapters, open_model, tensors
 from tfm import lora, shapes
@@ -202,7 +202,7 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 
     if not tokenizer or "tokenizer.json" not in files:
         return False
-    contents = files["tokenizer.json"], pretrained_tokenizer.read_content(tokenizer)
+    contents = files["tokenizer.json"], tokenizer_files.read(tokenizer)["tokenizer.json"]
     with disk.reading(tokenizer, TypeError):
         ours, theirs = (json.loads(content) | {"padding": None, "truncation": None} for content in contents)
     return ours != theirs

@@ -12,14 +12,14 @@ and also written separately to OUT/adapters, for the peft library.
 blocks/score/Uq_HKD, which numpy.load reads.
 """
 
+import json
 import pathlib
-import shutil
 import sys
 from typing import Any
 
 import numpy as np
 
-from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
+from experiments.data import image_file, tokenizer_files
 from experiments.engine import by_name, disk, log
 from experiments.pretrained import adapters, hub, open_model, rope
 from experiments.tools import command as commands
@@ -52,7 +52,7 @@ def run(
     published = hub.Published(family, params, fields, extras)
     names = hub.write(folder, published)
     if model.kind != "image":
-        names += copy_tokenizer(model, folder)
+        names += write_tokenizer(model, folder, family)
     elif not image_format["assumed"]:
         disk.write_json(folder / "preprocessor_config.json", preprocessor(image_format))
         names.append("preprocessor_config.json")
@@ -86,21 +86,20 @@ def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     return {"bos_token_id": tokenizer.bos, "eos_token_id": end, "pad_token_id": tokenizer.pad} | ids
 
 
-def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
-    """Copy the files of the model's tokenizer into the folder. Return their names."""
-    source = open_model.folder_of(model)
-    names = ["tokenizer.json", *pretrained_tokenizer.ROLE_FILES, *vocabulary_files.FILES]
-    names = [name for name in names if (source / name).is_file()]
+def write_tokenizer(model: open_model.Trained, folder: pathlib.Path, family: str) -> list[str]:
+    """Write the files of the model's tokenizer into the folder. Return their names."""
+    source = open_model.find_tokenizer(model)
+    files = tokenizer_files.read(source) if source else {}
     with disk.writing(folder):
-        for name in names:
-            shutil.copyfile(source / name, folder / name)
-    config = open_model.read_saved(folder / tokenizer_config.CONFIG)
-    if "model" in open_model.read_saved(folder / "tokenizer.json") and "tokenizer_class" not in config:
-        # Without this field transformers chooses the class by the model's type.
-        config["tokenizer_class"] = tokenizer_config.read(source)["tokenizer_class"]
-        disk.write_json(folder / tokenizer_config.CONFIG, config)
-        names = [*dict.fromkeys([*names, tokenizer_config.CONFIG])]
-    return names
+        for name, content in files.items():
+            disk.write(folder / name, content)
+    if family == "qwen2" and tokenizer_files.CONFIG in files:
+        library, config = (json.loads(files[name]) for name in (tokenizer_files.JSON, tokenizer_files.CONFIG))
+        if reason := tokenizer_files.find_difference(library, "Qwen2Tokenizer", config):
+            print(
+                f"warning: transformers may read other ids from this tokenizer of a qwen2 ({reason})", file=sys.stderr
+            )
+    return [*files]
 
 
 def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:

@@ -74,6 +74,8 @@ def run(
     model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     file = commands.output(workdir, "sample.txt")
     tokenizer = open_model.load_tokenizer(model)
+    if tokenizer.has_chat_template:
+        print("the prompt is taken as it is, without the model's chat template", file=sys.stderr, flush=True)
     target = topologies.describe(topology) if topology else None
     mesh = meshes.make(data=1, devices=target and target.devices)
     session = Session(model, tokenizer, make_generator(model, tokenizer, mesh, options), max_new_tokens, samples, stop)

@@ -47,7 +47,7 @@ def run(
         raise errors.UserError(f"{file} is empty. It needs a sentence on each line.")
     tokenizer, N, B = pairs.Subwords(open_model.load_tokenizer(model).library), model.facts["N"], len(sources)
     if is_target_language(model, sources):
-        message = f"warning: {file} looks like the model's target language, not its source language (pairs.reverse)"
+        message = f"warning: {file} looks like the model's target language, not its source language"
         print(message, file=sys.stderr, flush=True)
     translate = translation.make_translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
     translations = translate(model.params, sources)

@@ -91,11 +91,6 @@ def test_a_named_set_has_its_checksum_and_is_split_by_content_alone(tmp_path, mo
     assert load("spa-eng") == sorted(PAIRS) and pairs.load("spa-eng").description == ""
 
 
-def test_source_and_target_are_exchanged_on_request(file):
-    data = pairs.load(str(file), reverse=True)
-    assert sorted(data.train + data.evaluation) == sorted((target, source) for source, target in PAIRS)
-
-
 def test_the_language_of_a_text_is_recognised():
     english, spanish = ["the king is here", "the queen and the king"], ["el rey", "la reina y el rey"]
     assert pairs.most_common_words(english, 2) == ["the", "king"]

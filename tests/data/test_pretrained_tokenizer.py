@@ -65,7 +65,7 @@ def test_the_library_streams_as_it_decodes(make, first, second, ids):
         assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
 
 
-ROLES = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
+ROLES = {"bos_token": None, "eos_token": "</s>", "mask_token": "<unk>", "more_token": "<s>"}
 CONFIG, NEWER_CONFIG = {"tokenizer_config": ROLES}, {"tokenizer_config": ROLES | {"added_tokens_decoder": {}}}
 SPECIALS = {"special_tokens_map": {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}}
 
@@ -75,16 +75,16 @@ SPECIALS = {"special_tokens_map": {"pad_token": "<unk>", "eos_token": {"content"
     [
         (libraries.llama, {}, (1, 2, None, None)),
         (libraries.llama, SPECIALS, (1, 1, None, 0)),
-        (libraries.llama, CONFIG, (None, 2, 277, None)),  # a special token that is absent is added
-        (libraries.llama, CONFIG | SPECIALS, (None, 1, 277, 0)),
-        (libraries.llama, NEWER_CONFIG | SPECIALS, (None, 2, 277, None)),
+        (libraries.llama, CONFIG, (None, 2, 0, None)),
+        (libraries.llama, CONFIG | SPECIALS, (None, 1, 0, 0)),
+        (libraries.llama, NEWER_CONFIG | SPECIALS, (None, 2, 0, None)),
         (libraries.gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as GPT-2 has it
     ],
 )
 def test_files_next_to_tokenizer_json_define_the_special_tokens(tmp_path, make, configs, roles):
     chosen = save_and_read(tmp_path, make(), **configs)
     assert (chosen.bos, chosen.eos, chosen.mask, chosen.pad) == roles
-    assert {f"{name}.json" for name in configs} | {"tokenizer.json"} == chosen.files.keys()
+    assert {"tokenizer.json", "tokenizer_config.json"} == chosen.files.keys()
     (tmp_path / "tokenizer_config.json").write_text("{")
     with raises(errors.UserError, "tokenizer_config.json"):
         pretrained_tokenizer.read(tmp_path)

@@ -1,4 +1,4 @@
-"""Learning rates, AdamW, Muon variants, averages and frozen parameters, compared with formulas in NumPy."""
+"""Learning rates, AdamW, Muon, averages and frozen parameters, compared with formulas in NumPy."""
 
 import math
 

@@ -32,8 +32,8 @@ OTHER_VALUES = {
     | dict(growth=[[2, 32]], accumulation=2, nan="skip", deterministic=True, log_every=2, evaluate_every=2)
     | dict(save_every=2, keep_best="eval/loss", patience=1),
     "text": dict(N=16, documents=True, field="text", head="relu", objective="masked", tokenizer="characters"),
-    "image": dict(augment=["shift"], head="class_token", mask_ratio=0.5, patch=4, size=12),
-    "pairs": dict(N=16, vocabulary=300, reverse=True),
+    "image": dict(augment=["shift"], head="class_token", patch=4, size=12),
+    "pairs": dict(N=16, vocabulary=300),
     "synthetic": dict(task="ring_causal"),
 }
 OTHER_VALUES = {

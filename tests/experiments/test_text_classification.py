@@ -102,6 +102,33 @@ def test_a_text_follows_the_class_token_and_a_longer_text_is_cut(texts, N):
         labelled.encode(tokenization.make("bytes", []), ["a"], N=N)
 
 
+class EndToken(EndTokens):
+    """A tokenizer with a special token after a text, and none before it."""
+
+    def encode(self, text, *, specials=True):
+        return super().encode(text)[1:]
+
+
+@pytest.mark.parametrize(
+    ("make", "side", "expected"),
+    [
+        (EndTokens, "right", [256, 97, 98, 257]),
+        (EndTokens, "left", [256, 101, 102, 257]),
+        (EndToken, "right", [97, 98, 99, 257]),
+        (EndToken, "left", [100, 101, 102, 257]),
+        (tokenization.Plain, "left", [99, 100, 101, 102]),
+    ],
+)
+def test_special_tokens_stay_where_a_text_is_cut_at_either_side(make, side, expected):
+    tokenizer = make("bytes", "", ("x", "y"))
+    tokenizer.truncation_side = side
+    id_BN, _, truncated = labelled.encode(tokenizer, ["abcdef", "a"], N=4, classifies=False)
+    assert id_BN[0].tolist() == expected and truncated == 1
+    if make is EndToken:
+        with raises(errors.UserError, "before a text"):  # an ordinary token would predict the class
+            labelled.encode(tokenizer, ["abcdef"], N=4)
+
+
 @pytest.mark.parametrize("head", ["tanh", "linear", "pooled"])
 def test_metrics_do_not_depend_on_padding(tmp_path, head):
     write(tmp_path, **{"reviews.csv": CSV})

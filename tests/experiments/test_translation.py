@@ -224,17 +224,18 @@ def test_bleu_uses_the_tokenizer_of_the_language(language, expected, sentence):
         assert f"tok:{expected}" in translation_score.format_scores(half, [[sentence]])
 
 
-def test_a_text_in_the_wrong_language_is_a_warning(tmp_path, file, monkeypatch):
+def test_a_text_in_the_wrong_language_is_a_warning(tmp_path, monkeypatch):
     texts = {"greedy": [""] * 20, "beam": [""] * 20}
     monkeypatch.setattr(translation, "make_translator", lambda *_, **__: lambda *_: texts)
     for i in (0, 1):
         (tmp_path / f"test.{i}").write_text("".join(f"{pair[i]}\n" for pair in PAIRS[:20]), encoding="utf-8")
-    for reverse in (False, True):
-        changes = SIZES | {"pairs.source": file, "pairs.reverse": reverse}
-        folder = published.write_run(tmp_path / f"run{reverse}", "translation", **changes)
+    for source in (0, 1):
+        file = tmp_path / f"from_{source}.tsv"
+        file.write_text("".join(f"{pair[source]}\t{pair[1 - source]}\n" for pair in PAIRS), encoding="utf-8")
+        folder = published.write_run(tmp_path / f"run{source}", "translation", **SIZES, **{"pairs.source": str(file)})
         for side in (0, 1):
             outcome = tiny.command(translate, checkpoint=folder, file=tmp_path / f"test.{side}")
-            assert outcome.code == 0 and ("pairs.reverse" in outcome.err) == (side != reverse)
+            assert outcome.code == 0 and ("target language" in outcome.err) == (side != source)
 
 
 def test_the_baseline_of_scores_is_a_translation_that_ignores_the_source():

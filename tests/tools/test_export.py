@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 import types
 
 import jax
@@ -284,17 +285,21 @@ def write_library_tokenizer(folder) -> None:
     tokenizer = library.Tokenizer(library.models.WordLevel(vocab, unk_token="a"))
     tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "special_tokens_map.json").write_text("{}")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family):
+def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
     run, folder = export_run(tmp_path, family, write_library_tokenizer)
     config = json.loads((folder / "config.json").read_text())
     ids = {"pad_token_id": 20} | ({} if family == "bert" else {"bos_token_id": 21, "eos_token_id": [22, 21]})
     assert {name: config[name] for name in config if name.endswith("token_id")} == ids
-    for name in ("tokenizer.json", "special_tokens_map.json"):
-        assert (folder / name).read_bytes() == (run / name).read_bytes()
+    assert (folder / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
+    # Without this field transformers chooses the class by the model's type.
+    assert json.loads((folder / "tokenizer_config.json").read_text()) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert not capsys.readouterr().err
+    export.write_tokenizer(open_model.open(run), folder, "qwen2")
+    assert "warning: transformers may read other ids" in capsys.readouterr().err
     for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
         assert open_model.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
 

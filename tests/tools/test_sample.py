@@ -14,7 +14,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.data import pretrained_tokenizer
+from experiments.data import pretrained_tokenizer, tokenization
 from experiments.engine import errors, log, mesh as meshes
 from experiments.model import checks
 from experiments.pretrained import open_model
@@ -152,6 +152,13 @@ def test_invalid_flags_are_errors(byte_run, tmp_path, monkeypatch, settings, wor
     monkeypatch.chdir(tmp_path)
     refusal = tiny.refusal(sample, **{"checkpoint": byte_run, "prompt": "A"} | settings)
     assert all(word in refusal for word in words.split())
+
+
+def test_a_chat_template_is_not_used_and_this_is_said(byte_run, monkeypatch, capsys):
+    for has_template in (False, True):
+        monkeypatch.setattr(tokenization.Tokenizer, "has_chat_template", has_template)
+        sample.run(byte_run, prompt="a", max_new_tokens=1)
+        assert ("without the model's chat template" in capsys.readouterr().err) == has_template
 
 
 def test_a_damaged_run_is_an_error(byte_run, tmp_path):

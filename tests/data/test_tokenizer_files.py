@@ -1,0 +1,322 @@
+"""A tokenizer in the files of the hub gives the ids of transformers, or is refused where it is not installed."""
+
+import json
+import os
+import pathlib
+import socket
+import sys
+from typing import Any
+
+import pytest
+from errors import raises
+from libraries import BYTES, LETTERS, bert, byte_level, gpt2, llama
+from small_files import write
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from experiments.data import pretrained_tokenizer, tokenizer_files
+from experiments.engine import errors
+
+
+def roberta(**options: Any) -> Tokenizer:
+    tokenizer = byte_level("<s>", "</s>", "<pad>", "<unk>", "<mask>", **options)
+    ids = [(name, tokenizer.token_to_id(name)) for name in ("</s>", "<s>")]
+    tokenizer.post_processor = processors.RobertaProcessing(*ids, add_prefix_space=False)
+    return tokenizer
+
+
+def unigram(names: list[str], specials: tuple[str, str], **options: Any) -> Tokenizer:
+    pieces = [*((name, 0.0) for name in names), *((name, -3.0) for name in ["▁", *LETTERS, "ab", "▁a", "▁ab"])]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=names.index("<unk>")))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    ids = [(name, names.index(name)) for name in specials]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{specials[0]} $A {specials[1]}", special_tokens=ids
+    )
+    tokenizer.add_special_tokens(names)
+    return tokenizer
+
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test uses the network
+REASON = "parity with its tokenizers: extra [hub]"
+TEXTS = (
+    "",
+    " ",
+    "ab",
+    " ab",
+    "  ab a b ",
+    "AB Ab É é e\u0301 ﬁ",
+    "中ab中中",
+    "😀 \u0120 \u2581a",
+    "a\n\nb\tab",
+    "a<s>b </s> ab<mask> a",
+    "a [MASK] b[CLS]ab [SEP] [mask]",
+    "a<|endoftext|> ab <|x|> new ab",
+    "it's 12 ``ab'' ''",
+)
+
+
+def xlmr() -> Tokenizer:
+    return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], ("<s>", "</s>"))
+
+
+def albert() -> Tokenizer:
+    return unigram(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], ("[CLS]", "[SEP]"))
+
+
+def qwen() -> Tokenizer:
+    library = gpt2()
+    digit = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
+    library.pre_tokenizer = pre_tokenizers.Sequence([digit, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return library
+
+
+def qwen_published() -> Tokenizer:
+    library, rule = gpt2(), pre_tokenizers.Split(Regex(tokenizer_files.QWEN), "isolated")
+    library.normalizer = normalizers.NFC()
+    library.pre_tokenizer = pre_tokenizers.Sequence([rule, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return library
+
+
+def gemma() -> Tokenizer:
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
+    library = Tokenizer(
+        models.BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    library.normalizer = normalizers.Replace(" ", "▁")
+    library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    library.add_special_tokens(names[:5])
+    return library
+
+
+def token(content: str, **changes: Any) -> dict:
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+    return {"content": content} | flags | changes
+
+
+def class_config(name: str, **fields: Any) -> dict:
+    return {"tokenizer_config": {"tokenizer_class": name} | fields}
+
+
+FAST = "PreTrainedTokenizerFast"
+MASK = {"__type": "AddedToken"} | token("<mask>", lstrip=True)
+SPECIALS_MAP = {"cls_token": "[MASK]"}
+UNKNOWN = {"0": token("<unk>")}
+ADDED = {"259": token("<|endoftext|>"), "260": token("<|x|>", lstrip=True), "261": token("new", special=False)}
+BERT_ADDED = {str(i): token(f"[{name}]") for i, name in enumerate(("PAD", "UNK", "CLS", "SEP", "MASK"))}
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", *BYTES, "<mask>"]
+
+
+def word_pieces() -> dict[str, bytes]:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, "##b", "##e", "##é", "##中", "ab"]
+    return {"vocab.txt": "".join(f"{name}\n" for name in names).encode()}
+
+
+def pairs(names: Any = (*BYTES, "<|endoftext|>")) -> dict[str, bytes]:
+    vocabulary = json.dumps({name: i for i, name in enumerate(names)}).encode()
+    return {"vocab.json": vocabulary, "merges.txt": "#version: 0.2\na b\nĠ a\nĠ ab\n".encode()}
+
+
+# {case: (function that makes a tokenizer.json or the bytes of other files, the files next to it)}
+READABLE = {
+    "no config": (bert, {}),
+    "BERT": (bert, class_config("BertTokenizer")),
+    "BERT cased": (bert, class_config("BertTokenizer", do_lower_case=False)),
+    "BERT cased without accents": (bert, class_config("BertTokenizer", do_lower_case=False, strip_accents=True)),
+    "BERT Chinese": (bert, class_config("BertTokenizer", tokenize_chinese_chars=False)),
+    "BERT without added tokens": (lambda: bert(specials=False), class_config("BertTokenizer")),
+    "BERT other specials": (bert, class_config("BertTokenizer", cls_token="[PAD]", sep_token="[MASK]")),
+    "BERT new mask": (bert, class_config("BertTokenizer", mask_token="<mask>")),
+    "BERT decoder": (bert, class_config("BertTokenizer", added_tokens_decoder={"4": token("[MASK]", lstrip=True)})),
+    "config.json": (bert, {"config": {"model_type": "bert"}, "tokenizer_config": {"do_lower_case": False}}),
+    "config.json alone": (lambda: bert(False), {"config": {"model_type": "bert"}}),
+    "config.json of GPT-2": (lambda: gpt2(prefix=True), {"config": {"model_type": "gpt2"}}),
+    "config.json of Llama": (llama, {"config": {"model_type": "llama"}}),
+    "fast ignores do_lower_case": (bert, class_config(FAST, do_lower_case=False, add_prefix_space=True)),
+    "fast adds": (gpt2, class_config(FAST, added_tokens_decoder=ADDED)),
+    "fast mask": (gpt2, class_config(FAST, mask_token="<mask>", pad_token="<pad>")),
+    "fast split": (gpt2, class_config(FAST, split_special_tokens=True)),
+    "map over config": (bert, class_config("BertTokenizer", cls_token="[SEP]") | {"special_tokens_map": SPECIALS_MAP}),
+    "GPT-2 prefix": (gpt2, class_config("GPT2TokenizerFast", add_prefix_space=True)),
+    "RoBERTa": (roberta, class_config("RobertaTokenizer")),
+    "RoBERTa prefix": (roberta, class_config("RobertaTokenizer", add_prefix_space=True)),
+    "Llama": (llama, class_config("LlamaTokenizer")),
+    "Llama legacy": (llama, class_config("LlamaTokenizerFast", legacy=True)),
+    "Llama new": (lambda: llama(False), class_config("LlamaTokenizer", legacy=False)),
+    "Llama no prefix": (llama, class_config("LlamaTokenizer", add_prefix_space=False)),
+    "Llama of bytes": (gpt2, class_config("LlamaTokenizerFast", add_prefix_space=True)),
+    "XLM-R": (xlmr, class_config("XLMRobertaTokenizer")),
+    "XLM-R no prefix": (xlmr, class_config("XLMRobertaTokenizer", add_prefix_space=False)),
+    "ALBERT": (albert, class_config("AlbertTokenizer")),
+    "ALBERT cased": (albert, class_config("AlbertTokenizer", do_lower_case=False, keep_accents=True)),
+    "Qwen": (qwen, class_config("Qwen2Tokenizer")),
+    "Gemma": (gemma, class_config("GemmaTokenizer", add_bos_token=True)),
+    "fast backend": (gpt2, class_config("TokenizersBackend", add_bos_token=None, chat_template="{{ text }}")),
+    "fast names": (llama, class_config(FAST, eos_token="</s>", bos_token=None, added_tokens_decoder=UNKNOWN)),
+    "fast map": (llama, class_config(FAST, eos_token="<s>") | {"special_tokens_map": {"eos_token": token("</s>")}}),
+    "fast flags": (gpt2, class_config(FAST, added_tokens_decoder={"259": token("<|endoftext|>", lstrip=True)})),
+    "fast begins": (gpt2, class_config(FAST, bos_token="<|endoftext|>", add_bos_token=True)),
+    "fast does not begin": (llama, class_config(FAST, bos_token="<s>", add_bos_token=False)),
+    "fast of BERT": (gpt2, class_config(FAST) | {"config": {"model_type": "bert"}}),
+    "cased BERT": (lambda: bert(False), class_config("BertTokenizerFast", do_lower_case=False, never_split=None)),
+    "cased BERT that should not be": (lambda: bert(False), class_config("BertTokenizer")),
+    "BERT and its decoder": (bert, class_config("BertTokenizer", added_tokens_decoder=BERT_ADDED)),
+    "DistilBERT": (bert, {"config": {"model_type": "distilbert"}, "tokenizer_config": {"do_lower_case": True}}),
+    "GPT-2": (gpt2, {"config": {"model_type": "gpt2"}, "tokenizer_config": {"model_max_length": 1024}}),
+    "GPT-2 with prefix": (lambda: gpt2(prefix=True), class_config("GPT2Tokenizer", add_prefix_space=True)),
+    "GPT-2 errors": (gpt2, class_config("GPT2Tokenizer", errors="replace", add_bos_token=False)),
+    "RoBERTa with prefix": (lambda: roberta(prefix=True), class_config("RobertaTokenizer", add_prefix_space=True)),
+    "Qwen published": (qwen_published, class_config("Qwen2Tokenizer", bos_token=None, split_special_tokens=False)),
+    "config.json of Qwen": (qwen_published, {"config": {"model_type": "qwen2"}}),
+    "Qwen of Llama": (qwen_published, class_config("LlamaTokenizerFast") | {"config": {"model_type": "qwen2"}}),
+    "a run": (gpt2, {"config": {"config": {"experiment": "language"}}}),
+    "more tokens": (gpt2, {"added_tokens": {"new": 260}}),
+    "vocab.txt": (word_pieces, class_config("BertTokenizer")),
+    "vocab.txt cased": (word_pieces, class_config("BertTokenizer", do_lower_case=False)),
+    "vocab.txt whole": (word_pieces, class_config("BertTokenizer", tokenize_chinese_chars=False, strip_accents=False)),
+    "vocab.json": (pairs, class_config("GPT2Tokenizer")),
+    "vocab.json of RoBERTa": (lambda: pairs(ROBERTA), class_config("RobertaTokenizer", mask_token=MASK)),
+}
+# tokenizer.json is enough for these.
+ALONE = {"no config", "a run", "fast split", "fast map"}
+ALONE |= {"fast backend", "fast names", "fast flags", "fast of BERT", "fast ignores do_lower_case", "BERT", "RoBERTa"}
+ALONE |= {"config.json of Llama", "cased BERT", "BERT and its decoder", "DistilBERT", "GPT-2", "GPT-2 with prefix"}
+ALONE |= {"GPT-2 errors", "RoBERTa with prefix", "Qwen published", "config.json of Qwen", "Qwen of Llama"}
+
+
+def save_files(folder: pathlib.Path, case: str) -> pathlib.Path:
+    make, neighbours = READABLE[case]
+    made = make()
+    write(folder, **(made if isinstance(made, dict) else {"tokenizer.json": made.to_str().encode()}))
+    return write(folder, **{f"{name}.json": json.dumps(content).encode() for name, content in neighbours.items()})
+
+
+def encode(folder: pathlib.Path) -> dict[str, list[int]]:
+    tokenizer = pretrained_tokenizer.read(folder)
+    return {text: tokenizer.encode(text).tolist() for text in TEXTS}
+
+
+@pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0:DeprecationWarning")  # of the reference, transformers 5.15
+@pytest.mark.parametrize("case", READABLE)
+def test_ids_equal_those_of_transformers(tmp_path, case, monkeypatch):
+    transformers = pytest.importorskip("transformers", minversion="5.15", reason=REASON)
+    folder = save_files(tmp_path, case)
+    reference, tokenizer = transformers.AutoTokenizer.from_pretrained(folder), pretrained_tokenizer.read(folder)
+    ids = {text: reference(text)["input_ids"] for text in TEXTS}
+    assert encode(folder) == ids and tokenizer.size == len(reference)
+    names = {role: getattr(reference, f"{role}_token_id") for role in ("bos", "eos", "mask", "pad")}
+    assert {role: getattr(tokenizer, role) for role in names} == {
+        role: getattr(tokenizer, role) if id is None else id for role, id in names.items()
+    }
+    # What a run saves has no config.json of the model, and is read without transformers.
+    copy = write(tmp_path / "run", **tokenizer.files)
+    copied = transformers.AutoTokenizer.from_pretrained(copy)
+    assert {text: copied(text)["input_ids"] for text in TEXTS} == ids
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert encode(copy) == ids and pretrained_tokenizer.read(copy).files == tokenizer.files
+
+
+def test_a_role_without_a_token_stays_without_one(tmp_path):
+    pytest.importorskip("transformers", minversion="5.15", reason=REASON)
+    qwen().save(str(tmp_path / "tokenizer.json"))
+    assert pretrained_tokenizer.read(tmp_path).bos == 259  # <|endoftext|>, the default of the vocabulary
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer", "bos_token": null}')
+    chosen = pretrained_tokenizer.read(tmp_path)
+    copy = pretrained_tokenizer.read(write(tmp_path / "run", **chosen.files))
+    assert (chosen.bos, chosen.eos) == (copy.bos, copy.eos) == (None, 259)
+
+
+@pytest.mark.parametrize("case", READABLE)
+def test_without_transformers_only_what_tokenizer_json_says_alone_is_read(tmp_path, case, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = save_files(tmp_path, case)
+    if case not in ALONE:
+        with raises(errors.UserError, folder, "transformers", 'pip install -e ".[hub]"'):
+            pretrained_tokenizer.read(folder)
+        return
+    files = pretrained_tokenizer.read(folder).files
+    assert files["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
+    copy = write(tmp_path / "run", **files)
+    assert encode(copy) == encode(folder) and pretrained_tokenizer.read(copy).files == files
+
+
+def test_a_class_that_uses_tokenizer_json_unchanged_is_obeyed_also_for_qwen2(tmp_path):
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    alone = encode(tmp_path)
+    write(tmp_path, **{"config.json": b'{"model_type": "qwen2"}'})
+    write(tmp_path, **{"tokenizer_config.json": json.dumps({"tokenizer_class": FAST}).encode()})
+    assert encode(tmp_path) == alone  # an export of ours; transformers would take the rules of Qwen2Tokenizer
+
+
+@pytest.mark.parametrize(
+    ("truncates_left", "config", "side"),
+    [(False, {}, "right"), (True, {}, "left"), (True, {"truncation_side": "right"}, "right")],
+)
+def test_a_tokenizer_names_the_side_that_is_cut_and_its_chat_template(tmp_path, truncates_left, config, side):
+    library = gpt2()
+    if truncates_left:
+        library.enable_truncation(5, direction="left")
+    library.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, **{"tokenizer_config.json": json.dumps(config).encode()})
+    first = pretrained_tokenizer.read(tmp_path)
+    assert (first.truncation_side, first.has_chat_template) == (side, False)
+    write(tmp_path, **{"chat_template.jinja": b"{{ messages }}"})
+    copy = pretrained_tokenizer.read(write(tmp_path / "run", **pretrained_tokenizer.read(tmp_path).files))
+    assert (copy.truncation_side, copy.has_chat_template) == (side, True)
+    write(tmp_path, **{"tokenizer_config.json": b'{"truncation_side": "top"}'})
+    with raises(errors.UserError, tmp_path, "truncation_side", "top", "left or right"):
+        pretrained_tokenizer.read(tmp_path)
+
+
+# Ids of transformers 5.24 for environments without it: (case, text, ids).
+EXPECTED = (
+    ("no config", "AB é", [2, 33, 9, 3]),
+    ("fast split", "<|x|>a", [27, 91, 87, 91, 29, 64]),
+    ("fast names", "a<s>a", [1, 275, 1, 275]),
+)
+
+
+@pytest.mark.parametrize(("case", "text", "ids"), EXPECTED)
+def test_a_tokenizer_json_gives_the_expected_ids(tmp_path, case, text, ids):
+    assert pretrained_tokenizer.read(save_files(tmp_path, case)).encode(text).tolist() == ids
+
+
+def test_a_file_of_another_name_is_read_without_its_neighbours(tmp_path):
+    folder = save_files(tmp_path, "BERT cased")
+    file = (folder / "tokenizer.json").rename(folder / "mine.json")
+    assert pretrained_tokenizer.read(file).encode("AB").tolist() == [2, 33, 3]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["my.Mine", null]}}'}, ("auto_map", "executed")),
+        ({"tokenizer_config.json": "{"}, ("tokenizer_config.json",)),
+        ({"special_tokens_map.json": "[]"}, ("special_tokens_map.json",)),
+        ({"tokenizer_config.json": '{"tokenizer_class": 5}'}, ("tokenizer.json",)),
+        ({"tokenizer.json": '{"model": null}'}, ("tokenizer.json",)),
+    ],
+)
+def test_damaged_files_and_code_are_refused(tmp_path, files, words):
+    files = {"tokenizer.json": gpt2().to_str()} | files
+    write(tmp_path, **{name: text.encode() for name, text in files.items()})
+    with raises(errors.UserError, tmp_path, *words):
+        pretrained_tokenizer.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files", [{"vocab.json": "{", "merges.txt": ""}, {"vocab.json": '{"a": 0}'}, {"vocab.txt": "\xff"}]
+)
+def test_damaged_vocabularies_are_refused(tmp_path, files):
+    write(tmp_path, **{name: text.encode("latin-1") for name, text in files.items()})
+    with raises(errors.UserError, tmp_path / next(iter(files))):
+        pretrained_tokenizer.read(tmp_path)
+
+
+def test_nothing_asks_the_network(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", minversion="5.15", reason=REASON)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(socket.socket, "connect", lambda *arguments: pytest.fail("a connection"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: pytest.fail("a name of a host"))
+    for case in ("config.json of GPT-2", "BERT new mask", "vocab.json"):
+        pretrained_tokenizer.read(save_files(tmp_path / case, case))
