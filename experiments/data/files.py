@@ -162,7 +162,7 @@ def pieces(file: File, *, text: bool = True, utf8: bool = True) -> Iterator[byte
 
 
 def check_size(name: str, unpacked: int, packed: int) -> None:
-    """Raise UserError if a compressed file unpacks to more than BOMB bytes and BOMB_RATIO times its size."""
+    """Raise UserError if a packed file has more than BOMB bytes unpacked, and more than BOMB_RATIO times its size."""
     sizes = f"{disk.size(packed)} unpack to at least {disk.size(unpacked)}, more than {BOMB_RATIO} times as much"
     errors.refuse((unpacked > max(BOMB, BOMB_RATIO * packed), f"{name}: {sizes}. Remove or unpack the file."))
 
@@ -276,14 +276,7 @@ def evaluation_part(parts: Mapping[str, object]) -> str:
 
 
 def split_rows(
-    name: str,
-    by_name: Mapping[str, Sequence[File]],
-    files: list[File],
-    rows: Callable,
-    *,
-    form: str,
-    share: float,
-    key: Callable = str,
+    name: str, by_name: Mapping, files: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
 ) -> Rows:
     """Return all `rows(file)` in two parts: those of `by_name` (`split_by_names`), or if it is empty, by content.
 

@@ -86,9 +86,11 @@ def load(source: str, size: int = 0) -> Images:
     contradictory files, and for a class that is evaluated but not trained on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
-    data = combine(source, read_arrays(source) or image_folder.load(source, size), size)
-    trained, evaluated = ([data.classes[c] for c in np.unique(label_B)] for label_B in (data[2], data[4]))
-    class_names.check_trained(source, trained, evaluated)
+    splits = read_arrays(source) or image_folder.load(source, size)
+    data = combine(source, splits, size)
+    if len(splits.arrays) == 2 and splits.places:  # names define the parts: `load_described` reports chance
+        trained, evaluated = ([data.classes[c] for c in np.unique(label_B)] for label_B in (data[2], data[4]))
+        class_names.check_trained(source, trained, evaluated)
     return data
 
 

@@ -57,13 +57,13 @@ def load(source: str, field: str = "text,label") -> Labelled:
         """Yield the texts of a file that are not empty, each with its class."""
         for content, label in read_rows(file, source, names, class_of):
             if not label or names_of_file and int(label) < 0:
-                missing["no class"] += 1
+                missing["missing"] += 1
             elif content.strip():
                 yield content, names_of_file[int(label)] if names_of_file else label
 
     form = f"texts with classes. Give {HINT}."
     data = data_files.split_rows(source, by_name, files, rows, form=form, share=EVALUATION_SHARE)
-    data = data if names_of_file else check_numbers(data, names[1], missing)
+    data = data if names_of_file or class_of else check_numbers(data, names[1], missing)
     trained, evaluated = ({name for _, name in part} for part in (data.train, data.evaluation))
     class_names.check_trained(source, trained, evaluated)
     if len(trained) < 2:
@@ -104,7 +104,7 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
     above = {folder for folder in above if folder == top or class_names.part_of(folder.name)}
     beside = [file for file in files if file.inside.parent in above]
     lines = [f"texts left out, because they are in no folder of a class: {len(beside):,}"] * bool(beside)
-    files, more = class_names.keep_labelled([file for file in files if file not in beside])
+    files, more = class_names.keep_labelled([file for file in files if file.inside.parent not in above])
     parts, class_of = {}, {}
     for part, _, rows in class_names.divide(pathlib.Path(source).expanduser(), files):
         parts[part] = parts.get(part, []) + [file for file, _ in rows]

@@ -21,17 +21,15 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
-    for number, line in enumerate(data_files.lines(file), 1):
+    is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
+    for number, line in enumerate([data_files.read(file)] if is_list else data_files.lines(file), 1):
         place = f"line {number:,}"
-        is_list = number == 1 and line.lstrip().startswith(b"[") and ending(file) == ".json"
         with disk.reading(f"{file.name}, {place}"):
-            rows = json.loads(data_files.read(file)) if is_list else [json.loads(line)] if line.strip() else []
+            rows = json.loads(line) if is_list else [json.loads(line)] if line.strip() else []
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"{place} must be an object with the field {fields[0]!r}")
             yield place, row
-        if is_list:
-            return
 
 
 def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
