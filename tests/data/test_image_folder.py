@@ -199,9 +199,9 @@ def test_damaged_images_and_images_of_another_size_are_refused_by_name(tmp_path)
 
 def test_all_damaged_images_are_listed_and_so_are_classes_that_are_only_evaluated(tmp_path):
     source = folder(tmp_path, *NAMES, "bird/a.png")
-    contents = {"a.jpg": b"", "b.jpg": b"<html>", "c.png": encode_image(pixels(0))[:-40]}
+    contents = {"a.jpg": b"", "b.jpg": b"<html>", "c.jpg": encode_image(pixels(0, (64, 64, 3)), "JPEG")[:-400]}
     write(tmp_path / "bird", **contents)
-    with raises(errors.UserError, "3 of 8", "a.jpg: the file is empty", "b.jpg", "<html>", "c.png"):
+    with raises(errors.UserError, "3 of 8", "a.jpg: the file is empty", "b.jpg", "<html>", "c.jpg"):
         images.load(source)
     source = folder(tmp_path / "set", "train/n1/images/a.png", "train/n2/images/b.png", "val/images/c.png")
     with raises(errors.UserError, source, '"images"'):
