@@ -32,6 +32,7 @@ from experiments.engine import (
     distributed,
     errors,
     run as runs,
+    signals,
 )
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands, sweep as sweeps
@@ -109,8 +110,12 @@ def run(
     arguments = [repr(config), f"workdir={folder!r}", *([f"**{options | changes!r}"] if options | changes else [])]
     hint = f"; go on with: launch.run({', '.join(arguments)})"
     config_files.forget_user_modules(pathlib.Path(config).parent)
+    requests = signals.Requests()
     try:
-        return train(config, folder, changes, device=device, resume=resume, grid=grid)
+        with requests.collect(signal.SIGINT):
+            result = train(config, folder, changes, device=device, resume=resume, grid=grid)
+        requests.raise_if_requested()
+        return result
     except (errors.UserError, errors.RunError) as error:
         outcome = type(error)(str(error))
     except SystemExit as error:  # raised by the user's code; it must not end the caller's process
@@ -155,6 +160,7 @@ def train(
     experiment = by_name.load_experiment(settings.experiment)
     target = topologies.describe(topology) if topology else None
     devices = target.devices if target else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
+    signals.current().raise_if_requested()
     if not hasattr(experiment, "prepare"):  # a study, which prepares and trains many runs
         if resume is not None:
             raise errors.UserError(f"--resume={resume} is not for studies, which resume by themselves. Leave it out")
@@ -164,6 +170,7 @@ def train(
     mesh = runs.make_mesh(settings, device, chips=devices)
     work = adapters.prepare_work(settings, experiment, mesh)  # data, initial parameters, loss, figures; also optim.lora
     work = warm_start.add_parameters(settings, work, resumed=runs.has_checkpoint(folder))  # init_from
+    signals.current().raise_if_requested()
     if dry_run:
         return dry_runs.dry_run(settings, work, mesh, target, json)
     return runs.run(settings, folder, work, mesh, resume=resume)

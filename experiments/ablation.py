@@ -85,7 +85,7 @@ def run(
     mesh = runs.make_mesh(settings, device, seeds=settings.mesh.seed, chips=devices)
     errors.refuse((jax.process_count() > 1, SEVERAL_PROCESSES))
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
-    session = programs.Session(study, mesh, signals.Requests(), measure, keep_weights, printed=set())
+    session = programs.Session(study, mesh, signals.current(), measure, keep_weights, printed=set())
     if folder is None:
         checked = show_plan(settings, session, earlier_study)
         if target:
@@ -101,7 +101,7 @@ def run(
             raise
         files = write_report(folder, mesh)
         print("\n".join(["", results.format_text(folder, study), "", *(f"  {file}" for file in files)]))
-        session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
+    session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 

@@ -134,7 +134,8 @@ def open_training(
     recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk or a
     device fails, and Interrupted for a signal.
     """
-    requests = signals.Requests()
+    requests = signals.current()
+    requests.raise_if_requested()
     with contextlib.ExitStack() as stack:
         saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
         stack.enter_context(contextlib.closing(saves))
@@ -161,6 +162,7 @@ def open_training(
                 training.catch_up(start, state)
             yield training, start, state
             training.stop_if_requested(now=True)  # a signal after the last step
+        requests.raise_if_requested()  # a signal after this check
 
 
 def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT (Ctrl-C): a run that trains finishes its step and saves; any other command ends at once."""
 
 import contextlib
+import contextvars
 import os
 import signal
 import threading
@@ -10,52 +11,60 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-from experiments.engine import errors
+from experiments.engine import distributed, errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NOTICE = b"\nstopping after a save (Ctrl-C: stop at once, without saving)\n"
+NOTICE = b"\nstopping soon, after a save of the training (Ctrl-C: stop at once, without saving)\n"
 
 
 class Requests:
     """Records the first SIGINT or SIGTERM in a block `with requests.collect():` as a request to stop.
 
-    The training loop reads the request after each step (`agree`). A second Ctrl-C ends the command at once.
+    The handler raises nothing, because Python ignores exceptions in `__del__` and in callbacks of weak references. The
+    request is read after stages (`raise_if_requested`) and steps (`agree`). A second Ctrl-C ends the command at once.
     """
 
     def __init__(self) -> None:
         self.signal = 0  # number of the first signal, or 0
         self._calls = 0  # number of calls of `agree`
+        self._before = {}  # number of each collected signal -> its previous handler
 
     @contextlib.contextmanager
-    def collect(self) -> Iterator[None]:
-        """Context manager: record the first signal that arrives in the block.
+    def collect(self, *numbers: int) -> Iterator[None]:
+        """Context manager: record the first of these signals that arrives in the block. Blocks may be nested.
 
-        The first signal restores the previous handler of SIGINT. So a second Ctrl-C ends a command at once, and raises
-        KeyboardInterrupt in a notebook. With several processes, JAX handles SIGTERM. Ignored signals stay ignored.
-        Outside the main thread, no handler can be set, and nothing is recorded.
+        Without `numbers`: SIGNALS; with several processes, JAX handles SIGTERM. The first signal restores the previous
+        handler of SIGINT. So a second Ctrl-C ends a command at once, and raises KeyboardInterrupt in a notebook.
+        Ignored signals stay ignored. Outside the main thread, no handler can be set, and nothing is recorded.
         """
-        multi_process = jax.process_count() > 1
-        handlers = {number: signal.getsignal(number) for number in (SIGNALS[multi_process:])}
-        handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        numbers = numbers or SIGNALS[jax.process_count() > 1 :]
+        handlers = {number: signal.getsignal(number) for number in numbers}
         if threading.current_thread() is not threading.main_thread():
             handlers = {}
-
-        def record(number: int, frame: FrameType | None) -> None:
-            if not self.signal:
-                os.write(2, NOTICE)
-                self.signal = number
-            if signal.SIGINT in handlers:
-                signal.signal(signal.SIGINT, handlers[signal.SIGINT])
-            if multi_process:  # JAX then notifies the other processes
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        for number in handlers:
-            signal.signal(number, record)
-        try:
-            yield
-        finally:
+        with contextlib.ExitStack() as stack:
+            stack.callback(_CURRENT.reset, _CURRENT.set(self))
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                if handler not in (signal.SIG_IGN, self._record):
+                    self._before[number] = handler
+                    stack.callback(signal.signal, number, handler)
+                    signal.signal(number, self._record)
+            if handlers.get(signal.SIGINT) == signal.SIG_DFL:  # a command
+                reader, writer = os.pipe()
+                os.set_blocking(writer, False)
+                stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer))
+                threading.Thread(target=exit_at_second, args=[reader], daemon=True).start()
+            yield
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        """Record the signal: this is its handler."""
+        if not self.signal:
+            os.write(2, NOTICE)
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if distributed.is_joined() and jax.process_count() > 1:  # JAX then notifies the other processes
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.signal = self.signal or number
 
     def agree(self) -> int:
         """Return the number of the signal, or 0; the same in all processes. Every process must call this."""
@@ -68,3 +77,22 @@ class Requests:
         """Raise Interrupted with this message if a signal was recorded."""
         if self.signal:
             raise errors.Interrupted(message, 128 + self.signal)
+
+
+_CURRENT: contextvars.ContextVar[Requests | None] = contextvars.ContextVar("requests", default=None)
+
+
+def current() -> Requests:
+    """Return the requests that a caller collects, such as launch.run; or new ones."""
+    return _CURRENT.get() or Requests()
+
+
+def exit_at_second(pipe: int) -> None:
+    """End the process at a Ctrl-C after another signal. pipe: Python writes the number of each signal to it.
+
+    This runs in a thread: until a compilation ends, Python calls no handler in the main thread.
+    """
+    os.read(pipe, 1)
+    while os.read(pipe, 1)[0] != signal.SIGINT:
+        pass
+    os._exit(128 + signal.SIGINT)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import checkpoint, disk, errors, freeze, log, run_plan, train_step, workdir as workdirs
+from experiments.engine import checkpoint, disk, errors, freeze, log, run_plan, signals, train_step, workdir as workdirs
 from tfm import shapes
 
 
@@ -118,6 +118,7 @@ def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pat
                 metrics.update(item)
             else:
                 files.append(item)
+            signals.current().raise_if_requested()
     except errors.RunError:
         raise
     except (Exception, SystemExit) as error:  # from a plotting library, or the user's code
