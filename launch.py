@@ -32,6 +32,7 @@ from experiments.engine import (
     distributed,
     errors,
     run as runs,
+    train_step,
 )
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands, sweep as sweeps
@@ -132,6 +133,7 @@ def new_folder(config: Path) -> str:
     return str(pathlib.Path("runs", pathlib.Path(config).stem, datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
 
 
+@train_step.device_errors()
 def train(
     config: str,
     workdir: str | None,

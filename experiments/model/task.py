@@ -36,7 +36,7 @@ def make_task(
     common = {"lines": (f"attention: {model.attention}",), "weights": model.weights}
     common["better"] = {name: metric.better for name, metric in losses.choose_metrics(settings.train.metrics).items()}
     if isinstance(model, flax_model.FlaxModel):
-        common["lines"] += tuple(model.lines)
+        common |= {"lines": common["lines"] + tuple(model.lines), "fixed": model.fixed}
     else:
         common |= {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "look": look}
     return train_step.Task(init=model.init, loss=loss, **common | fields)
