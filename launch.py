@@ -33,6 +33,7 @@ from experiments.engine import (
     errors,
     run as runs,
     signals,
+    train_step,
 )
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands, sweep as sweeps
@@ -137,6 +138,7 @@ def new_folder(config: Path) -> str:
     return str(pathlib.Path("runs", pathlib.Path(config).stem, datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
 
 
+@train_step.device_errors()
 def train(
     config: str,
     workdir: str | None,

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-_SUFFIX = re.compile(r"_([A-Z]+)$")
+_SUFFIX = re.compile(r"_([A-ZΓ-ΩБ-Я]+)$")  # Greek and Cyrillic letters: axes of a module that is not ours
 STACKED = "blocks"  # the node whose leaves are stacked over layers
-COPIES = "MHGX"  # layers, heads, groups of heads, experts: these axes alone do not make a leaf a matrix (`is_matrix`)
+COPIES = "MHGXΦΨΩ"  # layers, heads, groups of heads, experts; ΦΨΩ: any, of a module that is not ours (`is_matrix`)
 
 
 class ShapeError(ValueError):

@@ -75,10 +75,11 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
     check_training(settings, task, growth, devices)
     params = jax.eval_shape(task.init, jax.random.key(0))
     meshes.check_layout(devices, task.layout, params, task.train[0])
-    freeze.check_frozen(settings.optim.frozen, params, before=task.frozen)
+    before = [*task.frozen, *task.fixed]
+    freeze.check_frozen(settings.optim.frozen, params, before=before)
     metrics = list_metrics(task)
     task = task._replace(
-        frozen=[*task.frozen, *settings.optim.frozen],
+        frozen=[*before, *settings.optim.frozen, *task.fixed],
         watch=watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics]),
         deterministic=t.deterministic,
     )
@@ -127,13 +128,13 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
-    batch_norm, last = t.accumulation > 1 and settings.model.norm.startswith("batch"), growth.firsts[-1]
+    batch_norm, last = t.accumulation > 1 and train_step.has_batch_norm(task), growth.firsts[-1]
     no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
     mup = settings.model.mup
     errors.refuse(
         (mup and task.look is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
         (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
-        (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because model.norm is a batch norm"),
+        (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because the model has a batch norm"),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
         (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
     )

@@ -62,6 +62,7 @@ class Task(NamedTuple):
     lines: Sequence[str] = ()  # printed below the parameter table, such as the implementation of attention
     watch: Mapping[str, watches.Watch] = {}  # by their names in train.watch
     frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (freeze.select_trained)
+    fixed: Sequence[str] = ()  # patterns of arrays that are no parameters: optim.frozen cannot unfreeze them
     tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # () -> train and evaluation, from training data
     deterministic: bool = False  # train.deterministic
     # (name, shift): the loss at token n may depend on batch[name] up to its token n - shift only (causality.py)
@@ -148,9 +149,22 @@ def measure(task: Task, params: Any, batch: dict, **options: Any) -> tuple[Ratio
     """Return all metrics of a batch, those in aux included, and aux. options: key_B and layout (`Task`)."""
     metrics, aux = task.loss(params, batch, **options)
     measures = aux.get(MEASURES, {})
-    if both := metrics.keys() & measures.keys():
-        raise errors.UserError(f"a metric and a measure of a stage have the same name {min(both)}. Rename one of them")
+    if names := metrics.keys() & measures.keys():
+        raise errors.UserError(
+            f'the model returns a measure "{min(names)}", but this is a metric. Give it another name'
+        )
     return metrics | measures, aux
+
+
+def has_batch_norm(task: Task) -> bool:
+    """Return whether training normalises with statistics of the batch, whose running averages it updates."""
+    params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.train[0]
+    key_B = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(jax.tree.leaves(batch)[0])))
+    return bool(
+        jax.eval_shape(
+            lambda *arrays: task.loss(*arrays[:2], key_B=arrays[2])[1].get(RUNNING, {}), params, batch, key_B
+        )
+    )
 
 
 def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying: jax.Array) -> tuple:

@@ -5,22 +5,22 @@ size: `layers.0.linear.kernel_AB`. So weight decay acts on matrices, and everyth
 checkpoints, averages, frozen parameters, studies.
 """
 
-import contextlib
-import functools
+import glob
 import inspect
-import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx, traverse_util
+from flax import linen, nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from experiments.engine import by_name, config as configs, errors, mesh as meshes, train_step
-from tfm import layout as layouts
+from experiments.model import flax_calls
+from tfm import layout as layouts, variant
 
-LETTERS = [letter for letter in string.ascii_uppercase if letter not in "BDGHMNX"]  # without those that have a meaning
+LETTERS = "AEUΓΔΘΛΞΠΣБДЖИЛЦЧШЩЭЮЯ"  # of axes: those without a meaning in tfm/__init__.py
+COPIES = "ΦΨΩ"  # of the leading axes of a parameter that is no matrix (shapes.COPIES)
 VECTORS = ("bias", "scale", "mean", "var")  # names of parameters that are no matrices
 SIZES = ("M", "D", "H", "K", "F", "dropout")  # settings of the section `model` that a module may take
 VALID = "valid"  # argument of a module's call for the mask valid_BN: True for tokens, False for padding
@@ -47,7 +47,7 @@ class FlaxModel:
         layout: the devices of the training. outputs: the shape of its logits. padded: whether batches have padding.
         sizes: arguments that it may take, such as W and N. Raises UserError if it fails, or returns another shape.
         """
-        label = f"model.flax = {m.flax}"
+        label = self._label = f"model.flax = {m.flax}"
         cls = by_name.choose("Flax module", m.flax, {"": nnx.Linear})
         if not isinstance(cls, type) or not issubclass(cls, nnx.Module | linen.Module):
             raise errors.UserError(f"{label} must be a class of flax.nnx.Module or flax.linen.Module")
@@ -56,22 +56,34 @@ class FlaxModel:
         given |= {name: getattr(m, name) for name in SIZES if name in allowed}
         has_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
         self._takes_valid = has_tokens and VALID in inspect.signature(cls.__call__).parameters
-        make, adapter = functools.partial(cls, **given), _NNX if issubclass(cls, nnx.Module) else _Linen
+        options = self._choose_options(inputs, None)
         with by_name.user_errors(label):
-            self._adapter = adapter(make, inputs, self._choose_options(inputs, None))
-            shapes, specs = jax.eval_shape(self._adapter.init, jax.random.key(0)), self._adapter.read_metadata()
-            self._names, letters = _name_axes(shapes, specs)
-            self.layout = layout._replace(letters=letters)
-            self.lines = describe(shapes, specs, blind=padded and not self._takes_valid)
-            result, _ = jax.eval_shape(self.hidden, jax.eval_shape(self.init, jax.random.key(0)), inputs)
+            make_calls = flax_calls.NNX if issubclass(cls, nnx.Module) else flax_calls.Linen
+            self._calls = calls = make_calls(cls, given, inputs, options)
+            self._shapes, specs = jax.eval_shape(calls.init, jax.random.key(0)), calls.read_metadata()
+            flax_calls.check_dtypes(label, calls, self._shapes)
+            fixed, running, lines = flax_calls.check(label, calls, self._shapes, inputs, options)
+            self._names, letters = _name_axes(self._shapes, specs, vectors=running)
+            result, aux = jax.eval_shape(self.hidden, jax.eval_shape(self.init, jax.random.key(0)), inputs)
+        self.weights = choose_weights(cls, aux.get(train_step.MEASURES, {}))
+        self.local = [path for path in running if path.rpartition(".")[0] not in calls.norms]
+        self.fixed = [glob.escape(self._names[path]) for path in fixed]
+        self.layout = layout._replace(letters=letters)
+        self.lines = describe(self._shapes, specs, blind=padded and not self._takes_valid) + lines
+        self.lines += [f"added to the loss: {weight:g} {name}" for name, weight in self.weights.items()]
         if result.shape != outputs:
             raise errors.UserError(f"{label} must return logits of shape {outputs}, not {result.shape}")
 
     def init(self, key: jax.Array, **block_settings: Any) -> dict[str, jax.Array]:
-        """Return the initial parameters and batch statistics. Raises UserError for settings of our blocks."""
+        """Return the initial parameters and other arrays. Raises UserError for settings of our blocks.
+
+        An array of integers or bools is float32 here, because the training step differentiates with respect to all.
+        """
         if block_settings:
             raise errors.UserError(f"model.{min(block_settings)} is not a setting of a Flax module of yours")
-        return {self._names[path]: leaf for path, leaf in self._adapter.init(key).items()}
+        leaves = self._calls.init(key)
+        to_float = {path: not jnp.issubdtype(leaf.dtype, jnp.inexact) for path, leaf in leaves.items()}
+        return {self._names[p]: x.astype(jnp.float32) if to_float[p] else x for p, x in leaves.items()}
 
     def hidden(
         self,
@@ -82,20 +94,23 @@ class FlaxModel:
         key_B: jax.Array | None = None,
         layout: layouts.Layout = layouts.ONE,
     ) -> tuple[jax.Array, dict]:
-        """Return the logits in float32 and, in training, aux with the batch statistics.
+        """Return the logits in float32, and aux: the module's measures and, in training, its batch statistics.
 
         valid: the mask valid_BN, for a module that takes it; None: no padding. key_B: a random key for each sequence;
-        the module's dropout uses the first, with other zeros in each sequence.
+        the module's dropout uses the first, with other zeros in each sequence. In evaluation all batches have one key.
         """
-        params = layouts.gather_features(params, layout)
-        leaves = {path: params[name] for path, name in self._names.items()}
-        key, options = None if key_B is None else key_B[0], self._choose_options(inputs, valid)
-        logits, new = self._adapter.call(leaves, inputs, key, options)
-        aux = {}
-        if key_B is not None and new:  # train_step moves the parameter by 1 - MOMENTUM towards these: to Flax's average
-            momentum = train_step.MOMENTUM
-            running = {self._names[path]: (x - momentum * leaves[path]) / (1 - momentum) for path, x in new.items()}
-            aux = {train_step.RUNNING: running}
+        params, train = layouts.gather_features(params, layout), key_B is not None
+        leaves = {path: params[name].astype(self._shapes[path].dtype) for path, name in self._names.items()}
+        is_param = {path: kind == flax_calls.PARAMS for path, kind in self._calls.collections.items()}
+        leaves = {path: leaf if is_param[path] else jax.lax.stop_gradient(leaf) for path, leaf in leaves.items()}
+        key = key_B[0] if train else jax.random.key(0)
+        called = self._calls.call(leaves, inputs, key, self._choose_options(inputs, valid), train, layout.batch)
+        logits, measures = split_measures(self._label, called.outputs)
+        aux = {train_step.MEASURES: measures} if measures else {}
+        if train and called.changed:  # train_step moves the parameter by 1 - MOMENTUM towards these: to Flax's average
+            old, momentum = {path: leaves[path] for path in called.changed}, train_step.MOMENTUM
+            moved = {p: (x - momentum * old[p]) / (1 - momentum) for p, x in called.changed.items()}
+            aux[train_step.RUNNING] = {self._names[path]: x for path, x in moved.items()}
         return logits.astype(jnp.float32), aux
 
     def logits(self, params: dict, outputs: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -133,91 +148,18 @@ class FlaxModel:
         return self.hidden(params, w_BN)[0][jnp.arange(len(w_BN)), n_B]
 
 
-class _NNX:
-    """An nnx module as functions of its parameters and batch statistics by path."""
-
-    def __init__(self, make: Callable, inputs: jax.ShapeDtypeStruct, options: dict):
-        self._cls = make
-
-    def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Return the values of the module's variables of these two types."""
-        return {path: variable[...] for path, variable in self._find(self._make(key)).items()}
-
-    def read_metadata(self) -> dict[str, PartitionSpec]:
-        """Return the axes that the partitioning metadata of each variable names."""
-        variables = self._find(nnx.eval_shape(lambda: self._make(jax.random.key(0))))
-        specs = jax.tree.leaves(nnx.get_partition_spec(variables), is_leaf=meshes.is_spec)
-        return dict(zip(sorted(variables), specs, strict=True))
-
-    def call(self, leaves: dict, inputs: jax.Array, key: jax.Array | None, options: dict) -> tuple[jax.Array, dict]:
-        """Return the outputs, and the batch statistics after the call. key: of dropout; None: evaluation."""
-        module = self._make(jax.random.key(0) if key is None else key)
-        variables = self._find(module)
-        for path, variable in variables.items():
-            variable[...] = leaves[path]
-        module.eval() if key is None else module.train()
-        outputs = module(inputs, **options)
-        return outputs, {path: x[...] for path, x in variables.items() if isinstance(x, nnx.BatchStat)}
-
-    def _make(self, key: jax.Array) -> nnx.Module:
-        """Return the module. Its metadata must not place its arrays: shard_map does (flax 0.11 never places them)."""
-        eager = nnx.use_eager_sharding(False) if hasattr(nnx, "use_eager_sharding") else contextlib.nullcontext()
-        with eager:
-            return self._cls(rngs=nnx.Rngs(key))
-
-    def _find(self, module: nnx.Module) -> dict[str, Any]:
-        """Return the variables of a module by their paths. A variable that two places share has one path."""
-        nodes = nnx.iter_graph(module)
-        kinds = nnx.Param | nnx.BatchStat
-        return {".".join(map(str, path)): node for path, node in nodes if isinstance(node, kinds)}
-
-
-class _Linen:
-    """A linen module as functions of its parameters and batch statistics by path."""
-
-    def __init__(self, make: Callable, inputs: jax.ShapeDtypeStruct, options: dict):
-        self._module, self._inputs, self._options = make(), inputs, options
-        parameters = inspect.signature(self._module.__call__).parameters
-        self._flags = [name for name in ("train", "deterministic") if name in parameters]
-
-    def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Return the values of the collections `params` and `batch_stats`."""
-        return traverse_util.flatten_dict(dict(linen.unbox(self._init(key))), sep=".")
-
-    def read_metadata(self) -> dict[str, PartitionSpec]:
-        """Return the axes that the partitioning metadata of each variable names."""
-        specs = linen.get_partition_spec(jax.eval_shape(self._init, jax.random.key(0)))
-        return traverse_util.flatten_dict(dict(specs), sep=".")
-
-    def call(self, leaves: dict, inputs: jax.Array, key: jax.Array | None, options: dict) -> tuple[jax.Array, dict]:
-        """Return the outputs, and the batch statistics after the call. key: of dropout; None: evaluation."""
-        variables, flags = traverse_util.unflatten_dict(leaves, sep="."), self._choose_flags(key is not None) | options
-        if key is None:
-            return self._module.apply(variables, inputs, **flags), {}
-        changed = ["batch_stats"] if "batch_stats" in variables else []
-        outputs, new = self._module.apply(variables, inputs, rngs={"dropout": key}, mutable=changed, **flags)
-        return outputs, traverse_util.flatten_dict(dict(new), sep=".")
-
-    def _init(self, key: jax.Array) -> Mapping:
-        inputs = jnp.zeros(self._inputs.shape, self._inputs.dtype)
-        return self._module.init(key, inputs, **self._choose_flags(False), **self._options)
-
-    def _choose_flags(self, train: bool) -> dict[str, bool]:
-        return {name: train if name == "train" else not train for name in self._flags}
-
-
 def _name_axes(
-    leaves: Mapping[str, jax.ShapeDtypeStruct], specs: Mapping[str, PartitionSpec]
+    leaves: Mapping[str, jax.ShapeDtypeStruct], specs: Mapping[str, PartitionSpec], *, vectors: Sequence[str]
 ) -> tuple[dict[str, str], str]:
     """Return path -> name with a letter for each axis, and the letters of the axes whose metadata names `fsdp`.
 
-    A letter means one size. The leading axes of a bias, such as heads, get letters of shapes.COPIES: weight decay must
-    not take it for a matrix. Raises UserError without letters left.
+    A letter means one size. The leading axes of a bias, such as heads, get letters of COPIES: weight decay must not
+    take it for a matrix. vectors: paths of others that are no matrices. Raises UserError without letters left.
     """
-    free, copies, letters = iter(LETTERS), iter("HGX"), {}
+    free, copies, letters = iter(LETTERS), iter(COPIES), {}
     names = {}
     for path, leaf in leaves.items():
-        is_vector, suffix = path.endswith(VECTORS), ""
+        is_vector, suffix = path.endswith(VECTORS) or path in vectors, ""
         for i, size in enumerate(leaf.shape):
             kind = copies if is_vector and i < leaf.ndim - 1 else free
             key = kind is copies, meshes.FSDP in _list_names(tuple(specs[path])[i : i + 1]), size
@@ -265,9 +207,36 @@ def build(
         if axis in (meshes.TENSOR, meshes.SEQUENCE) and size > 1:
             raise errors.UserError(f"mesh.{axis} = {size} must be 1 with model.flax. Choose mesh.data or mesh.fsdp")
     model = FlaxModel(m, meshes.layout(mesh), inputs, outputs, **options)
+    for axis in (axis for axis in meshes.BATCH if model.local and mesh.shape[axis] > 1):
+        raise errors.UserError(
+            f"mesh.{axis} = {mesh.shape[axis]} must be 1: `{model.local[0]}` of model.flax = {m.flax} is not of Flax's "
+            "BatchNorm, so each device would have its own statistics"
+        )
     if model.layout.fsdp and not model.layout.letters:
         raise errors.UserError(
             f"mesh.fsdp = {mesh.shape[meshes.FSDP]} must be 1: no parameter of model.flax = {m.flax} has the axis name "
             f'"{meshes.FSDP}" in its metadata. Name it with nnx.with_partitioning or nn.with_partitioning'
         )
     return model
+
+
+def choose_weights(cls: type, measures: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the weights of a module's measures in the loss: its attribute `measures`, else 1 for each name "loss...".
+
+    Raises UserError for the weight of a measure that the module does not return.
+    """
+    weights = getattr(cls, "measures", {name: 1.0 for name in measures if name.startswith(train_step.LOSS)})
+    for name in weights:
+        by_name.choose("measure", name, dict.fromkeys(measures or [""]))
+    return weights
+
+
+def split_measures(label: str, outputs: Any) -> tuple[jax.Array, variant.Measures]:
+    """Return the logits and the measures (variant.py) of a module's outputs. Raises UserError for another form."""
+    logits, measures = outputs if isinstance(outputs, tuple) and len(outputs) == 2 else (outputs, {})
+    pairs = [*measures.values()] if isinstance(measures, dict) else [None]
+    are_pairs = [isinstance(pair, tuple) and [*map(jnp.shape, pair)] == [(), ()] for pair in pairs]
+    if not isinstance(logits, jax.Array) or not all(are_pairs):
+        form = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", outputs)
+        raise errors.UserError(f"{label} must return logits or {flax_calls.FORM}, of two numbers, not {form}")
+    return logits, measures

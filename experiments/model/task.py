@@ -37,7 +37,7 @@ def make_task(
     metrics = losses.choose_metrics(settings.train.metrics)
     common["better"] = {name: metric.better for name, metric in metrics.items()} | fields.pop("better", {})
     if isinstance(model, flax_model.FlaxModel):
-        common["lines"] += tuple(model.lines)
+        common |= {"lines": common["lines"] + tuple(model.lines), "fixed": model.fixed}
     else:
         common |= {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "look": look}
     return train_step.Task(init=model.init, loss=loss, **common | fields)
