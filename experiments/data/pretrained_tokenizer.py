@@ -150,7 +150,7 @@ def read_content(path: pathlib.Path) -> bytes:
     with disk.reading(path, Exception):  # the library raises Exception for a damaged file
         if path.name in vocabulary_files.NAMES:
             return vocabulary_files.read_library(path).to_str().encode()
-        return path.read_bytes()
+        return disk.read_bytes(path)
 
 
 def make(
@@ -180,7 +180,7 @@ def read_library(path: pathlib.Path, content: bytes) -> Published:
     if roles["between"] is None and roles["eos"] in vocabulary and not around:
         roles["between"] = roles["eos"]
     role_files = [path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()]
-    files = {"tokenizer.json": content} | {file.name: file.read_bytes() for file in role_files}
+    files = {"tokenizer.json": content} | {file.name: disk.read_bytes(file) for file in role_files}
     saved = files.get(tokenizer_config.CONFIG, b"")
     if config["tokenizer_class"] != tokenizer_config.FROM_FILE and b"tokenizer_class" not in saved:
         files[tokenizer_config.CONFIG] = disk.as_json(config)  # else only the model's config.json has it

@@ -22,15 +22,16 @@ from experiments.engine import by_name, disk, distributed, errors
 # Characters that a terminal acts on: control characters, and those that reverse the direction of text.
 CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
+ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in CONTROL}
 FLUSH_SECONDS = 30.0  # events reach the disk after at most this time
 MIN_STEPS, MIN_SECONDS = 9, 10.0  # more than either, and the time left is predicted: the first steps may be slow
 RECENT = 100  # the speed is the median over this many last steps
 
 
 def say(text: str, end: str = "") -> None:
-    """Print the text and flush. Control characters become U+FFFD; what stdout cannot encode becomes "?"."""
+    """Print the text and flush. Control characters are escaped, as \\x1b; what stdout cannot encode becomes "?"."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = text.replace("\r\n", "\n").translate(CONTROL)
+    text = text.replace("\r\n", "\n").translate(ESCAPED)
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
@@ -43,7 +44,7 @@ def read(folder: pathlib.Path, *, warn: bool = False) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     with disk.reading(file):
-        rows = [_row(line) for line in file.read_bytes().split(b"\n")]
+        rows = [_row(line) for line in disk.read_bytes(file).split(b"\n")]
     damaged = sum(row is None for row in rows[:-1])  # the last is empty or incomplete
     if damaged and warn:
         print(f"{file}: skipped {damaged:,} damaged lines", flush=True)

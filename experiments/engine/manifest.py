@@ -73,12 +73,12 @@ def verify(checkpoint: pathlib.Path) -> None:
 
 def _read(checkpoint: pathlib.Path) -> dict[str, Any]:
     with disk.reading(checkpoint / FILE):
-        content = json.loads((checkpoint / FILE).read_bytes())
+        content = json.loads(disk.read_bytes(checkpoint / FILE))
         if not isinstance(content, dict) or not {"metrics", "files"} <= content.keys():
             raise ValueError("it is not the manifest of a checkpoint")
         return content
 
 
 def _digest(file: pathlib.Path) -> str:
-    with file.open("rb") as content:
+    with disk.open_regular(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -178,7 +178,7 @@ def keep_files(settings: configs.Settings, folder: pathlib.Path, work: Work, res
     sources = workdirs.keep_sources(folder, settings.sources(), workdirs.read_commit()[1])
     for name, content in work.files.items():
         file = folder / name
-        if resumed and name == TOKENIZER and file.is_file() and file.read_bytes() != content:
+        if resumed and name == TOKENIZER and file.is_file() and disk.read_bytes(file) != content:
             raise errors.UserError(f"{file} differs from the tokenizer of this config. Resume with the same tokenizer")
         disk.write(file, content)
     return sources

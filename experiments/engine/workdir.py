@@ -24,7 +24,7 @@ MAY_CHANGE = tuple(
     "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
     "train.patience train.nan".split()
 )
-LOCK = "lock"
+LOCK, OWNER = "lock", "process "  # the file, and the beginning of its content
 SOURCES, DIFF = "source", "checkout.diff"  # folder of copies of the user's code; in it, `git diff HEAD` of ours
 COMPUTES = ("jax", "jaxlib")  # packages whose version a resume compares with the previous one
 PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
@@ -92,14 +92,19 @@ def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
 
 def _acquire(file: pathlib.Path) -> int:
     """Lock the file and return its handle: closing it unlocks. Raises InUse if another process has the lock."""
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    not_ours = f"{file} is not the lock of a run. Move it, or choose another --workdir"  # a lock is overwritten
+    errors.refuse((file.is_symlink(), not_ours))
+    handle = disk.open_handle(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    content, links = os.read(handle, 1000).decode(errors="replace").strip(), os.fstat(handle).st_nlink
+    if links > 1 or not content.startswith(OWNER) and content:
+        os.close(handle)
+        raise errors.UserError(not_ours)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.read(handle, 1000).decode(errors="replace").strip()
         os.close(handle)
         remedy = "Wait until it ends, or choose another --workdir"
-        raise InUse(f"{file.parent} is in use by another run ({owner}). {remedy}") from None
+        raise InUse(f"{file.parent} is in use by another run ({content}). {remedy}") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
@@ -108,7 +113,7 @@ def _acquire(file: pathlib.Path) -> int:
         os.close(handle)
         return _acquire(file)
     os.ftruncate(handle, 0)
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    os.write(handle, f"{OWNER}{os.getpid()} on {socket.gethostname()}\n".encode())
     return handle
 
 
@@ -223,14 +228,14 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
     Return the SHA-256 of each copy by its name. If a file has changed since the run began, the first copy stays, and
     the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
     """
-    contents = {name: file.read_bytes() for file, name in files.items() if file.is_file()}
+    contents = {name: disk.read_bytes(file) for file, name in files.items() if file.is_file()}
     contents |= {DIFF: diff} if diff else {}
     if contents:
         disk.tidy(disk.folder(folder, SOURCES))
     digests = {}
     for name, content in contents.items():
         digest, copy = hashlib.sha256(content).hexdigest(), disk.folder(folder, SOURCES) / name
-        if copy.exists() and copy.read_bytes() != content:
+        if copy.exists() and disk.read_bytes(copy) != content:
             first, copy = copy, copy.with_name(f"{copy.stem}.{digest[:8]}{copy.suffix}")
             print(f"{name} differs from {first}, the copy from the run's start. It is saved as {copy}", flush=True)
         disk.write(copy, content)

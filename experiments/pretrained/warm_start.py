@@ -103,7 +103,7 @@ def load(
         for tree in (expected, theirs)
     )
     if model.table:
-        print(model.table)
+        log.say(model.table, "\n")
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))

@@ -90,7 +90,7 @@ def _comparisons(planned: dict[str, Any]) -> dict[Comparison, str]:
 def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     file = folder / FILE
     with disk.reading(file):
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = disk.read_bytes(file).decode() if file.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
 
 

@@ -274,7 +274,7 @@ def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
+    environment.filters["base64"] = lambda file: base64.b64encode(disk.read_bytes(file)).decode()
     environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     return environment
 

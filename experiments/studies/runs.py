@@ -93,7 +93,7 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
         if part := next(parts, None):
             file = part / name / "summary.json"
             with disk.reading(file, TypeError):
-                summary = json.loads(file.read_bytes())
+                summary = json.loads(disk.read_bytes(file))
                 steps = int(summary["steps"])
             runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(part / name), part))
     return runs

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from experiments.data import files as data_files, image_file, image_folder, images, labelled, tables, text
-from experiments.engine import disk, errors
+from experiments.engine import disk, errors, log
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 
@@ -65,7 +65,7 @@ def run(
         inputs = read_images(str(file), model.image_format)
     else:
         inputs = read_texts(str(file), field, model)
-    print(*inputs.lines, sep="\n", end="\n" * bool(inputs.lines))
+    log.say("".join(f"{line}\n" for line in inputs.lines))
     arrays = compute(look, inputs, new)
     with disk.writing(new):
         new.parent.mkdir(parents=True, exist_ok=True)

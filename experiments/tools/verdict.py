@@ -63,7 +63,7 @@ def run(
     if str(workdir):
         disk.check_new(folder, "--workdir")
     runs, metric = read(file, metric, better)
-    source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(disk.read_bytes(file)).hexdigest()}"
     runs = pair_successive(runs) if successive else runs
     study = make_study(file.name, runs, metric, OLD if successive else reference, margin)
     study = study._replace(looks=looks, correction=correction)

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,6 +81,22 @@ def test_a_lock_file_that_its_owner_has_deleted_does_not_count(tmp_path, monkeyp
         with workdirs.lock(tmp_path):
             assert (tmp_path / "lock").exists()
     os.close(descriptors[0])
+
+
+def test_a_lock_that_is_the_users_file_is_not_overwritten(tmp_path):
+    for number, make in enumerate((os.symlink, os.link, shutil.copy)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (tmp_path / "thesis.txt").write_text("years of work" if make is shutil.copy else "process 7")
+        make(tmp_path / "thesis.txt", folder / "lock")
+        before = (folder / "lock").read_text()
+        with raises(errors.UserError, folder / "lock"):
+            open_run(folder)
+        assert (folder / "lock").read_text() == before
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "lock")
+    with raises(errors.UserError, tmp_path / "pipe", "pipe or a device"):
+        open_run(tmp_path / "pipe")
 
 
 def test_a_drive_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
