@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import files as data_files
-from experiments.engine import disk, errors
+from experiments.engine import disk, errors, records
 
 LARGEST = 2**26  # pixels of an image
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # decoding these runs no program, unlike EPS
@@ -64,8 +64,8 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
 def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
     """Return the path of a run's data.json, which describes its images, and the fields that `load_format` returns."""
     file = path / "data.json"
-    data = disk.read_json(file, says="what the model's images are like")
-    with disk.reading(file, TypeError):
+    data = records.read_data(path)
+    with disk.reading(file):
         form = {name: data[name] for name in ("values", "mean", "std", "classes")} | describe_size(*data["image"])
     return file, form | {"assumed": False}
 

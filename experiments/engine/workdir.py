@@ -16,7 +16,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes
+from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes, records
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
 # A name that ends with a dot means all settings below it.
@@ -132,14 +132,12 @@ def open_run(
     UserError if the folder cannot be written or has other files, if settings outside MAY_CHANGE differ from its run's,
     if its run has other classes or more steps, or if it has no checkpoint of the step `resume`.
     """
-    saved, saves, previous = folder / "config.json", folder / "checkpoints", {}
+    saves = folder / "checkpoints"
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
-        if saved.exists():
-            previous = disk.read_json(saved, says="its settings")
-            with disk.reading(saved):
-                _check_config(folder, previous["config"], config)
+        if previous := records.read_config(folder):
+            _check_config(folder, previous["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
@@ -153,7 +151,7 @@ def open_run(
             for line in list_changes(previous, content) if devices and not finished else []:
                 print(line, flush=True)
         if not finished:
-            disk.write_json(saved, content)
+            disk.write_json(folder / records.CONFIG, content)
     return finished
 
 
@@ -206,9 +204,9 @@ def suggest_newest(folder: pathlib.Path, flag: str) -> str:
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
     """Return True if the run has a result after `steps` steps. Raises UserError if it has taken more steps."""
     try:
-        result = int(disk.read_json(folder / "summary.json", says="its result").get("steps", 0))
-    except (errors.UserError, ValueError, TypeError):
-        result = 0  # missing or damaged: the run writes it again
+        result = records.read_summary(folder).get("steps", 0)
+    except errors.UserError as error:
+        raise errors.UserError(f"{error}. Delete it, and the run writes it again") from error
     newest = max(result, checkpoint.newest(folder / "checkpoints") or 0)
     if newest > steps:
         raise errors.UserError(
@@ -245,13 +243,13 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the lines to print if a run resumes with changes. before, now: the contents of its config.json."""
-    lines, old, new = [], before["config"]["train"]["steps"], now["config"]["train"]["steps"]
+    lines, old, new = [], configs.flat(before["config"]).get("train.steps", 0), now["config"]["train"]["steps"]
     optim = now["config"]["optim"]
     # Both depend on train.steps: a schedule that decays, and a warm-up that is derived (optim.warmup_steps).
     decays, is_derived = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]
     if old != new and (decays or is_derived):
         lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule changes too")
-    pairs = [(f"with {name}", before["versions"].get(name), now["versions"][name]) for name in COMPUTES]
+    pairs = [(f"with {name}", before.get("versions", {}).get(name), now["versions"][name]) for name in COMPUTES]
     pairs.append(("on", before.get("devices"), now["devices"]))
     differ = [f"{name} {last}, now {value}" for name, last, value in pairs if last not in (None, value)]
     if differ:

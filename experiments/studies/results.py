@@ -21,7 +21,7 @@ import jinja2
 import markupsafe
 import ml_collections
 
-from experiments.engine import config as configs, disk, errors, log, mesh as meshes, workdir as workdirs
+from experiments.engine import config as configs, disk, errors, log, mesh as meshes, records, workdir as workdirs
 from experiments.studies import (
     figures as study_figures,
     inference,
@@ -62,9 +62,10 @@ class Analysis(NamedTuple):
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
     """Load a study's config from config.json; no code of the config runs. Raises UserError if it is missing."""
-    settings = ml_collections.ConfigDict(disk.read_json(folder / "config.json", says="the arms").get("config", {}))
-    if "study" not in settings:
-        raise errors.UserError(f"{folder}/config.json has no section study: choose the --workdir of a study")
+    content = records.read_config(folder)
+    missing = f"{folder} has no config.json with a section study: choose the --workdir of a study"
+    errors.refuse(("study.arms" not in configs.flat(content.get("config", {})), missing))
+    settings = ml_collections.ConfigDict(content["config"])
     return configs.Settings(settings, settings)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
-from experiments.engine import by_name, disk, log
+from experiments.engine import by_name, disk, log, records
 from experiments.pretrained import adapters, hub, open_model, rope
 from experiments.tools import command as commands
 from tfm import shapes
@@ -105,7 +105,7 @@ def copy_tokenizer(model: open_model.Trained, folder: pathlib.Path) -> list[str]
 
 def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
     """Write the run's adapters for the peft library, if the family supports them. Return the names of the files."""
-    settings = open_model.read_saved(model.path / "config.json")["config"]
+    settings = records.read_config(model.path)["config"]
     target = disk.folder(folder, "adapters")
     if reason := adapters.write_peft(model.path, target, settings=settings, rules=rules):
         print(f"the adapters are not written separately: {reason}")
