@@ -54,10 +54,11 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
     with disk.reading(file, TypeError):
         numbers = np.array([*form["values"], *form["mean"], *form["std"]], np.float32)
     lengths = {len(form["mean"]), len(form["std"])}
-    valid = np.isfinite(numbers).all() and min(form["std"]) > 0 and lengths <= {1, Z}
+    valid = np.isfinite(numbers).all() and min(form["std"], default=0) > 0 and lengths <= {1, Z}
     check(file, "mean and std", valid, f"1 or {Z} finite numbers, std above 0", [form["mean"], form["std"]])
     check(file, "image", form["image"][2] == Z, f"rows, columns and the model's {Z} channels", form["image"])
-    check(file, "classes", C in (None, len(form["classes"])), f"the names of the model's {C} classes", form["classes"])
+    names = form["classes"] or []
+    check(file, "classes", C in (None, len(names)), f"the names of the model's {C} classes", names)
     return form
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from experiments.engine import errors
 
 DRAFT = ".tfm-draft"  # suffix of a file that is being written; a killed process leaves such a file
+LONGEST_NAME = 255 - len(f".{secrets.token_hex(4)}{DRAFT}")  # bytes of the name of a file that has a draft
 MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
 GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container or batch job (cgroup v2)
 MOST_BYTES = 2**28  # of a file that is read whole; a tokenizer.json has up to 2**25
@@ -160,11 +161,30 @@ def write_json(file: pathlib.Path, value: Any) -> None:
     write(file, as_json(value))
 
 
-def check_new(path: pathlib.Path, remedy: str) -> pathlib.Path:
-    """Return the path. Raises UserError if it is a file, or a folder that is not empty. remedy: the flag to change."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+def check_new(path: pathlib.Path, remedy: str, *, is_file: bool = False) -> pathlib.Path:
+    """Return the path of a new file or folder. Raises UserError if it exists or cannot be written.
+
+    A folder may exist if it is empty. remedy: the flag to change, for the message.
+    """
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if os.path.lexists(path) and (is_file or not path.is_dir() or any(path.iterdir())):
         raise errors.UserError(f"{path} exists already. Choose another {remedy}")
+    with writing(path, f". Choose another {remedy}"):
+        if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts):
+            raise OSError(errno.ENAMETOOLONG, f"a name in it has more than {LONGEST_NAME} bytes")
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{above} is not a folder")
     return path
+
+
+def escape_cell(cell: Any) -> Any:
+    """Return a cell for a CSV file. A text that a spreadsheet would execute as a formula begins with an apostrophe."""
+    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        try:
+            float(cell)
+        except ValueError:
+            return f"'{cell}"
+    return cell
 
 
 def write_new(file: pathlib.Path, content: bytes) -> None:

@@ -37,7 +37,7 @@ def say(text: str, end: str = "") -> None:
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl, without the last if a crash has cut it off; [] if the file is missing."""
-    return [*records.read_rows(folder / "metrics.jsonl", {"!step": records.COUNT, "*": float})]
+    return [*records.read_rows(folder / "metrics.jsonl", {"!step": records.COUNT, "*": records.NUMBER})]
 
 
 def finite(value: float) -> float | None:

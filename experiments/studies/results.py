@@ -65,8 +65,10 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
     content = records.read_config(folder)
     missing = f"{folder} has no config.json with a section study: choose the --workdir of a study"
     errors.refuse(("study.arms" not in configs.flat(content.get("config", {})), missing))
-    settings = ml_collections.ConfigDict(content["config"])
-    return configs.Settings(settings, settings)
+    with disk.reading(folder / records.CONFIG, TypeError, AttributeError):
+        values = ml_collections.ConfigDict(content["config"])
+        studies.read(settings := configs.Settings(values, values))  # raises UserError if a section is missing
+    return settings
 
 
 def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
@@ -185,11 +187,12 @@ def format_runs(finished: list[study_runs.Run], compared: Iterable[str]) -> str:
     metrics |= dict.fromkeys(compared)
     names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
     table = io.StringIO()
-    writer = csv.DictWriter(table, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(table, names, lineterminator="\n")
     writer.writeheader()
     for run in finished:
         seed = run.seed if run.seed >= 0 else None  # the run has none
-        writer.writerow(run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")})
+        row = run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")}
+        writer.writerow({name: disk.escape_cell(row.get(name)) for name in names})
     return table.getvalue()
 
 

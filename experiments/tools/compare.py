@@ -65,7 +65,14 @@ class Run(NamedTuple):
 def run(
     runs: Sequence[commands.Path], *, metric: str = "eval/loss", output: commands.Path = "compare.png"
 ) -> pathlib.Path:
-    """Print the tables, draw the figure, and return its path.
+    """Print the tables, draw the figure into a new file, and return its path. Raises UserError as `write` does."""
+    file = pathlib.Path(output)
+    file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
+    return write(runs, metric, disk.check_new(file, "--output", is_file=True))
+
+
+def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pathlib.Path:
+    """Print the tables, draw the figure, and return the path of its file.
 
     Raises UserError if there are fewer than two runs, if one is a study or unreadable, or if none has the metric.
     """
@@ -77,8 +84,6 @@ def run(
     if not stack(loaded, metric):
         available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
         raise errors.UserError(f"--metric={metric} has no finite value in these runs. They have: {available}")
-    file = pathlib.Path(output)
-    file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
     with disk.writing(file):
         draw(loaded, metric, file)
     blocks = [tables.align(tabulate_settings(loaded)), tables.align(tabulate_results(loaded, metric))]

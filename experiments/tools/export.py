@@ -36,12 +36,12 @@ def run(
     """Write the model into a new folder. Return the paths of the files."""
     by_name.choose("family", family, {name: name for name in (*hub.FAMILIES, NPZ)})
     commands.require("--workdir=FOLDER", workdir)
-    model, folder = commands.load(checkpoint, trust, "any"), pathlib.Path(workdir)
+    folder = disk.check_new(pathlib.Path(workdir), "--workdir")
+    model = commands.load(checkpoint, trust, "any")
     if family == NPZ:
         return [write_npz(model, folder)]
     open_model.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
     open_model.check_finite(model.path, shapes.flat(model.params))
-    disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)
     if family in hub.LLAMAS and fields["relative_position"].split(":")[0] == "rotary":
         params, fields = rope.in_halves(params, fields)
@@ -65,7 +65,6 @@ def run(
 
 def write_npz(model: open_model.Trained, folder: pathlib.Path) -> pathlib.Path:
     """Write the parameters as arrays with our names into a new folder. Return the path of the file."""
-    disk.check_new(folder, "--workdir")
     arrays, file = shapes.flat(model.params), folder / "model.npz"
     with disk.writing(file):
         folder.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def run(
     commands.require("--file=PATH", file)
     new, activations = pathlib.Path(output), tuple(filter(None, names.split(",")))
     errors.refuse((new.suffix != ".npz", f"--output={output} must be the name of an .npz file, such as features.npz"))
-    disk.check_new(new, "--output")
+    disk.check_new(new, "--output", is_file=True)
     model = commands.load(checkpoint, trust, device)
     look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
     if model.kind in open_model.IMAGES:

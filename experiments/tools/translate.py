@@ -40,7 +40,7 @@ def run(
     commands.require("--file=test.en", file)
     if reference:
         translation_score.metrics()  # raises UserError for a missing library before decoding begins
-    model, out = commands.load(checkpoint, trust, device, "translation"), commands.output(workdir, "translations.txt")
+    out, model = commands.output(workdir, "translations.txt"), commands.load(checkpoint, trust, device, "translation")
     paths = [file, *([reference] if isinstance(reference, str) else reference)]
     sources, *references = pairs.align_lines([data_files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
