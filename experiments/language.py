@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.data import corpus as corpora, perplexity, windows
-from experiments.engine import by_name, config as configs, disk, errors, mesh as meshes, run as runs, train_step
+from experiments.engine import by_name, config as configs, disk, errors, log, mesh as meshes, run as runs, train_step
 from experiments.model import baselines, checks, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts, variant
 from tfm.attention import mask as masks
@@ -259,7 +259,7 @@ def figures(
         yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity") if name in measures}
     text = sample(params)
     disk.write(folder / "sample.txt", f"{text}\n".encode())
-    print(f"\n{text}")
+    log.say(f"\n{text}\n")
     yield folder / "sample.txt"
     title = f"{settings.text.objective} language: {corpus.name}"
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per token", title=title)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs, disk, run as runs
+from experiments.engine import config as configs, disk, log, run as runs
 from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
 from tfm import layout as layouts
 from tfm.attention import mask as masks
@@ -185,7 +185,8 @@ def figures(
     text = table(corpus, translations)
     disk.write(folder / "sample.txt", f"{text}\n".encode())
     long = int(np.sum(~pairs.pad(corpus.subwords, corpus.sources, N=N)[1]))
-    print(f"\n{text}\n\n  chrF and BLEU of {len(corpus.sources):,} held-out sentences, {long:,} of them longer than")
+    log.say(f"\n{text}\n")
+    print(f"\n  chrF and BLEU of {len(corpus.sources):,} held-out sentences, {long:,} of them longer than")
     print(f"  {N} tokens and scored as empty translations; sacrebleu's tokenizer of BLEU is {bleu_words_by}")
     yield folder / "sample.txt"
 

@@ -30,7 +30,7 @@ def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
     """
     for path in (folder / file_name for folder in places()):
         if path.is_file():
-            with disk.reading(path), open(path, "rb") as file:
+            with disk.reading(path), disk.open_regular(path) as file:
                 if (digest := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
                     raise ValueError(f"its sha256 is {digest}, not {sha256}. Replace or remove the file.")
             return path

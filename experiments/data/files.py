@@ -79,7 +79,7 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     with disk.reading(path):
         status = path.stat()
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return File(pathlib.PurePath(inside), str(path), size, functools.partial(open, path, "rb"))
+    return File(pathlib.PurePath(inside), str(path), size, functools.partial(disk.open_regular, path))
 
 
 def is_data(inside: pathlib.PurePath, hidden: tuple[str, ...] = ()) -> bool:
@@ -119,7 +119,7 @@ def folder(path: pathlib.Path, hidden: tuple[str, ...] = ()) -> list[File]:
 def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, ...]) -> list[File]:
     """Return the members of a zip, like `folder`. They are read without unpacking; `zips` keeps the zip open."""
     with disk.reading(path):
-        file = zips.enter_context(zipfile.ZipFile(path))
+        file = zips.enter_context(zipfile.ZipFile(zips.enter_context(disk.open_regular(path))))
     visible = []
     for member in file.infolist():
         inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import files as data_files
-from experiments.engine import disk, errors
+from experiments.engine import disk, errors, records
 
 LARGEST = 2**26  # pixels of an image
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # decoding these runs no program, unlike EPS
@@ -54,18 +54,19 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
     with disk.reading(file, TypeError):
         numbers = np.array([*form["values"], *form["mean"], *form["std"]], np.float32)
     lengths = {len(form["mean"]), len(form["std"])}
-    valid = np.isfinite(numbers).all() and min(form["std"]) > 0 and lengths <= {1, Z}
+    valid = np.isfinite(numbers).all() and min(form["std"], default=0) > 0 and lengths <= {1, Z}
     check(file, "mean and std", valid, f"1 or {Z} finite numbers, std above 0", [form["mean"], form["std"]])
     check(file, "image", form["image"][2] == Z, f"rows, columns and the model's {Z} channels", form["image"])
-    check(file, "classes", C in (None, len(form["classes"])), f"the names of the model's {C} classes", form["classes"])
+    names = form["classes"] or []
+    check(file, "classes", C in (None, len(names)), f"the names of the model's {C} classes", names)
     return form
 
 
 def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
     """Return the path of a run's data.json, which describes its images, and the fields that `load_format` returns."""
     file = path / "data.json"
-    data = disk.read_json(file, says="what the model's images are like")
-    with disk.reading(file, TypeError):
+    data = records.read_data(path)
+    with disk.reading(file):
         form = {name: data[name] for name in ("values", "mean", "std", "classes")} | describe_size(*data["image"])
     return file, form | {"assumed": False}
 

@@ -155,7 +155,7 @@ def open_image(rows: Any, number: int, column: str) -> BinaryIO:
     if not packed:
         raise ValueError("the row has no image")
     content = packed.get("bytes")
-    return open(packed["path"], "rb") if content is None else io.BufferedReader(io.BytesIO(content))
+    return disk.open_regular(packed["path"]) if content is None else io.BufferedReader(io.BytesIO(content))
 
 
 def read(images: Sequence[data_files.File], size: int) -> np.ndarray:

@@ -55,7 +55,7 @@ def read(path: pathlib.Path) -> dict[str, bytes]:
     transformers must read it and is not installed.
     """
     with disk.reading(path, TypeError, AttributeError):
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
         library = json.loads(content) if path.name not in FILES[1:] else {"model": None}
         if "model" not in library:
             return {JSON: content}
@@ -66,7 +66,7 @@ def read(path: pathlib.Path) -> dict[str, bytes]:
         config |= {key: value.get("content") if isinstance(value, dict) else value for key, value in specials.items()}
     if files and (template := path.with_name(TEMPLATE)).is_file():
         with disk.reading(template):
-            config["chat_template"] = template.read_text(encoding="utf-8")
+            config["chat_template"] = disk.read_bytes(template).decode()
     if "auto_map" in config:
         raise errors.UserError(f"{path.with_name(CONFIG)}: auto_map names code, which is never executed")
     kind, model_type = config.get("tokenizer_class") or model.get("tokenizer_class"), model.get("model_type")

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import os
 import pathlib
 from typing import Any
 
@@ -45,7 +46,8 @@ def encode(tokenizer: tokenization.Tokenizer, part: text.Part) -> np.ndarray | M
     file = disk.cache_folder() / "tokens" / f"{name[:32]}.ids"
     with disk.writing(file, disk.OTHER_CACHE):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.with_suffix(".lock").open("wb") as lock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with os.fdopen(disk.open_handle(file.with_suffix(".lock"), flags), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.is_file():
                 write(file, tokenizer, part)

@@ -35,8 +35,14 @@ def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"a": {"b": 1}} as {"a.b": 1}."""
-    return dict(leaves(values))
+    """Return {"a": {"b": 1}} as {"a.b": 1}. Raises UserError for a section or list that contains itself."""
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            settings |= leaves({name: value})
+        except RecursionError as error:
+            raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
+    return settings
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import by_name, config as configs, errors, optim
+from experiments.engine import by_name, config as configs, disk, errors, optim
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> config of defaults
 
@@ -92,7 +92,7 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
 def _from_json(file: pathlib.Path, base: Base, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """Return the config in a JSON file: {key: value}, or config.json of a run. Raises UserError if it is invalid."""
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
+        saved = json.loads(disk.read_bytes(file))
         values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error

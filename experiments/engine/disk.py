@@ -9,6 +9,7 @@ import pathlib
 import re
 import secrets
 import shutil
+import stat
 import struct
 import sys
 import zipfile
@@ -21,8 +22,10 @@ import numpy as np
 from experiments.engine import errors
 
 DRAFT = ".tfm-draft"  # suffix of a file that is being written; a killed process leaves such a file
+LONGEST_NAME = 255 - len(f".{secrets.token_hex(4)}{DRAFT}")  # bytes of the name of a file that has a draft
 MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
 GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container or batch job (cgroup v2)
+MOST_BYTES = 2**28  # of a file that is read whole; a tokenizer.json has up to 2**25
 OTHER_CACHE = ". Free disk space, or set $XDG_CACHE_HOME to another folder"
 _NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of fsync on a mounted drive without flush
 # What the standard library and numpy raise for a file that is missing, damaged, or of another format.
@@ -68,6 +71,29 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tfm"
 
 
+def open_handle(path: str | os.PathLike, flags: int) -> int:
+    """Open a file and return its handle. Raises OSError for a pipe or a device, which may never end."""
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o644)
+    mode = os.fstat(handle).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.close(handle)
+        raise OSError(errno.ENXIO, "it is a pipe or a device, not a file", str(path))
+    return handle
+
+
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """Open a file to read bytes. All files of the user's are opened by this function. Raises OSError."""
+    return open(path, "rb", opener=open_handle)
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Return the content of a file. Raises OSError, and ValueError for more than MOST_BYTES bytes."""
+    with open_regular(path) as file:
+        if (n := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+            raise ValueError(f"it has {size(n)}, more than the {size(MOST_BYTES)} that such a file may have")
+        return file.read(n)
+
+
 def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
     """Return the JSON object in the file. says: what the file records, for the message if it is missing.
 
@@ -76,7 +102,7 @@ def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
     if not file.exists():
         raise errors.UserError(f"{file} is missing. It records {says}")
     with reading(file):
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bytes(file))
     if not isinstance(content, dict):
         raise errors.UserError(f"{file} must hold a JSON object, {{...}}")
     return content
@@ -88,11 +114,12 @@ def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dic
     choices: groups of names; the first group that the file has completely is read. Without choices, all arrays are
     read. Raises UserError if no group is complete, the file is damaged, or its arrays do not fit into memory.
     """
-    with reading(path):
-        with zipfile.ZipFile(path) as members:
+    with reading(path), open_regular(path) as content:
+        with zipfile.ZipFile(content) as members:
             n = sum(member.file_size for member in members.infolist())
         check_memory(f"{path}, unpacked,", n)
-        with np.load(path, allow_pickle=False) as file:
+        content.seek(0)
+        with np.load(content, allow_pickle=False) as file:
             names = next((names for names in choices or [file.files] if set(names) <= set(file.files)), None)
             if names is None:
                 needed = " or ".join("(" + ", ".join(names) + ")" for names in choices)
@@ -134,11 +161,30 @@ def write_json(file: pathlib.Path, value: Any) -> None:
     write(file, as_json(value))
 
 
-def check_new(path: pathlib.Path, remedy: str) -> pathlib.Path:
-    """Return the path. Raises UserError if it is a file, or a folder that is not empty. remedy: the flag to change."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+def check_new(path: pathlib.Path, remedy: str, *, is_file: bool = False) -> pathlib.Path:
+    """Return the path of a new file or folder. Raises UserError if it exists or cannot be written.
+
+    A folder may exist if it is empty. remedy: the flag to change, for the message.
+    """
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if os.path.lexists(path) and (is_file or not path.is_dir() or any(path.iterdir())):
         raise errors.UserError(f"{path} exists already. Choose another {remedy}")
+    with writing(path, f". Choose another {remedy}"):
+        if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts):
+            raise OSError(errno.ENAMETOOLONG, f"a name in it has more than {LONGEST_NAME} bytes")
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{above} is not a folder")
     return path
+
+
+def escape_cell(cell: Any) -> Any:
+    """Return a cell for a CSV file. A text that a spreadsheet would execute as a formula begins with an apostrophe."""
+    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        try:
+            float(cell)
+        except ValueError:
+            return f"'{cell}"
+    return cell
 
 
 def write_new(file: pathlib.Path, content: bytes) -> None:

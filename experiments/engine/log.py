@@ -17,46 +17,27 @@ from typing import Any
 
 import tqdm.auto
 
-from experiments.engine import by_name, disk, distributed, errors
+from experiments.engine import by_name, disk, distributed, errors, records
 
 # Characters that a terminal acts on: control characters, and those that reverse the direction of text.
 CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
+ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in CONTROL}
 FLUSH_SECONDS = 30.0  # events reach the disk after at most this time
 MIN_STEPS, MIN_SECONDS = 9, 10.0  # more than either, and the time left is predicted: the first steps may be slow
 RECENT = 100  # the speed is the median over this many last steps
 
 
 def say(text: str, end: str = "") -> None:
-    """Print the text and flush. Control characters become U+FFFD; what stdout cannot encode becomes "?"."""
+    """Print the text and flush. Control characters are escaped, as \\x1b; what stdout cannot encode becomes "?"."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = text.replace("\r\n", "\n").translate(CONTROL)
+    text = text.replace("\r\n", "\n").translate(ESCAPED)
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
-def read(folder: pathlib.Path, *, warn: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl; [] if the file is missing. Damaged lines are skipped; warn: print how many.
-
-    Raises UserError if the file cannot be read.
-    """
-    file = folder / "metrics.jsonl"
-    if not file.exists():
-        return []
-    with disk.reading(file):
-        rows = [_row(line) for line in file.read_bytes().split(b"\n")]
-    damaged = sum(row is None for row in rows[:-1])  # the last is empty or incomplete
-    if damaged and warn:
-        print(f"{file}: skipped {damaged:,} damaged lines", flush=True)
-    return [row for row in rows if row]
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the row of a line, {"step": 7, "train/loss": 0.5, ...}; None if the line is invalid."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+def read(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl, without the last if a crash has cut it off; [] if the file is missing."""
+    return [*records.read_rows(folder / "metrics.jsonl", {"!step": records.COUNT, "*": records.NUMBER})]
 
 
 def finite(value: float) -> float | None:
@@ -75,7 +56,7 @@ class Log:
         self._writes = distributed.is_main()
         if not self._writes:
             return
-        rows = [json.dumps(row) + "\n" for row in read(folder, warn=True) if row["step"] <= start]
+        rows = [json.dumps(row) + "\n" for row in read(folder) if row["step"] <= start]
         disk.write(folder / "metrics.jsonl", "".join(rows).encode())
         with contextlib.ExitStack() as stack:
             self._file = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
@@ -150,7 +131,7 @@ class Wandb:
                 id=earlier[0].name.partition("run-")[2].split("-")[1] if earlier else None,
                 resume="allow",
                 reinit="create_new",
-                config=disk.read_json(folder / "config.json", says="the settings of the run")["config"],
+                config=records.read_config(folder)["config"],
                 settings=wandb.Settings(**options),
             )
         except wandb.Error as error:

@@ -5,12 +5,11 @@ A folder of checkpoints holds <step>/state, which Orbax writes, and <step>/manif
 """
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.engine import disk, errors
+from experiments.engine import disk, errors, records
 
 FILE, STATE = "manifest.json", "state"
 WRITING, DELETING = ".writing", ".deleting"
@@ -72,13 +71,11 @@ def verify(checkpoint: pathlib.Path) -> None:
 
 
 def _read(checkpoint: pathlib.Path) -> dict[str, Any]:
-    with disk.reading(checkpoint / FILE):
-        content = json.loads((checkpoint / FILE).read_bytes())
-        if not isinstance(content, dict) or not {"metrics", "files"} <= content.keys():
-            raise ValueError("it is not the manifest of a checkpoint")
-        return content
+    content = records.read_object(checkpoint / FILE, {"!metrics": {"*": float}, "!files": records.TEXTS})
+    errors.refuse((not content, f"{checkpoint / FILE} is missing, the manifest of a checkpoint"))
+    return content
 
 
 def _digest(file: pathlib.Path) -> str:
-    with file.open("rb") as content:
+    with disk.open_regular(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -26,6 +26,7 @@ from experiments.engine import (
     loop,
     mesh as meshes,
     nonfinite,
+    records,
     run_plan,
     signals,
     summary as summaries,
@@ -105,7 +106,7 @@ def run(
         if open_run(settings, folder, devices, work.data, resume=resume):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
-            summary = disk.read_json(folder / "summary.json", says="its result")
+            summary = records.read_summary(folder)
         else:
             sources = keep_files(settings, folder, work, resumed) if writes else {}
             flops, (step, seconds) = summaries.print_model(plan, state), run_plan.compile_step(plan, state)
@@ -180,7 +181,7 @@ def keep_files(settings: configs.Settings, folder: pathlib.Path, work: Work, res
     sources = workdirs.keep_sources(folder, settings.sources(), workdirs.read_commit()[1])
     for name, content in work.files.items():
         file = folder / name
-        if resumed and name == TOKENIZER and file.is_file() and file.read_bytes() != content:
+        if resumed and name == TOKENIZER and file.is_file() and disk.read_bytes(file) != content:
             raise errors.UserError(f"{file} differs from the tokenizer of this config. Resume with the same tokenizer")
         disk.write(file, content)
     return sources

@@ -18,7 +18,7 @@ def print_model(plan: run_plan.Plan, state: train_step.State) -> int:
     batch, tokens = plan.growth.sizes[0], plan.task.tokens_per_example
     print(format_table(state.params, freeze.find_frozen(state.params, plan.task.frozen)))
     for line in plan.task.lines:
-        print(f"  {line}")
+        log.say(f"  {line}", "\n")
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
         token = f"; {format_si(forward / (batch * tokens), 'FLOP')} per token forward"
         begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
@@ -90,7 +90,8 @@ def write_result(
     files, metrics = draw(figures, params, folder)
     summary = first | metrics | last
     disk.write_json(folder / "summary.json", summary)
-    print(format_result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
+    paths = [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]
+    log.say(format_result(summary, paths), "\n")
     return summary
 
 

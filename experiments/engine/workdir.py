@@ -16,7 +16,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes
+from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes, records
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
 # A name that ends with a dot means all settings below it.
@@ -24,7 +24,7 @@ MAY_CHANGE = tuple(
     "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
     "train.patience train.nan".split()
 )
-LOCK = "lock"
+LOCK, OWNER = "lock", "process "  # the file, and the beginning of its content
 SOURCES, DIFF = "source", "checkout.diff"  # folder of copies of the user's code; in it, `git diff HEAD` of ours
 COMPUTES = ("jax", "jaxlib")  # packages whose version a resume compares with the previous one
 PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
@@ -92,14 +92,19 @@ def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
 
 def _acquire(file: pathlib.Path) -> int:
     """Lock the file and return its handle: closing it unlocks. Raises InUse if another process has the lock."""
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    not_ours = f"{file} is not the lock of a run. Move it, or choose another --workdir"  # a lock is overwritten
+    errors.refuse((file.is_symlink(), not_ours))
+    handle = disk.open_handle(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    content, links = os.read(handle, 1000).decode(errors="replace").strip(), os.fstat(handle).st_nlink
+    if links > 1 or not content.startswith(OWNER) and content:
+        os.close(handle)
+        raise errors.UserError(not_ours)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.read(handle, 1000).decode(errors="replace").strip()
         os.close(handle)
         remedy = "Wait until it ends, or choose another --workdir"
-        raise InUse(f"{file.parent} is in use by another run ({owner}). {remedy}") from None
+        raise InUse(f"{file.parent} is in use by another run ({content}). {remedy}") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
@@ -108,7 +113,7 @@ def _acquire(file: pathlib.Path) -> int:
         os.close(handle)
         return _acquire(file)
     os.ftruncate(handle, 0)
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    os.write(handle, f"{OWNER}{os.getpid()} on {socket.gethostname()}\n".encode())
     return handle
 
 
@@ -127,14 +132,12 @@ def open_run(
     UserError if the folder cannot be written or has other files, if settings outside MAY_CHANGE differ from its run's,
     if its run has other classes or more steps, or if it has no checkpoint of the step `resume`.
     """
-    saved, saves, previous = folder / "config.json", folder / "checkpoints", {}
+    saves = folder / "checkpoints"
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
-        if saved.exists():
-            previous = disk.read_json(saved, says="its settings")
-            with disk.reading(saved):
-                _check_config(folder, previous["config"], config)
+        if previous := records.read_config(folder):
+            _check_config(folder, previous["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
@@ -148,7 +151,7 @@ def open_run(
             for line in list_changes(previous, content) if devices and not finished else []:
                 print(line, flush=True)
         if not finished:
-            disk.write_json(saved, content)
+            disk.write_json(folder / records.CONFIG, content)
     return finished
 
 
@@ -201,9 +204,9 @@ def suggest_newest(folder: pathlib.Path, flag: str) -> str:
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
     """Return True if the run has a result after `steps` steps. Raises UserError if it has taken more steps."""
     try:
-        result = int(disk.read_json(folder / "summary.json", says="its result").get("steps", 0))
-    except (errors.UserError, ValueError, TypeError):
-        result = 0  # missing or damaged: the run writes it again
+        result = records.read_summary(folder).get("steps", 0)
+    except errors.UserError as error:
+        raise errors.UserError(f"{error}. Delete it, and the run writes it again") from error
     newest = max(result, checkpoint.newest(folder / "checkpoints") or 0)
     if newest > steps:
         raise errors.UserError(
@@ -223,14 +226,14 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
     Return the SHA-256 of each copy by its name. If a file has changed since the run began, the first copy stays, and
     the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
     """
-    contents = {name: file.read_bytes() for file, name in files.items() if file.is_file()}
+    contents = {name: disk.read_bytes(file) for file, name in files.items() if file.is_file()}
     contents |= {DIFF: diff} if diff else {}
     if contents:
         disk.tidy(disk.folder(folder, SOURCES))
     digests = {}
     for name, content in contents.items():
         digest, copy = hashlib.sha256(content).hexdigest(), disk.folder(folder, SOURCES) / name
-        if copy.exists() and copy.read_bytes() != content:
+        if copy.exists() and disk.read_bytes(copy) != content:
             first, copy = copy, copy.with_name(f"{copy.stem}.{digest[:8]}{copy.suffix}")
             print(f"{name} differs from {first}, the copy from the run's start. It is saved as {copy}", flush=True)
         disk.write(copy, content)
@@ -240,13 +243,13 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the lines to print if a run resumes with changes. before, now: the contents of its config.json."""
-    lines, old, new = [], before["config"]["train"]["steps"], now["config"]["train"]["steps"]
+    lines, old, new = [], configs.flat(before["config"]).get("train.steps", 0), now["config"]["train"]["steps"]
     optim = now["config"]["optim"]
     # Both depend on train.steps: a schedule that decays, and a warm-up that is derived (optim.warmup_steps).
     decays, is_derived = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]
     if old != new and (decays or is_derived):
         lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule changes too")
-    pairs = [(f"with {name}", before["versions"].get(name), now["versions"][name]) for name in COMPUTES]
+    pairs = [(f"with {name}", before.get("versions", {}).get(name), now["versions"][name]) for name in COMPUTES]
     pairs.append(("on", before.get("devices"), now["devices"]))
     differ = [f"{name} {last}, now {value}" for name, last, value in pairs if last not in (None, value)]
     if differ:

@@ -1,6 +1,5 @@
 """Open a trained model, of a run or published, from its path."""
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -15,7 +14,16 @@ import numpy as np
 import tqdm
 
 from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization, tokenizer_files
-from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, workdir as workdirs
+from experiments.engine import (
+    by_name,
+    checkpoint,
+    config as configs,
+    disk,
+    errors,
+    manifest,
+    records,
+    workdir as workdirs,
+)
 from experiments.model import losses, model as models
 from experiments.pretrained import adapters, families, hub, tensors
 from tfm import embed as embeds, head as heads, shapes
@@ -226,6 +234,8 @@ class Trained:
                 setting = "image.head" if name == "output" else f"model.{name}"
                 code = f'{setting} = "{value}", code that would be executed'
                 raise errors.UserError(f"{self.path} has {code}. Add --trust={value} if you trust it.")
+        missing = ", ".join(name for name in families.MODEL if name not in self.model)
+        errors.refuse((missing, f"{self.path}: the section model of its config.json lacks {missing}"))
         return types.SimpleNamespace(**{**families.FREE, **self.model})
 
     def network(self, **size: Any) -> models.Model:
@@ -237,7 +247,9 @@ class Trained:
             size["head"] = HEADS[self.kind]
         build = {"image": models.build_vision_model, "masked_image": models.build_masked_image_model}
         build |= {"translation": models.build_encoder_decoder}
-        model = build.get(self.kind, models.build_language_model)(self.fields, **size, **self.facts)
+        fields = self.fields
+        with disk.reading(self.path, TypeError, AttributeError, ArithmeticError):
+            model = build.get(self.kind, models.build_language_model)(fields, **size, **self.facts)
         arrays, expected = shapes.flat(self.params), shapes.flat(jax.eval_shape(model.init, jax.random.key(0)))
         if self.extras.get("headless"):
             expected = {path: array for path, array in expected.items() if not path.startswith("head/")}
@@ -277,17 +289,16 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
             (list(place.glob("*/config.json")), f"{path} is not a run{workdirs.suggest_newest(place, '--checkpoint')}"),
             (is_peft, f"{path} holds only adapters of peft, for the model {base}. {MERGE_PEFT}"),
         )
-    config = read_saved(place / "config.json").get("config")
-    if config is None:
+    if "config" not in read_saved(place / "config.json"):
         return _open_published(place, hub.read(place))
-    return _open_run(place, config, (trust,) if isinstance(trust, str) else tuple(trust), step)
+    trust = (trust,) if isinstance(trust, str) else tuple(trust)
+    with disk.reading(place / "config.json", TypeError, AttributeError):
+        return _open_run(place, records.read_config(place)["config"], trust, step)
 
 
 def read_saved(file: pathlib.Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if there is none, as in an unfinished run or in a published model."""
-    with contextlib.suppress(errors.UserError):
-        return disk.read_json(file, says="")
-    return {}
+    """Return the JSON object in a file; {} if it is missing. Raises UserError if it is damaged."""
+    return disk.read_json(file, says="") if os.path.lexists(file) else {}
 
 
 def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], step: int | None) -> Trained:
@@ -311,14 +322,13 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
         listed = ", ".join(map(str, sorted(steps))) or "none"
         raise errors.UserError(f"{folder} has no {wanted}; its steps are: {listed}")
     params = checkpoint.parameters(checkpoints, step)
-    with disk.reading(folder / "config.json"):
-        params = adapters.merge(params, config["optim"]["lora"])
-        data = read_saved(folder / "data.json")
-        kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
-        extras = {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
-        extras |= {"may_have_more": True} if data.get("kind") else {}
-        extras |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
-        return Trained(folder, kind, params, config["model"], facts, extras, "", trust)
+    params = adapters.merge(params, config["optim"]["lora"])
+    data = records.read_data(folder)
+    kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
+    extras = {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
+    extras |= {"may_have_more": True} if data.get("kind") else {}
+    extras |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
+    return Trained(folder, kind, params, config["model"], facts, extras, "", trust)
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:

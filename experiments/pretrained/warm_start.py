@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.data import files as data_files, tokenizer_files
-from experiments.engine import by_name, config as configs, disk, errors, log, run as runs
+from experiments.engine import by_name, config as configs, disk, errors, log, records, run as runs
 from experiments.pretrained import adapters, open_model, tensors
 from tfm import lora, shapes
 
@@ -39,8 +39,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     if not path:
         return settings
     current = configs.flat(values)
-    if folder is not None and (folder / "config.json").is_file():
-        saved = configs.flat(open_model.read_saved(folder / "config.json").get("config", {}))
+    if saved := configs.flat(records.read_config(folder).get("config", {})) if folder else {}:
         fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:
@@ -103,7 +102,7 @@ def load(
         for tree in (expected, theirs)
     )
     if model.table:
-        print(model.table)
+        log.say(model.table, "\n")
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
@@ -184,7 +183,7 @@ def _list_differences(
         remedy = f" (set text.tokenizer = {tokenizer.parent})" if tokenizer and is_text else ""
         reasons.append(f"its tokenizer has {W} tokens and differs from the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
-        image = model.extras.get("image") or open_model.read_saved(model.path / runs.DATA).get("image")
+        image = model.extras.get("image") or records.read_data(model.path).get("image")
         reasons.append(f"its images of {image} pixels make {N} tokens, and the run's make {our_N}")
     if faults := tensors.differences(theirs, ours):
         head = all(fault.startswith("head/") for fault in faults)

@@ -11,10 +11,12 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from experiments.engine import disk
+from experiments.engine import disk, records
 from experiments.studies import study as studies
 
 FILE = "plan.jsonl"
+PLAN_FORM = {"!conditions": records.TEXTS, "!arms": [str], "!reference": str, "!seeds": [records.COUNT]}
+FORM = ({"!planned": PLAN_FORM}, {"!verdict": {"!seeds": [records.COUNT], "!looks": records.POSITIVE}})
 Comparison = tuple[str, str, frozenset[str]]  # condition, metric, the arm and its reference
 
 
@@ -88,10 +90,7 @@ def _comparisons(planned: dict[str, Any]) -> dict[Comparison, str]:
 
 
 def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    file = folder / FILE
-    with disk.reading(file):
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
+    return [*records.read_rows(folder / FILE, FORM)]
 
 
 def _log(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:

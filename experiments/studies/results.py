@@ -21,7 +21,7 @@ import jinja2
 import markupsafe
 import ml_collections
 
-from experiments.engine import config as configs, disk, errors, log, mesh as meshes, workdir as workdirs
+from experiments.engine import config as configs, disk, errors, log, mesh as meshes, records, workdir as workdirs
 from experiments.studies import (
     figures as study_figures,
     inference,
@@ -62,10 +62,13 @@ class Analysis(NamedTuple):
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
     """Load a study's config from config.json; no code of the config runs. Raises UserError if it is missing."""
-    settings = ml_collections.ConfigDict(disk.read_json(folder / "config.json", says="the arms").get("config", {}))
-    if "study" not in settings:
-        raise errors.UserError(f"{folder}/config.json has no section study: choose the --workdir of a study")
-    return configs.Settings(settings, settings)
+    content = records.read_config(folder)
+    missing = f"{folder} has no config.json with a section study: choose the --workdir of a study"
+    errors.refuse(("study.arms" not in configs.flat(content.get("config", {})), missing))
+    with disk.reading(folder / records.CONFIG, TypeError, AttributeError):
+        values = ml_collections.ConfigDict(content["config"])
+        studies.read(settings := configs.Settings(values, values))  # raises UserError if a section is missing
+    return settings
 
 
 def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
@@ -184,11 +187,12 @@ def format_runs(finished: list[study_runs.Run], compared: Iterable[str]) -> str:
     metrics |= dict.fromkeys(compared)
     names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
     table = io.StringIO()
-    writer = csv.DictWriter(table, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(table, names, lineterminator="\n")
     writer.writeheader()
     for run in finished:
         seed = run.seed if run.seed >= 0 else None  # the run has none
-        writer.writerow(run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")})
+        row = run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")}
+        writer.writerow({name: disk.escape_cell(row.get(name)) for name in names})
     return table.getvalue()
 
 
@@ -274,7 +278,7 @@ def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
+    environment.filters["base64"] = lambda file: base64.b64encode(disk.read_bytes(file)).decode()
     environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     return environment
 

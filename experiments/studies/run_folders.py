@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import re
 
-from experiments.engine import disk, errors, workdir as workdirs
+from experiments.engine import disk, errors, records, workdir as workdirs
 from experiments.studies import programs, study as studies
 
 
@@ -14,7 +14,7 @@ def open_runs(
     waiting: list[programs.Checked],
     session: programs.Session,
 ) -> None:
-    """Make or reopen the folder of each run, and remove a summary.json that is damaged or of another number of steps.
+    """Make or reopen the folder of each run, and remove a summary.json of another number of steps.
 
     Each folder is locked briefly; folders that another process has locked are skipped. every: all programs. waiting:
     those that are not trained yet. Raises UserError if a run, also a finished one, had other settings or other data.
@@ -28,9 +28,9 @@ def open_runs(
     started = {run.name for program in started for run in program.runs}
     runs = [run for program in every for run in program.runs]
     for run in runs:
-        saved = folder / run.name / "config.json"
-        if saved.is_file() and (run.name in started or is_finished(folder, run)):
-            before = disk.read_json(saved, says="its settings").get("data") or data[run.place]
+        saved = records.read_config(folder / run.name)
+        if saved and (run.name in started or is_finished(folder, run)):
+            before = saved.get("data") or data[run.place]
             if before != data[run.place]:
                 raise errors.UserError(
                     f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets. "
@@ -41,7 +41,7 @@ def open_runs(
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdirs.lock(place):
                 workdirs.open_run(place, run.settings.to_dict(), data=data[run.place])
-                if not is_finished(folder, run):  # damaged, or of another number of steps
+                if not is_finished(folder, run):
                     (place / "summary.json").unlink(missing_ok=True)
 
 

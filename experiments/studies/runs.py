@@ -1,7 +1,6 @@
 """Load the finished runs of a study, and compute digests that show whether runs are comparable."""
 
 import itertools
-import json
 import math
 import pathlib
 import zlib
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, disk, errors, log
+from experiments.engine import checkpoint, errors, log, records
 from experiments.studies import study as studies
 from tfm import shapes
 
@@ -89,13 +88,11 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         name = f"{condition.name}/{arm.name}/seed_{seed}"
-        parts = (part for part in (folder, *study.also) if (part / name / "summary.json").is_file())
-        if part := next(parts, None):
-            file = part / name / "summary.json"
-            with disk.reading(file, TypeError):
-                summary = json.loads(file.read_bytes())
-                steps = int(summary["steps"])
-            runs.append(Run(condition.name, arm.name, seed, steps, summary, log.read(part / name), part))
+        summaries = ((part, records.read_summary(part / name)) for part in (folder, *study.also))
+        part, summary = next(filter(lambda pair: pair[1], summaries), (None, {}))
+        if part:
+            run = condition.name, arm.name, seed, summary["steps"], summary, log.read(part / name), part
+            runs.append(Run(*run))
     return runs
 
 

@@ -191,7 +191,8 @@ def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Run
     ended = [run for run in runs if run.seed in values]
     metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))
     measured = {name: _values([run for run in ended if name in run.summary], name) for name in metrics}
-    pairs = [(run, base) for run in ended for base in reference if base.seed == run.seed]
+    base, finished = {run.seed: run for run in reference}, {run.seed for run in runs}
+    pairs = [(run, base[run.seed]) for run in ended if run.seed in base]
     initial = ([run.summary.get("initial", {}) for run in pair] for pair in pairs)
     curves = (
         {run.seed: run.curve(condition.metric) if run.value(condition.metric) is not None else {} for run in side}
@@ -215,7 +216,7 @@ def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Run
         difference=None if entry.name == condition.reference else _difference(condition, runs, reference, not seeds),
         symmetry=_layer_means(ended, study_runs.SYMMETRY),
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
-        missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
+        missing=[seed for seed in seeds if seed not in finished],
     )
 
 

@@ -56,8 +56,8 @@ def run(
 
     Of several inputs, print and return a line for each, or write the file `output` and return a summary.
     """
-    model = commands.load(checkpoint, trust, device, "image", "classes", "tokens")
     out, csv_file = commands.output(workdir, "classes.txt"), commands.output_table(output)
+    model = commands.load(checkpoint, trust, device, "image", "classes", "tokens")
     is_image = model.kind == "image"
     if bool(file) == bool(prompt) or is_image and (prompt or field):
         flag = "--file=PATH" if is_image else "--prompt='...' or --file=PATH"

@@ -46,7 +46,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
 
 def output(folder: Path, name: str) -> pathlib.Path | None:
     """Return the path of a new file in the folder, or None without a folder. Raises UserError if the file exists."""
-    return disk.check_new(pathlib.Path(folder, name), "--workdir") if str(folder) else None
+    return disk.check_new(pathlib.Path(folder, name), "--workdir", is_file=True) if str(folder) else None
 
 
 def report(text: str, file: pathlib.Path | None) -> str:
@@ -68,15 +68,14 @@ def output_table(output: Path) -> pathlib.Path | None:
         return None
     file = pathlib.Path(output).expanduser()
     errors.refuse((file.suffix != ".csv", f"--output = {output} must be a file that ends in .csv"))
-    return disk.check_new(file, "--output")
+    return disk.check_new(file, "--output", is_file=True)
 
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
     """Write a CSV file with this header and these rows, which may be shorter. Return a line about it."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(
-        [header, *([*row, *[""] * (len(header) - len(row))] for row in rows)]
-    )
+    padded = [header, *([*row, *[""] * (len(header) - len(row))] for row in rows)]
+    csv.writer(text, lineterminator="\n").writerows([*map(disk.escape_cell, row)] for row in padded)
     disk.write_new(file, text.getvalue().encode(errors="backslashreplace"))
     return f"wrote {len(rows):,} rows to {file}"
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.data import files as data_files, tables as data_tables
-from experiments.engine import checkpoint, config as configs, disk, errors, log, run_plan
+from experiments.engine import checkpoint, config as configs, disk, errors, log, records, run_plan
 from experiments.figures import plots
 from experiments.studies import figures as study_figures, sentences, styles, tables
 from experiments.tools import command as commands
@@ -65,7 +65,14 @@ class Run(NamedTuple):
 def run(
     runs: Sequence[commands.Path], *, metric: str = "eval/loss", output: commands.Path = "compare.png"
 ) -> pathlib.Path:
-    """Print the tables, draw the figure, and return its path.
+    """Print the tables, draw the figure into a new file, and return its path. Raises UserError as `write` does."""
+    file = pathlib.Path(output)
+    file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
+    return write(runs, metric, disk.check_new(file, "--output", is_file=True))
+
+
+def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pathlib.Path:
+    """Print the tables, draw the figure, and return the path of its file.
 
     Raises UserError if there are fewer than two runs, if one is a study or unreadable, or if none has the metric.
     """
@@ -77,8 +84,6 @@ def run(
     if not stack(loaded, metric):
         available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
         raise errors.UserError(f"--metric={metric} has no finite value in these runs. They have: {available}")
-    file = pathlib.Path(output)
-    file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
     with disk.writing(file):
         draw(loaded, metric, file)
     blocks = [tables.align(tabulate_settings(loaded)), tables.align(tabulate_results(loaded, metric))]
@@ -92,15 +97,12 @@ def load(path: str, label: str) -> Run:
     folder = pathlib.Path(path)
     if folder.is_file():
         return Run(label, read_csv(folder))
-    with disk.reading(folder / "config.json", TypeError):
-        if not (folder / "config.json").exists():
-            raise ValueError("this is neither a CSV file nor the folder of a run, which has a config.json")
-        content = disk.read_json(folder / "config.json", says="its settings")
-        settings, data = configs.flat(content["config"]), content.get("data") or {}
+    content = records.read_config(folder)
+    errors.refuse((not content, f"{path} is neither a CSV file nor the folder of a run, which has a config.json"))
+    settings, data = configs.flat(content["config"]), content.get("data") or {}
     if "study.arms" in settings:
         raise errors.UserError(f"{path} is a study: its report.html compares its runs. Name folders of single runs")
-    rows, file = log.read(folder, warn=True), folder / "summary.json"
-    summary = disk.read_json(file, says="the result") if file.exists() else {}
+    rows, summary = log.read(folder), records.read_summary(folder)
     ends_early = settings.get("train.patience", 0) > 0
     if summary.get("steps") != settings.get("train.steps") and not ends_early:  # the run goes on with more steps
         summary = {}

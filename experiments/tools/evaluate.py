@@ -54,8 +54,8 @@ def run(
     """Print and return the measures of the text, by name."""
     configs.at_least(0, {"stride": stride})
     commands.require("--file=test.txt", file)
-    model, out = commands.load(checkpoint, trust, device, "causal"), commands.output(workdir, "evaluation.txt")
-    csv_file, part = commands.output_table(output), text.load_whole(str(file), field)
+    out, csv_file = commands.output(workdir, "evaluation.txt"), commands.output_table(output)
+    model, part = commands.load(checkpoint, trust, device, "causal"), text.load_whole(str(file), field)
     tokenizer, start = load_tokenizer(model)
     token_T = tokens.encode(tokenizer, part)
     if len(token_T) < 2:

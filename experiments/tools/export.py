@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import image_file, tokenizer_files
-from experiments.engine import by_name, disk, log
+from experiments.engine import by_name, disk, log, records
 from experiments.pretrained import adapters, hub, open_model, rope
 from experiments.tools import command as commands
 from tfm import shapes
@@ -36,12 +36,12 @@ def run(
     """Write the model into a new folder. Return the paths of the files."""
     by_name.choose("family", family, {name: name for name in (*hub.FAMILIES, NPZ)})
     commands.require("--workdir=FOLDER", workdir)
-    model, folder = commands.load(checkpoint, trust, "any"), pathlib.Path(workdir)
+    folder = disk.check_new(pathlib.Path(workdir), "--workdir")
+    model = commands.load(checkpoint, trust, "any")
     if family == NPZ:
         return [write_npz(model, folder)]
     open_model.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
     open_model.check_finite(model.path, shapes.flat(model.params))
-    disk.check_new(folder, "--workdir")
     params, fields = model.params, vars(model.fields)
     if family in hub.LLAMAS and fields["relative_position"].split(":")[0] == "rotary":
         params, fields = rope.in_halves(params, fields)
@@ -65,7 +65,6 @@ def run(
 
 def write_npz(model: open_model.Trained, folder: pathlib.Path) -> pathlib.Path:
     """Write the parameters as arrays with our names into a new folder. Return the path of the file."""
-    disk.check_new(folder, "--workdir")
     arrays, file = shapes.flat(model.params), folder / "model.npz"
     with disk.writing(file):
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ def write_tokenizer(model: open_model.Trained, folder: pathlib.Path, family: str
 
 def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
     """Write the run's adapters for the peft library, if the family supports them. Return the names of the files."""
-    settings = open_model.read_saved(model.path / "config.json")["config"]
+    settings = records.read_config(model.path)["config"]
     target = disk.folder(folder, "adapters")
     if reason := adapters.write_peft(model.path, target, settings=settings, rules=rules):
         print(f"the adapters are not written separately: {reason}")

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from experiments.data import files as data_files, image_file, image_folder, images, labelled, tables, text
-from experiments.engine import disk, errors
+from experiments.engine import disk, errors, log
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 
@@ -57,7 +57,7 @@ def run(
     commands.require("--file=PATH", file)
     new, activations = pathlib.Path(output), tuple(filter(None, names.split(",")))
     errors.refuse((new.suffix != ".npz", f"--output={output} must be the name of an .npz file, such as features.npz"))
-    disk.check_new(new, "--output")
+    disk.check_new(new, "--output", is_file=True)
     model = commands.load(checkpoint, trust, device)
     look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
     if model.kind in open_model.IMAGES:
@@ -65,7 +65,7 @@ def run(
         inputs = read_images(str(file), model.image_format)
     else:
         inputs = read_texts(str(file), field, model)
-    print(*inputs.lines, sep="\n", end="\n" * bool(inputs.lines))
+    log.say("".join(f"{line}\n" for line in inputs.lines))
     arrays = compute(look, inputs, new)
     with disk.writing(new):
         new.parent.mkdir(parents=True, exist_ok=True)

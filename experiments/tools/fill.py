@@ -46,8 +46,9 @@ def run(
     Of several texts, print and return these lines of each, or write the file `output`.
     """
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
-    model, out = commands.load(checkpoint, trust, device, "masked"), commands.output(workdir, "filled.txt")
-    csv_file, tokenizer, N = commands.output_table(output), model.tokenizer, model.facts["N"]
+    out, csv_file = commands.output(workdir, "filled.txt"), commands.output_table(output)
+    model = commands.load(checkpoint, trust, device, "masked")
+    tokenizer, N = model.tokenizer, model.facts["N"]
     data = tool_inputs.read_texts(str(file), field, prompt)
     ids = [encode(tokenizer, text, N, name) for text, name in zip(data.items, data.names, strict=True)]
     id_BN, valid_BN = np.zeros((len(ids), N), np.int32), np.arange(N) < np.array([*map(len, ids)])[:, None]

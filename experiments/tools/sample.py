@@ -71,8 +71,8 @@ def run(
         sampling.check_options(**options)
     except ValueError as error:
         raise errors.UserError(str(error)) from error
-    model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     file = commands.output(workdir, "sample.txt")
+    model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     tokenizer = open_model.load_tokenizer(model)
     if tokenizer.has_chat_template:
         print("the prompt is taken as it is, without the model's chat template", file=sys.stderr, flush=True)

@@ -68,5 +68,5 @@ def compare(settings: configs.Settings, result: runs.Result) -> runs.Result:
     in_order = study._replace(arms=[study.arms[-1], *study.arms[:-1]])  # of the grid
     folders = [result.folder / run.name for run in studies.runs(settings, in_order)]
     print()
-    figure = comparing.run(folders, metric=settings.study.metric, output=result.folder)
+    figure = comparing.write(folders, settings.study.metric, result.folder / "compare.png")
     return result._replace(figures=[*result.figures, figure])

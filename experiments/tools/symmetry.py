@@ -28,7 +28,7 @@ def run(
     checkpoint: commands.Path, *, trust: tuple[str, ...] = (), device: str = "any", workdir: commands.Path = ""
 ) -> str:
     """Print and return the table of the model's layers."""
-    model, file = commands.load(checkpoint, trust, device), commands.output(workdir, "symmetry.txt")
+    file, model = commands.output(workdir, "symmetry.txt"), commands.load(checkpoint, trust, device)
     measure = probe.symmetry_layers(model.fields)
     if measure is None or not {"blocks", "encoder"} & model.params.keys():
         raise errors.UserError(f"model.score = {model.fields.score} of {model.path} has no matrix U_q^T U_k")

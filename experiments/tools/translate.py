@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments import translation
 from experiments.data import files as data_files, pairs, translation_score
-from experiments.engine import errors, log
+from experiments.engine import errors, log, records
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 
@@ -40,7 +40,7 @@ def run(
     commands.require("--file=test.en", file)
     if reference:
         translation_score.metrics()  # raises UserError for a missing library before decoding begins
-    model, out = commands.load(checkpoint, trust, device, "translation"), commands.output(workdir, "translations.txt")
+    out, model = commands.output(workdir, "translations.txt"), commands.load(checkpoint, trust, device, "translation")
     paths = [file, *([reference] if isinstance(reference, str) else reference)]
     sources, *references = pairs.align_lines([data_files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
@@ -65,7 +65,7 @@ def run(
 
 def is_target_language(model: open_model.Trained, sources: list[str]) -> bool:
     """Return whether the sentences look more like the model's target language than its source language."""
-    common = open_model.read_saved(model.path / "data.json")
+    common = records.read_data(model.path)
     if not set(translation.SIDES) <= common.keys():
         return False
     source, target = (pairs.share_of_words(sources, common[side]) for side in translation.SIDES)

@@ -9,6 +9,7 @@ reference are compared by pairs of the same seed. Without a common seed, or with
 their means. An empty or nan metric is a diverged run.
 """
 
+import functools
 import hashlib
 import itertools
 import math
@@ -19,12 +20,12 @@ from collections.abc import Mapping, Sequence
 
 from experiments.data import files as data_files, tables as data_tables
 from experiments.engine import by_name, config as configs, disk, errors, log, mesh as meshes, workdir as workdirs
-from experiments.studies import plan, results, runs as study_runs, statistics, study as studies
+from experiments.studies import plan, results, runs as study_runs, sentences, statistics, study as studies
 from experiments.tools import command as commands
 
 HELP = {
     "metric": "The column to compare. Not needed if there is only one.",
-    "better": "Which values of the metric are better: less or more. A name with loss or accuracy says it.",
+    "better": "Which values of the metric are better: less or more. Names such as eval/loss or accuracy say it.",
     "reference": "The arm that the others are compared with. Default: the last one in the table.",
     "successive": "Compare each arm with the one before it in the table, in place of one reference.",
     "margin": "The verdict is equal if the interval of a difference lies within plus or minus this. 0: never.",
@@ -33,6 +34,12 @@ HELP = {
     "workdir": "A new folder for the report. Without it the verdict is only printed.",
 }
 NO_METRIC = ("arm", "seed", "condition", "steps", "params", "flops_per_token", "seconds", "diverged_at")
+BETTER = {"loss": "less", "error": "less", "perplexity": "less", "accuracy": "more"}  # word of a metric's name
+NEUTRAL = (  # words of a metric's name that do not change which values are better
+    "train training val valid validation dev test eval evaluation held out final last best mean avg average median top "
+    "rate cross entropy token word class balanced relative absolute squared square mse rmse mae per"
+).split()
+PERCENT = 20  # a value above 1 that is more than this times all values below 1 is a percentage among fractions
 NEW, OLD = "new", "old"  # the arms of each condition of --successive
 
 
@@ -63,7 +70,7 @@ def run(
     if str(workdir):
         disk.check_new(folder, "--workdir")
     runs, metric = read(file, metric, better)
-    source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(disk.read_bytes(file)).hexdigest()}"
     runs = pair_successive(runs) if successive else runs
     study = make_study(file.name, runs, metric, OLD if successive else reference, margin)
     study = study._replace(looks=looks, correction=correction)
@@ -83,12 +90,19 @@ def run(
 
 
 def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.Run], str]:
-    """Return the rows of a table as finished runs, and the metric ("": the only one in the table)."""
+    """Return the rows of a table as finished runs, and the metric ("": the only one in the table).
+
+    Print which values are better, and what is read in another way than it is written.
+    """
     runs: dict[tuple[str, str, int], study_runs.Run] = {}
+    spellings: dict[str, set[str]] = {}  # arm -> its names in the table
     with disk.reading(file):
-        for place, cells in data_tables.read_cells(data_files.on_disk(file)):
+        for place, named_cells in data_tables.read_cells(data_files.on_disk(file)):
+            cells = {read_name(name): cell for name, cell in named_cells.items()}
             names = [name for name in cells if name not in NO_METRIC]
             metric = metric or (names[0] if len(names) == 1 else "")
+            if len(cells) < len(named_cells):
+                raise ValueError(f"two columns are the same: {', '.join(named_cells)}. Rename one of them.")
             if "arm" not in cells or metric not in {*cells} - {"arm", "seed", "condition"}:
                 problem = f"--metric={metric} must be one of the columns" if "arm" in cells else "no column arm among"
                 raise ValueError(f"{problem} {', '.join(names)}")
@@ -96,17 +110,49 @@ def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.
             if run[:3] in runs:
                 raise ValueError(f"{place}: arm {run.arm} has seed {run.seed} twice in condition {run.condition}")
             runs[run[:3]] = run
-    arms = {run.arm for run in runs.values()}
-    errors.refuse((len(arms) < 2, f"{file} has {len(arms)} of the two or more arms that a comparison needs"))
+            spellings.setdefault(run.arm, set()).add(cells["arm"])
+    errors.refuse((len(spellings) < 2, f"{file} has {len(spellings)} of the two or more arms that a comparison needs"))
+    check_scale(metric, [run.value(metric) for run in runs.values()])
+    direction = choose_direction(metric, better)
+    other = {"less": "more", "more": "less"}[direction]
+    rule = f"{metric}: {sentences.COMPARATIVES[direction]} is better. --better={other} would say the opposite."
+    diverged = sum(run.value(metric) is None for run in runs.values())
+    lines = [rule] + [f"rows without a finite {metric}, which count as diverged runs: {diverged:,}"] * bool(diverged)
+    lines += [f"one arm, {arm!r}: {sorted(written)}" for arm, written in spellings.items() if len(written) > 1]
+    log.say("\n".join([*lines, ""]), "\n")
     return [*runs.values()], metric
 
 
+@functools.cache  # 400,000 rows have few names
+def read_name(name: str) -> str:
+    """Return the name of a column: one of NO_METRIC in any case and with spaces around it, or a metric."""
+    known = name.strip().lower().removeprefix("random_").removeprefix("rng_")
+    return known if known in NO_METRIC else name.strip()
+
+
+@functools.cache
 def choose_direction(metric: str, better: str) -> str:
-    """Return "less" or "more". Raises UserError if neither --better nor the metric's name says it."""
-    better = better or ("less" if "loss" in metric else "more" if "accuracy" in metric else "")
+    """Return "less" or "more". Raises UserError if neither --better nor the metric's name says it.
+
+    The name says it by one whole word of BETTER, if all its other words are in NEUTRAL: accuracy_drop says nothing.
+    """
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", metric)
+    known = [BETTER[word] for word in map(str.lower, words) if word in BETTER]
+    is_plain = all(word in BETTER or word in NEUTRAL for word in map(str.lower, words))
+    better = better or (known[0] if len(known) == 1 and is_plain else "")
     rule = f"--metric={metric} does not say which values are better. Add --better=less or --better=more"
     errors.refuse((better not in statistics.BEST, rule if not better else f"--better={better} must be less or more"))
     return better
+
+
+def check_scale(metric: str, values: Sequence[float | None]) -> None:
+    """Raise UserError if an accuracy or an error is a fraction in some rows and a percentage in others."""
+    finite = [x for x in values if x is not None]
+    small, large = [x for x in finite if 0 < x <= 1], [x for x in finite if x > 1]
+    is_share = re.search("accuracy|error", metric.lower())
+    mixed = is_share and small and large and min(large) > PERCENT * max(small)
+    ranges = f"fractions, up to {max(small, default=0)}, and percentages, from {min(large, default=0)}"
+    errors.refuse((mixed, f"{metric} has {ranges}. Write all of its values in one of the two"))
 
 
 def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> study_runs.Run:
@@ -123,12 +169,12 @@ def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> 
             raise ValueError(f"{place}: {name} = {cells[name]!r} is not a number") from error
     known = {name: int(x) if x.is_integer() else x for name, x in numbers.items() if not math.isnan(x)}
     counts = [known.get(name, 0) for name in ("seed", "steps", "diverged_at")]
-    if not cells["arm"] or any(type(x) is not int or x < 0 for x in counts):
+    arm, condition = (" ".join(cells.get(name, "").split()) for name in ("arm", "condition"))
+    if not arm or any(type(x) is not int or x < 0 for x in counts):
         raise ValueError(f"{place}: arm must be a name; seed, steps and diverged_at whole numbers from 0, or empty")
     seed = known.pop("seed", -int(re.sub(r"\D", "", place)))
     summary = {metric: None} | known | {"better": {metric.rpartition("/")[2]: better}}
-    condition = cells.get("condition") or studies.ONLY
-    return study_runs.Run(condition, cells["arm"], seed, int(known.get("steps", 0)), summary, rows=[])
+    return study_runs.Run(condition or studies.ONLY, arm, seed, int(known.get("steps", 0)), summary, rows=[])
 
 
 def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from errors import raises
 
+from experiments.data import files as data_files, pretrained_tokenizer
 from experiments.engine import disk, errors
 
 
@@ -72,6 +73,25 @@ def test_a_file_that_is_not_a_json_object_is_refused_by_its_path(tmp_path, conte
         file.write_text(content)
     with raises(errors.UserError, file, reason):
         disk.read_json(file, says="its result")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_a_pipe_and_an_endless_file_are_refused_by_all_readers(tmp_path, kind):
+    for name in ("summary.json", "a.npz", "a.txt", "tokenizer.json"):
+        os.mkfifo(tmp_path / name) if kind == "pipe" else (tmp_path / name).symlink_to(kind)
+    for name, read in (
+        ("summary.json", lambda file: disk.read_json(file, says="its result")),
+        ("a.npz", disk.read_npz),
+        ("a.txt", lambda file: list(data_files.pieces(data_files.on_disk(file)))),
+        ("tokenizer.json", pretrained_tokenizer.read),
+    ):
+        with raises(errors.UserError, tmp_path / name, "pipe or a device"):
+            read(tmp_path / name)
+    with raises(errors.UserError, "summary.json", "256 MiB"):
+        (tmp_path / "summary.json").unlink()
+        with (tmp_path / "summary.json").open("wb") as file:
+            file.truncate(disk.MOST_BYTES + 1)
+        disk.read_json(tmp_path / "summary.json", says="its result")
 
 
 def test_arrays_of_an_npz_file_are_read_by_name(tmp_path, monkeypatch):

@@ -30,19 +30,17 @@ def make_rows(*steps):
     return [{"step": step, "train/loss": step / 2} for step in steps]
 
 
-@pytest.mark.parametrize("bad", [(3,), (3, 5)])
-def test_a_damaged_line_is_skipped_with_one_warning(tmp_path, capsys, bad):
+def test_only_the_last_line_may_be_cut_off(tmp_path):
     lines = [json.dumps(row) for row in make_rows(*range(1, 10))]
-    for line in bad:
-        lines[line - 1] = lines[line - 1][:-1] + "\0"
     file = tmp_path / "metrics.jsonl"
-    file.write_text("\n".join(lines) + '\n{"step": 10, "tra')  # a line that a crash cut off does not count as damaged
-    steps = [step for step in range(1, 10) if step not in bad]
-    assert log.read(tmp_path) == make_rows(*steps) and capsys.readouterr().out == ""
-    for message in (f"{file}: skipped {len(bad)} damaged lines\n", ""):
-        log.Log(tmp_path, start=8).close()
-        assert capsys.readouterr().out == message
-        assert log.read(tmp_path) == make_rows(*steps[:-1])
+    file.write_text("\n".join(lines) + '\n{"step": 10, "tra')
+    assert log.read(tmp_path) == make_rows(*range(1, 10))
+    log.Log(tmp_path, start=8).close()
+    assert log.read(tmp_path) == make_rows(*range(1, 9))
+    for line in ('{"step": 3', "\0", "[]", '{"step": "3"}', '{"step": 3, "train/loss": "x"}'):
+        file.write_text("\n".join([*lines[:2], line, *lines[3:]]))
+        with raises(errors.UserError, file, "line 3 "):
+            log.read(tmp_path)
 
 
 def write_session(folder, rows, *, start=0, **options):
@@ -88,6 +86,11 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
     assert [b"train/loss" in one and b"accuracy" not in one for one in files] == [True, True]
     assert b"seed" in files[0]
     assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
+
+
+def test_control_characters_are_escaped_when_printed(capsys):
+    log.say("a\tb\x1b[31m\r\n\u202ec\x9b")
+    assert capsys.readouterr().out == "a\tb\\x1b[31m\n\\u202ec\\x9b"
 
 
 def test_an_unknown_log_is_refused(monkeypatch):

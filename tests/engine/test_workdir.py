@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -82,6 +83,22 @@ def test_a_lock_file_that_its_owner_has_deleted_does_not_count(tmp_path, monkeyp
     os.close(descriptors[0])
 
 
+def test_a_lock_that_is_the_users_file_is_not_overwritten(tmp_path):
+    for number, make in enumerate((os.symlink, os.link, shutil.copy)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (tmp_path / "thesis.txt").write_text("years of work" if make is shutil.copy else "process 7")
+        make(tmp_path / "thesis.txt", folder / "lock")
+        before = (folder / "lock").read_text()
+        with raises(errors.UserError, folder / "lock"):
+            open_run(folder)
+        assert (folder / "lock").read_text() == before
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "lock")
+    with raises(errors.UserError, tmp_path / "pipe", "pipe or a device"):
+        open_run(tmp_path / "pipe")
+
+
 def test_a_drive_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
     def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -145,14 +162,13 @@ def test_fewer_steps_than_a_checkpoint_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', '{"steps": null}'])
-def test_a_damaged_summary_is_written_again_and_a_damaged_config_is_refused(tmp_path, content):
+def test_a_damaged_summary_or_config_is_refused(tmp_path, content):
     open_run(tmp_path)
-    (tmp_path / "summary.json").write_text(content)
-    assert not open_run(tmp_path)
-    (tmp_path / "config.json").write_text(content)
-    with raises(errors.UserError, tmp_path / "config.json"):
-        open_run(tmp_path)
-    assert (tmp_path / "config.json").read_text() == content
+    for name in ("summary.json", "config.json"):
+        (tmp_path / name).write_text(content)
+        with raises(errors.UserError, tmp_path / name):
+            open_run(tmp_path)
+        assert (tmp_path / name).read_text() == content
 
 
 def test_other_classes_are_refused_and_other_data_make_a_warning_unless_nothing_was_trained(tmp_path, capsys):

@@ -108,11 +108,20 @@ def test_the_search_of_the_guide_decides_resumes_and_tests_once(search, monkeypa
         return launch.runs.Result(None, {"conditions": [{"arms": [{"difference": difference}]}]})
 
     monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(search, "describe", lambda changes: {"steps": changes.get("train.steps", "9")})
     proposals = [["bad", {"model.X": 1}], ["a", {"x": 1}], ["b", {"y": 2}], ["c", {"z": 3}], ["final", {}], ["d", {}]]
     for n in (3, 6):  # the second time it goes on after the third proposal
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in proposals[:n])))
         search.main({})
         rows += [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with raises(errors.UserError, "{'steps': '9'}", "{'steps': '8'}", "--anyway"):
+        search.main({"train.steps": "8"})
+    search.main({"train.steps": "8", "--anyway": "yes"})  # no proposal is left
+    lines = search.LOG.read_text().splitlines()
+    for line in (lines[1][:9], "[]", "{}"):
+        search.LOG.write_text("\n".join([lines[0], line, *lines[2:]]))
+        with raises(errors.UserError, f"{search.LOG}, line 2"):
+            search.main({})
     seeds = search.FINAL["study.seeds"]
     assert calls == [
         ("runs/search", ["bad", {"model.X": 1}], ["start", {}], None),  # no folder runs/ yet
@@ -134,6 +143,14 @@ def test_the_search_of_the_guide_never_sees_the_validation_split(search, tmp_pat
     for mine, expected in ((task.evaluation, tuning["evaluation"]), (task.train, tuning["train"])):
         np.testing.assert_array_equal(mine[0]["w_BN"], expected[0]["w_BN"])
     assert not np.array_equal(task.evaluation[0]["w_BN"], usual.evaluation[0]["w_BN"])
+
+
+def test_the_search_is_described_by_its_steps_and_its_text(search, tmp_path):
+    changes = {"text.source": str(tmp_path / "text.txt"), "train.steps": "80"}
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT * 4)
+    first = search.describe(changes)
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT * 5)
+    assert first["steps"] == 80 and search.describe(changes)["data"] != first["data"]
 
 
 def test_the_search_needs_the_looks_of_its_proposals(search, noise):

@@ -79,7 +79,7 @@ def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(b
     with contextlib.redirect_stdout(io.StringIO()) as out:
         texts = draw(prompt=["A king", "w"], seed=4, workdir=tmp_path / "out")
         text = "\n\n".join(texts) + "\n"
-        assert out.getvalue() == text.translate(log.CONTROL)
+        assert out.getvalue() == text.translate(log.ESCAPED)
         assert (tmp_path / "out" / "sample.txt").read_bytes().decode() == text
         lines = draw(prompt="-", samples=2, seed=3)
     assert lines[1] == texts[0] and len({*lines}) == 4
@@ -105,7 +105,7 @@ def test_beyond_the_context_generation_uses_a_moving_window(byte_run, monkeypatc
     error, texts = outcome.out.split("\n", 1)
     assert error.startswith("error: ") and "--prompt" in error
     tokenizer = pretrained_tokenizer.read(byte_run)
-    assert texts == "".join(tokenizer.decode(text).translate(log.CONTROL) + "\n" for text in expected)
+    assert texts == "".join(tokenizer.decode(text).translate(log.ESCAPED) + "\n" for text in expected)
 
 
 def test_relative_positions_with_a_window_have_no_limit_of_context(tmp_path, monkeypatch):

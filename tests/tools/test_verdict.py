@@ -164,9 +164,34 @@ def test_direction_reference_and_looks(tmp_path):
     assert wide.together == 8 and np.ptp(wide.arms[0].difference.interval) > np.ptp(more.arms[0].difference.interval)
 
 
+def test_names_of_columns_and_arms_are_recognised_and_what_is_read_otherwise_is_printed(tmp_path):
+    file = tmp_path / "results.csv"
+    rows = [f"{arm},{seed},{0.5 + seed / 100}" for arm in ("a b", "base") for seed in range(3)]
+    file.write_text("\n".join([" Arm,random_seed ,Test Accuracy", *rows, " a  b,3,nan", "base,3,0.6"]) + "\n")
+    code, out, err = run_command(file)
+    lines = ["Test Accuracy: higher is better. --better=less", "Test Accuracy, which count as diverged runs: 1"]
+    assert (code, err) == (0, "") and all(line in out for line in [*lines, "one arm, 'a b': [' a  b', 'a b']"])
+    assert '"a b": better' not in out and "unstable" in out
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [("loss", "less"), ("eval/loss", "less"), ("valLoss", "less"), ("top5_accuracy", "more"), ("error_rate", "less")]
+    + [(name, None) for name in ("accuracy_drop", "inaccuracy", "loss_reduction", "accuracy_loss", "glossary")],
+)
+def test_the_direction_follows_from_whole_words(metric, direction):
+    if direction:
+        assert verdict.choose_direction(metric, "") == direction
+    else:
+        with raises(errors.UserError, metric, "--better"):
+            verdict.choose_direction(metric, "")
+
+
 @pytest.mark.parametrize(
     "text, options, value",
     [
+        ("arm,Seed,seed,loss\na,0,0,1\n", {}, "Seed, seed"),
+        ("arm,accuracy\na,0.91\na,0.93\nb,92.5\nb,93\n", {}, "fractions, up to 0.93"),
         ("seed,loss\n0,1\n", {}, "arm"),
         ("arm,seed\na,1\n", {"metric": "loss"}, "--metric=loss"),
         ("arm,x,y\na,1,2\n", {}, "x, y"),
