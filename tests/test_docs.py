@@ -14,14 +14,23 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
+import tiny
 from absl import flags
+from errors import raises
 
 import launch
 from benchmarks import __main__ as benchmarks, records
 from configs import base
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
-from experiments.engine import by_name, config as configs, config_file as config_files
+from experiments.engine import (
+    by_name,
+    config as configs,
+    config_file as config_files,
+    errors,
+    run as runs,
+)
 from experiments.tools import command as tools
+from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/**/*.md")}
@@ -163,6 +172,27 @@ def test_the_library_and_the_score_in_readme() -> None:
     params = names["rotated"].init(jax.random.key(1), H=2, K=4, D=6, bias=False)
     logits_BHNS = np.einsum("bhnk,bhsk->bhns", *names["rotated"].apply(params, x_BND, x_BND))
     np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
+
+
+def test_the_experiment_with_given_word_vectors_freezes_them_and_counts_words(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("tokenizers", reason="a tokenizer of words needs the extra [text]")
+    file, words = (block for block in blocks(PAGES["docs/using_models.md"], "python") if "words.json" in block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    pathlib.Path("my_text.txt").write_text("the king reads and the king fights . " * 99, encoding="utf-8")
+    exec(words, {})
+    names: dict = {"__name__": "my_vectors"}
+    exec(file, names)
+    pathlib.Path("vectors.txt").write_text("4 8\n" + "".join(f"{w} {'0.5 ' * 8}\n" for w in "the king a b".split()))
+    changes = {"text.source": "my_text.txt", "text.tokenizer": "words.json"}
+    settings = tiny.settings("language", **changes)
+    work = names["prepare"](settings, runs.make_mesh(settings))
+    assert "2 vectors are used, 2 are of words that the vocabulary lacks, and 5 words of" in work.lines[-1]
+    given_W = (work.params["embed/E_WD"] == 0.5).all(1)
+    assert given_W.sum() == 2 and "embed/E_WD" in shapes.flat(jax.eval_shape(work.task.init, jax.random.key(0)))
+    assert 'config.optim.frozen = ["embed/E_WD"]' in file
+    with raises(errors.UserError, "vectors.txt", "model.D = 8, not 16"):
+        names["prepare"](settings.replace({"model.D": 16}), runs.make_mesh(settings))
 
 
 def test_imports_and_configs_of_pages_exist(tmp_path: pathlib.Path) -> None:
