@@ -188,6 +188,15 @@ def test_a_new_head_begins_with_the_pooler_of_bert(tmp_path, is_classifier, head
         np.testing.assert_array_equal(start["head/pooler/W_DD"], published.tensors("bert")["bert.pooler.dense.weight"])
 
 
+@pytest.mark.parametrize(("chosen", "head"), [((), "tanh"), (("text.head",), "relu")])
+def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(tmp_path, chosen, head):
+    config = base.get_config("text_classification")
+    config.update(init_from=str(published.save(tmp_path, "bert")), init_fresh="head")
+    config.text.head = "relu"
+    settings = configs.Settings(config, config_files.defaults(config, base.get_config), explicit=chosen)
+    assert warm_start.adopt_architecture(settings, None).text.head == head
+
+
 def test_parameters_must_be_finite(tmp_path):
     arrays = published.tensors("gpt2")
     arrays["transformer.h.1.mlp.c_proj.bias"][3] = np.inf
