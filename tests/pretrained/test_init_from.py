@@ -18,7 +18,7 @@ from experiments import text_classification
 from experiments.data import tokenization
 from experiments.engine import config as configs, config_file as config_files, errors, run as runs
 from experiments.model import model as models
-from experiments.pretrained import open_model, warm_start
+from experiments.pretrained import bert, hub, open_model, warm_start
 from tfm import head as heads, shapes
 
 GPT2_FIELDS = {"M": 2, "D": 21, "H": 3, "F": 19, "mlp": "gelu_tanh"}  # the fields of GPT-2 in published.py
@@ -188,11 +188,12 @@ def test_a_new_head_begins_with_the_pooler_of_bert(tmp_path, is_classifier, head
         np.testing.assert_array_equal(start["head/pooler/W_DD"], published.tensors("bert")["bert.pooler.dense.weight"])
 
 
-@pytest.mark.parametrize(("chosen", "head"), [((), "tanh"), (("text.head",), "relu")])
-def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(tmp_path, chosen, head):
+@pytest.mark.parametrize(("chosen", "head"), [((), "relu"), (("text.head",), "tanh")])
+def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(tmp_path, monkeypatch, chosen, head):
+    relu = bert.FAMILY._replace(outputs=bert.FAMILY.outputs | {"classes": "relu"})  # as in DistilBERT
+    monkeypatch.setitem(hub.FAMILIES, "bert", relu)
     config = base.get_config("text_classification")
     config.update(init_from=str(published.save(tmp_path, "bert")), init_fresh="head")
-    config.text.head = "relu"
     settings = configs.Settings(config, config_files.defaults(config, base.get_config), explicit=chosen)
     assert warm_start.adopt_architecture(settings, None).text.head == head
 
