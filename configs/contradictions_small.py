@@ -1,4 +1,4 @@
-"""A study of nine techniques of contradictions.py with the model of shakespeare_speedrun.py: ten seeds.
+"""A study of nine techniques of contradictions.py, with shakespeare_speedrun.py as it was before them: ten seeds.
 
 python launch.py --config configs/contradictions_small.py --workdir runs/contradictions_small
 204 runs with four more techniques took 33 minutes on two cores. Each arm has the best of four learning rates.

@@ -12,7 +12,7 @@ none             +0.469                        +0.941
 
 Two arms test whether `tied` is only worse because it has fewer parameters and FLOPs than `asymmetric`.
 tied_wide has the same number of parameters as `asymmetric`, in one matrix of 2 K rows, and 7 % more FLOPs.
-tied_more_mlp has the same FLOPs, because its MLP is larger by the size of one matrix, and 64 more parameters (biases).
+tied_more_mlp has the same FLOPs, because its MLP is larger by the size of one matrix, and 64 fewer parameters (biases).
 Conclusions: docs/qk_results.md.
 """
 

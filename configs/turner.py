@@ -1,7 +1,9 @@
-"""The equations of Turner 2023 in general form: scores with one matrix (E5), values with V_h of D x D (E8).
+"""Turner 2023 with symmetric scores: one matrix U in each head (E5), values with V_h of D x D (E8), no biases.
 
 python launch.py --config configs/turner.py
 56 s on two cores: 2.410 nats per held-out byte, 33.5 % accuracy (the most frequent byte: 16.3 %).
+The general form has two matrices, U_q and U_k (E6): add --config.model.score=asymmetric.
+Logits are scaled by 1/sqrt(K), which Turner 2023 absorbs in U.
 """
 
 from configs import base

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import published
 import pytest
+import tiny
 from absl import flags
 from errors import raises
 
@@ -22,7 +23,13 @@ import launch
 from benchmarks import __main__ as benchmarks, records
 from configs import base
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
-from experiments.engine import by_name, config as configs, config_file as config_files, errors
+from experiments.engine import (
+    by_name,
+    config as configs,
+    config_file as config_files,
+    errors,
+    run as runs,
+)
 from experiments.pretrained import open_model
 from experiments.tools import command as tools
 from tfm import shapes
@@ -187,6 +194,27 @@ def test_arrays_of_another_program_become_a_run(tmp_path: pathlib.Path, monkeypa
     assert params.keys() == expected.keys()
     for path, array in expected.items():
         np.testing.assert_array_equal(params[path], array, err_msg=path)
+
+
+def test_the_experiment_with_given_word_vectors_freezes_them_and_counts_words(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("tokenizers", reason="a tokenizer of words needs the extra [text]")
+    file, words = (block for block in blocks(PAGES["docs/using_models.md"], "python") if "words.json" in block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    pathlib.Path("my_text.txt").write_text("the king reads and the king fights . " * 99, encoding="utf-8")
+    exec(words, {})
+    names: dict = {"__name__": "my_vectors"}
+    exec(file, names)
+    pathlib.Path("vectors.txt").write_text("4 8\n" + "".join(f"{w} {'0.5 ' * 8}\n" for w in "the king a b".split()))
+    changes = {"text.source": "my_text.txt", "text.tokenizer": "words.json"}
+    settings = tiny.settings("language", **changes)
+    work = names["prepare"](settings, runs.make_mesh(settings))
+    assert "2 vectors are used, 2 are of words that the vocabulary lacks, and 5 words of" in work.lines[-1]
+    given_W = (work.params["embed/E_WD"] == 0.5).all(1)
+    assert given_W.sum() == 2 and "embed/E_WD" in shapes.flat(jax.eval_shape(work.task.init, jax.random.key(0)))
+    assert 'config.optim.frozen = ["embed/E_WD"]' in file
+    with raises(errors.UserError, "vectors.txt", "model.D = 8, not 16"):
+        names["prepare"](settings.replace({"model.D": 16}), runs.make_mesh(settings))
 
 
 def test_imports_and_configs_of_pages_exist(tmp_path: pathlib.Path) -> None:

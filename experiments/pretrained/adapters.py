@@ -140,7 +140,7 @@ def write_peft(
                 axes = f"L {axis}" if side == "A" else f"{axis} L"
                 adapter_rules.append(tensors.Line(f"{place}.lora_{side}.weight", axes, (name,)))
         elif {*line.ours} <= arrays.keys():
-            trained_parts.append(line.theirs.split(".")[0])
+            trained_parts.append(line.theirs.rpartition(".")[0])
             adapter_rules.append(line)
     if nodes:
         return f"no tensor of its family holds {', '.join(nodes)} alone"

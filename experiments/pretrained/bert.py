@@ -66,7 +66,11 @@ FAMILY = families.Family(
     head=bert_heads.find,
     tied={f"{NAMES['decoder']}.weight": WORDS, f"{NAMES['decoder']}.bias": NAMES["bias"]},
     buffers=("embeddings.position_ids",),
-    aside=("pooler.", bert_heads.NEXT_SENTENCE),
+    aside={
+        "pooler.": "head/pooler of a new head for classes of texts (text.head = tanh)",
+        bert_heads.NEXT_SENTENCE: families.UNUSED,
+    },
+    pooler={f"{NAMES['pooler']}.weight": "head/pooler/W_DD", f"{NAMES['pooler']}.bias": "head/pooler/b_D"},
     clean=clean,
     restore=restore,
 )

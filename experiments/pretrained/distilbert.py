@@ -31,5 +31,7 @@ FAMILY = bert.FAMILY._replace(
     names=NAMES,
     prefix="distilbert.",
     unprefixed=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+    aside={"pooler.": f"{families.UNUSED}: DistilBERT's classifier has a layer of its own"},
+    pooler={},
     tied={"vocab_projector.weight": bert.WORDS},
 )

@@ -36,6 +36,7 @@ FREE |= {"compute_dtype": "float32"}
 SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
 TRUE = {True: True, False: False}  # choices of a field that is true by default
 FALSE = {False: False, True: True}
+UNUSED = "not in our models, kept aside"
 
 
 def sizes(**defaults: int) -> dict[str, tuple[str, int]]:
@@ -71,7 +72,10 @@ class Family(NamedTuple):
     unprefixed: tuple[str, ...] = ("lm_head.",)  # names that begin with one of these never have the prefix
     tied: Mapping[str, str] = {}  # tensors that equal others if the output is tied to the embedding
     buffers: tuple[str, ...] = ()  # tensors without parameters; {m} stands for the layer
-    aside: tuple[str, ...] = ()  # beginnings of the names of tensors in heads that our models do not have
+    aside: Mapping[
+        str, str
+    ] = {}  # beginnings of the names of tensors that our models do not have -> what the table says
+    pooler: Mapping[str, str] = {}  # tensors of the encoder with which a new head of text classes begins -> our path
     clean: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # prepares the tensors for the rules
     restore: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # the inverse of `clean`
 

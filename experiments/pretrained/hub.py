@@ -47,6 +47,8 @@ class Published(NamedTuple):
 
     extras: other properties: W, N, tied_output, class_names, `kind` (open_model.DOES), `ids` that begin, end and pad a
     text, `headless` (True if the model ends before its logits), ... `aside` are tensors that our models do not have.
+    `pooler` has the arrays, by our paths, with which a new head for classes of texts begins; `class_layer` is the
+    text.head of such a head in transformers, None if the family has none.
     """
 
     family: str
@@ -93,15 +95,21 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | 
     errors.refuse((M > n, f"{label}: {M} layers need more than {n} tensors"))
     lines = family.lines(settings, family)
     expected = {name for line in lines for name in tensors.names(line.theirs, M)}
-    aside = {key for key in arrays if key.startswith(family.aside)} - expected
-    unread = _find_unread(family, settings, arrays, label)
-    unread |= dict.fromkeys(sorted(aside), "not in our models, kept aside")
+    aside = {
+        key: remark
+        for key in sorted(arrays.keys() - expected)
+        for start, remark in family.aside.items()
+        if key.startswith(start)
+    }
+    unread = _find_unread(family, settings, arrays, label) | aside
     flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, sizes, label)
     params = {"position": {}, "head": {}, **traverse_util.unflatten_dict(flat, sep="/")}
     params["blocks"]["relative_position"] = {}
     extras = {key: value for key, value in settings.items() if key not in families.MODEL}
     extras |= {"kind": kind, "output": families.output(family, kind, settings), "headless": not settings["head"]}
-    extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in sorted(aside)}
+    extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in aside}
+    pooler = {path: np.asarray(arrays[key], np.float32) for key, path in family.pooler.items() if key in arrays}
+    extras |= {"pooler": pooler, "class_layer": family.outputs.get("classes")}
     model = {key: settings[key] for key in families.MODEL}
     return Published(name, params, model, extras, tensors.table(lines, unread))
 
@@ -155,7 +163,7 @@ def _describe(model: Published) -> tuple[families.Family, dict[str, Any], famili
         sizes = shapes.check(model.params)
         settings = {**extras, **model.model, "G": sizes["H"], **sizes, "aside": extras.get("aside", {})}
         settings["head"] = kind if kind == "causal" or any(path.startswith("head/") for path in flat) else ""
-        settings["tied_output"] = "head/G_WD" not in flat
+        settings["tied_output"] = "head/G_WD" not in flat if settings["head"] else extras.get("tied_output", True)
         settings["query_bias"] = "blocks/score/bq_HK" in flat
         config = families.write(family, settings)
     except shapes.ShapeError as error:

@@ -64,5 +64,5 @@ FAMILY = families.Family(
     unprefixed=("classifier.",),
     lines=lines,
     head=head,
-    aside=("pooler.",),
+    aside={"pooler.": f"{families.UNUSED}: ViT's classifier reads the class token itself"},
 )

@@ -45,6 +45,8 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     else:
         model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
         required = list_required(experiment, model, fresh)
+        if experiment == "text_classification" and (layer := model.extras.get("class_layer")):
+            required = {"text.head": layer} | required  # that of transformers, also in a new head
         tokenizer = open_model.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
         if tokenizer and open_model.read_saved(tokenizer).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
@@ -97,9 +99,10 @@ def load(
         if part not in POSITIONS and not _contains(part, (*expected, *theirs)):
             names = sorted({path.split("/")[0] for path in expected})
             by_name.choose("part of this model in init_fresh:", part, dict.fromkeys(names, ""))
+    pooler = _find_pooler(settings, model, fresh, expected)
     ours, start = (
-        {path: leaf for path, leaf in tree.items() if not any(_contains(part, [path]) for part in fresh)}
-        for tree in (expected, theirs)
+        {path: x for path, x in tree.items() if path in pooler or not any(_contains(part, [path]) for part in fresh)}
+        for tree in (expected, theirs | pooler)
     )
     if model.table:
         log.say(model.table, "\n")
@@ -108,11 +111,29 @@ def load(
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
     open_model.check_finite(model.path, start)
     new = ", ".join(part for part in fresh if _contains(part, expected))
+    new += " (except head/pooler, the pooler of the model)" * ("head" in fresh and bool(pooler))
     unused = ", ".join(part for part in fresh if not _contains(part, expected))
     sentence = f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"
     sentence += f", new: {new}" * bool(new) + f", unused: {unused}" * bool(unused)
     print(sentence, flush=True)
     return start
+
+
+def _find_pooler(
+    settings: configs.Settings, model: open_model.Trained, fresh: Sequence[str], expected: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return the part of BERT's pooler with which the run's head begins, by path, as in transformers; {} if none.
+
+    The pooler belongs to the encoder, so that init_fresh = head keeps it, but init_fresh = "head,head/pooler" does not.
+    Print a line if a classifier of texts has another layer.
+    """
+    pooler, layer = model.extras.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
+    if pooler and settings.experiment == "text_classification" and layer != model.extras["class_layer"]:
+        needed = f"it needs text.head = {model.extras['class_layer']}, and text.head = {layer}"
+        print(f"the pooler of {model.path} is not used: {needed}", flush=True)
+        return {}
+    parts = [part for part in fresh if part != "head"]
+    return {k: x for k, x in pooler.items() if k in expected and not any(_contains(part, [k]) for part in parts)}
 
 
 def _contains(part: str, paths: Iterable[str]) -> bool:

@@ -15,7 +15,7 @@ import tiny_study
 from errors import raises
 
 from experiments.engine import checkpoint, config as configs, errors, mesh as meshes, run as runs, run_plan, train_step
-from experiments.pretrained import adapters, families, gpt2, open_model, safetensors
+from experiments.pretrained import adapters, families, gpt2, hub, open_model, safetensors
 from experiments.tools import export
 from tfm import layout as layouts, lora, shapes
 
@@ -127,6 +127,20 @@ def copy_adapters(params: dict, sides: dict) -> None:
             layers = [sides.pop(key.format(m)).detach().numpy() for m in range(2)]
             node[leaf] = np.stack([x.T if side == "A" else x for x in layers]).reshape(node[leaf].shape)
     assert not sides
+
+
+def test_peft_saves_the_trained_layers_and_not_all_modules_around_them(tmp_path):
+    """bert.pooler.dense is trained, and peft would not adapt anything inside of a module `bert` that is saved whole."""
+    published.save_bert_classifier(tmp_path / "bert")
+    model = hub.read(tmp_path / "bert")
+    params = lora.init(jax.random.key(0), model.params, rank=2, select=lambda path: path.endswith("Uq_HKD"))
+    flat = {path: leaf for path, leaf in shapes.flat(params).items() if path.startswith(("lora/", "head/"))}
+    safetensors.write(tmp_path / adapters.FILE, flat)
+    settings = {"optim": {"lora": "2:Uq_HKD"}, "init_from": "bert", "model": model.model}
+    (tmp_path / "out").mkdir()
+    assert adapters.write_peft(tmp_path, tmp_path / "out", settings=settings, rules=hub.rules(model)) == ""
+    saved = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["modules_to_save"]
+    assert saved == ["bert.pooler.dense", "classifier"]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses a deprecated name of transformers

@@ -14,10 +14,11 @@ import tiny
 from errors import raises
 
 from configs import base, finetune
+from experiments import text_classification
 from experiments.data import tokenization
-from experiments.engine import config as configs, config_file as config_files, errors
+from experiments.engine import config as configs, config_file as config_files, errors, run as runs
 from experiments.model import model as models
-from experiments.pretrained import open_model, warm_start
+from experiments.pretrained import bert, hub, open_model, warm_start
 from tfm import head as heads, shapes
 
 GPT2_FIELDS = {"M": 2, "D": 21, "H": 3, "F": 19, "mlp": "gelu_tanh"}  # the fields of GPT-2 in published.py
@@ -163,6 +164,38 @@ def test_a_classifier_can_start_from_a_run_on_masked_patches(tmp_path):
     start, out = load(*make_vision(init_from=source_run, init_fresh="head,embed/h_D"))
     assert "new: head, unused: embed/h_D\n" in out and "embed/h_D" not in start and "embed/W_DP" in start
     check_refusal(*make_vision(init_from=source_run, init_fresh="head,embed/x"), 'init_fresh: "embed/x"')
+
+
+@pytest.mark.parametrize(
+    ("head", "fresh", "kept", "line"),
+    [
+        ("tanh", "head", True, "new: head (except head/pooler"),
+        ("tanh", "head,head/pooler", False, "new: head, head/pooler\n"),
+        ("relu", "head", False, "is not used: it needs text.head = tanh, and text.head = relu"),
+        ("pooled", "head", False, "is not used: it needs text.head = tanh, and text.head = pooled"),
+    ],
+)
+@pytest.mark.parametrize("is_classifier", [False, True])
+def test_a_new_head_begins_with_the_pooler_of_bert(tmp_path, is_classifier, head, fresh, kept, line):
+    (published.save_bert_classifier if is_classifier else published.save_bert_with_tokenizer)(tmp_path)
+    fields = {f"model__{name}": value for name, value in open_model.open(tmp_path).model.items()}
+    changes = {"text__head": head, "text__N": 13, "init_from": str(tmp_path), "init_fresh": fresh}
+    settings = tiny.settings("text_classification", model=False, **fields, **changes)
+    model = text_classification.make_model(settings, runs.make_mesh(settings), W=23, C=2)
+    start, out = load(settings, model)
+    assert line in out and ("head/pooler/b_D" in start) == kept and "head/G_CD" not in start
+    if kept:
+        np.testing.assert_array_equal(start["head/pooler/W_DD"], published.tensors("bert")["bert.pooler.dense.weight"])
+
+
+@pytest.mark.parametrize(("chosen", "head"), [((), "relu"), (("text.head",), "tanh")])
+def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(tmp_path, monkeypatch, chosen, head):
+    relu = bert.FAMILY._replace(outputs=bert.FAMILY.outputs | {"classes": "relu"})  # as in DistilBERT
+    monkeypatch.setitem(hub.FAMILIES, "bert", relu)
+    config = base.get_config("text_classification")
+    config.update(init_from=str(published.save(tmp_path, "bert")), init_fresh="head")
+    settings = configs.Settings(config, config_files.defaults(config, base.get_config), explicit=chosen)
+    assert warm_start.adopt_architecture(settings, None).text.head == head
 
 
 def test_parameters_must_be_finite(tmp_path):

@@ -6,11 +6,15 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import tiny
+from flax import traverse_util
 from transformers_models import VIT, load_export, make_random, torch, transformers
 
+from experiments import text_classification
 from experiments.data import pretrained_tokenizer
+from experiments.engine import run as runs
 from experiments.model import model as models
-from experiments.pretrained import hub, open_model
+from experiments.pretrained import hub, open_model, warm_start
 from tfm import embed as embeds, head as heads, variant
 from tfm.attention import mask as masks
 from tfm.decode import sampling
@@ -59,6 +63,7 @@ CASES = {  # (class of transformers, fields of its config)
         "RobertaForSequenceClassification", ROBERTA, pad_token_id=3, type_vocab_size=1, num_labels=7
     ),
     "xlm-roberta, spans": case("XLMRobertaForQuestionAnswering", ROBERTA, pad_token_id=0),
+    "bert, no head, untied": case("BertModel", BERT, tie_word_embeddings=False),
     "roberta, no head": case("RobertaModel", ROBERTA),
     "distilbert": case("DistilBertForMaskedLM", DISTILBERT, tie_word_embeddings=False, activation="relu"),
     "distilbert, classes": case("DistilBertForSequenceClassification", DISTILBERT),
@@ -153,6 +158,25 @@ def test_logits_are_equal_after_reading_writing_back_and_exporting(tmp_path, cas
     hub.write(tmp_path / "ours", read._replace(params=params))
     params = open_model.open(tmp_path / "ours").params  # biases that the file does not have are zeros
     check_near(logits(params), compute_expected(load_export(type(reference), tmp_path / "ours")))
+
+
+def test_a_new_classifier_has_the_logits_of_transformers_with_the_pooler_of_the_published_bert(tmp_path):
+    """Both begin with the same encoder and pooler. The matrix of the classes is new: transformers gets ours."""
+    make_random(*CASES["bert"]).save_pretrained(tmp_path)
+    reference = transformers.BertForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
+    fields = {f"model.{name}": value for name, value in open_model.open(tmp_path).model.items()}
+    fields |= {"text.N": N, "init_from": str(tmp_path), "init_fresh": "head"}
+    settings = tiny.settings("text_classification", model=False, **fields)
+    model = text_classification.make_model(settings, runs.make_mesh(settings), W=W, C=3)
+    start = warm_start.load(settings, model.init, resumed=False, files={})
+    start |= {"head/G_CD": np.random.default_rng(3).standard_normal((3, 33), np.float32), "head/b_C": np.ones(3)}
+    with torch.no_grad():
+        reference.classifier.weight.copy_(torch.tensor(start["head/G_CD"]))
+        reference.classifier.bias.fill_(1.0)
+    inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN}
+    params = {"position": {}, **traverse_util.unflatten_dict(start, sep="/")}
+    params["blocks"]["relative_position"] = {}
+    check_near(model.apply(params, inputs, mask=masks.padding(REAL_BN))[0], compute_expected(reference))
 
 
 @pytest.mark.parametrize("case", ["llama, grouped", "gemma"])

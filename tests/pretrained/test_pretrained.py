@@ -103,6 +103,14 @@ def test_a_poolers_weights_and_activation_are_kept(tmp_path, fields, activation)
         np.testing.assert_array_equal(actual[name], arrays[name])
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_an_encoder_without_a_head_is_written_with_its_untied_setting(tmp_path, is_tied):
+    arrays = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
+    read = hub.read(published.save(tmp_path / "a", "bert", arrays, tie_word_embeddings=is_tied))
+    assert write_again(tmp_path / "b", read).keys() == arrays.keys()
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["tie_word_embeddings"] == is_tied
+
+
 def test_tensors_that_do_not_fit_are_listed(tmp_path):
     arrays = published.tensors("gpt2")
     del arrays["transformer.h.1.ln_2.bias"]
