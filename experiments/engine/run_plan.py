@@ -117,9 +117,6 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     t = settings.train
     with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
-    configs.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
-    every = {"train.log_every": t.log_every, "train.evaluate_every": t.evaluate_every, "train.save_every": t.save_every}
-    configs.at_least(0, every | {"train.patience": t.patience})
     by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
@@ -130,6 +127,10 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     errors.refuse(
         (mup and task.look is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
         (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
+        (
+            t.patience and not t.evaluate_every,
+            f"train.patience = {t.patience} counts evaluations: set train.evaluate_every, the steps between them",
+        ),
         (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because model.norm is a batch norm"),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
         (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),

@@ -55,7 +55,7 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
 
 def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
     """Return the metrics that train.metrics names; "my_file:top5" is called top5. Raises UserError if there is none."""
-    metrics = {name.rpartition(":")[2]: by_name.choose("metric", name, METRICS) for name in names}
+    metrics = {name.rpartition(":")[2]: by_name.choose("metric", name, METRICS, "train.metrics") for name in names}
     wrong = [name for name in metrics if name in checkpoint.BETTER or metrics[name].better not in ("more", "less")]
     if wrong or len(metrics) < len(names):
         raise errors.UserError(
@@ -73,7 +73,8 @@ def _parse_loss(name: str) -> Callable[..., loss.Ratio]:
     except ValueError:
         numbers = [-1.0]
     smooths = kind == "label_smoothing"
-    if min(numbers) < 0 or not sum(numbers) < math.inf or (smooths and (len(numbers) > 1 or numbers[0] >= 1)):
+    invalid = len(numbers) > 1 or numbers[0] >= 1 if smooths else not sum(numbers)
+    if invalid or min(numbers) < 0 or not sum(numbers) < math.inf:
         form = "label_smoothing:0.1, with a share of at least 0 and less than 1" if smooths else "class_weights:1,2.5,1"
         raise errors.UserError(f"train.loss = {name} must have the form {form}")
     return NUMBERED[kind](*numbers)
