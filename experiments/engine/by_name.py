@@ -11,6 +11,7 @@ import pkgutil
 import re
 import sys
 import sysconfig
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
@@ -303,8 +304,8 @@ def find_user_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the first line of an exception."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """Return the type and the message of an exception as one line, cut after 400 characters."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 400, placeholder=" ...")
 
 
 def describe_callback(message: str) -> str:

@@ -95,7 +95,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
         nan=t.nan,
         probe_due=functools.partial(is_due, every=t.log_every, steps=t.steps) if probes else None,
     )
-    return Plan(
+    plan = Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
@@ -110,6 +110,21 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
         patience=t.patience,
         may_skip=t.nan != "abort",
     )
+    check_users_code(settings, plan)
+    return plan
+
+
+def check_users_code(settings: configs.Settings, plan: Plan) -> None:
+    """Trace the step on the mesh if settings name code of the user's. Raises UserError, with these settings, if it fails.
+
+    So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
+    """
+    code = ", ".join(f"{key} = {text}" for key, text in configs.find_code("", settings.to_dict()))
+    if code:
+        state = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
+        batch, alive = meshes.abstract_batch(plan.mesh, plan.task.train[0]), train_step.abstract_alive(plan.mesh)
+        with by_name.user_errors(f"{code} on the mesh {meshes.shape(plan.mesh)}"):
+            jax.eval_shape(plan.step, state, batch, alive)
 
 
 def check_training(settings: configs.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
