@@ -102,14 +102,15 @@ class Growth(NamedTuple):
 def parse_growth(batch: int, pairs: Any = ()) -> Growth:
     """Return the phases: batches of `batch` examples first, and of `size` after each pair [step, size] of train.growth.
 
-    Raises UserError unless all numbers are integers of at least 1 and the steps ascend.
+    Raises UserError unless all numbers are integers of at least 1, the steps ascend, and each pair changes the size.
     """
     firsts, sizes = [0], [batch]
     for pair in pairs:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(number) is int for number in pair)
-        if not is_pair or pair[0] <= firsts[-1] or pair[1] < 1:
+        if not is_pair or pair[0] <= firsts[-1] or pair[1] < 1 or pair[1] == sizes[-1]:
             raise errors.UserError(
-                f"{GROWTH}: {pair!r} must be [step, size], positive integers with ascending steps: {EXAMPLE}"
+                f"{GROWTH}: {pair!r} must be [step, size], positive integers, with ascending steps and another size "
+                f"than before: {EXAMPLE}"
             )
         firsts.append(pair[0])
         sizes.append(pair[1])

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import sys
 import sysconfig
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
@@ -53,6 +54,62 @@ FOREIGN_NAMES = {
     "seed": "random_seed rng_seed",
     "log": "report_to wandb_log use_wandb logger",
 }
+# Our values of settings -> their names in other projects and papers, without _ and -.
+FOREIGN_VALUES = {
+    "model.norm=token": "layernorm layer ln",
+    "model.norm=token_plain": "nonparametriclayernorm layernormwithoutaffine",
+    "model.norm=rms": "rmsnorm llamarmsnorm",
+    "model.norm=batch": "batchnorm bn",
+    "model.norm=instance": "instancenorm",
+    "model.norm=dyt": "dynamictanh",
+    "model.relative_position=rotary": "rope rotary rotaryembedding rotaryemb rotaryposemb gptj",
+    "model.relative_position=rotary_halves": "rope ropeneox neox rotatehalf llamarope",
+    "model.relative_position=buckets": "t5 t5bias relativebias t5relative",
+    "model.relative_position=relative": "shaw",
+    "model.relative_position=alibi": "alibi",
+    "model.position=learned": "absolute learned learnable wpe trainable",
+    "model.position=sinusoidal": "sin sincos sincos2d sinusoid sinusoidal fixed",
+    "model.position=none": "nope",
+    "model.score=asymmetric_qknorm": "qknorm qklayernorm qkrmsnorm useqknorm normalizeqk",
+    "model.score=asymmetric": "sdpa dotproduct scaleddotproduct softmax standard vanilla untied",
+    "model.score=tied": "symmetric sharedqk tiedqk",
+    "model.score=pairwise_sym": "symmetric",
+    "model.score=symmetric_init": "symmetricinitialization",
+    "model.score=l2_tied": "l2 euclidean",
+    "model.attention=flash": "flashattention flashattention2 flashattention3 flashattn sdpa memoryefficient xformers",
+    "model.attention=explicit": "eager naive math dotproduct",
+    "model.mlp=silu": "swish",
+    "model.mlp=relu_squared": "relu2 squaredrelu sqrelu",
+    "model.mlp=gelu_tanh": "gelunew gelupytorchtanh gelufast geluapproximate tanhgelu",
+    "model.mlp=swiglu": "glu siluglu gatedsilu",
+    "model.mlp=geglu": "glu gegelu gatedgelu",
+    "model.mlp=reglu": "glu gatedrelu",
+    "model.block=pre_norm": "pre preln prelayernorm normfirst",
+    "model.block=post_norm": "post postln postlayernorm",
+    "model.block=plain": "noresidual noskip",
+    "model.remat=full": "block gradientcheckpointing",
+    "=full": "true yes on all",
+    "=all": "true yes on",
+    "=none": "false no off",
+    "model.compute_dtype=float32": "fp32 f32",
+    "model.compute_dtype=bfloat16": "bf16",
+    "image.head=class_token": "cls clstoken token tok",
+    "image.head=pooled": "gap avg mean average globalaverage",
+    "text.head=linear": "untied",
+    "text.head=tied": "shared tieembeddings tiewordembeddings",
+    "text.objective=causal": "clm lm autoregressive nexttoken",
+    "text.objective=masked": "mlm bert cloze",
+    "text.tokenizer=characters": "char chars",
+    "optim.name=adamw": "adam adamwtorch adamwtorchfused fusedadamw",
+    "optim.schedule=cosine": "cosinedecay cosineannealing cosinewithwarmup warmupcosine warmupcosinedecay",
+    "optim.schedule=linear": "lineardecay linearwithwarmup linearwarmup",
+    "optim.schedule=constant": "constantwithwarmup",
+    "optim.schedule=wsd": "warmupstabledecay trapezoidal trapezoid",
+    # Parts that we lack: similar names are other parts.
+    "": "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm weightnorm float16 fp16 float64 inversesqrt onecycle",
+}
+# A similar name with another of these beginnings is the opposite, or no part at all.
+SIGNS = re.compile(r"^(ass?ym|anti|un|none?$|no_|non_|pre|post)")
 
 
 def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> list[str]:
@@ -65,13 +122,38 @@ def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> lis
     ]
 
 
+def translate_value(name: str) -> list[str]:
+    """Return what we call the value `name` of other projects, as "model.norm=token"; "" for a part that we lack."""
+    plain = _simplify(name.rpartition(".")[2])
+    return [entry for entry, names in FOREIGN_VALUES.items() if plain in names.split()]
+
+
+def _simplify(name: str) -> str:
+    """Return a name in lower case, with letters and digits only."""
+    return re.sub(r"[\W_]", "", name.lower())
+
+
 def suggest(name: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`."""
-    allowed = list(allowed)
+    """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`.
+
+    A value of another setting is suggested with it: "model.relative_position=rotary". Opposites are not similar.
+    """
+    allowed, values = list(allowed), translate_value(name)
     # Before difflib, for which "d" is as far from "D" as from "M".
-    same = [candidate for candidate in allowed if candidate.lower() == name.lower()]
-    similar = same or translate_foreign(name, allowed) or difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    return f' (did you mean "{similar[0]}"?)' if similar else ""
+    same = [one for one in allowed if one.lower() == name.lower()] or [
+        one for one in allowed if _simplify(one) == _simplify(name)
+    ]
+    foreign = [value for _, _, value in (entry.partition("=") for entry in values) if value in allowed]
+    foreign = foreign or translate_foreign(name, allowed)[:1] or [entry for entry in values if entry[:1] not in "="]
+    close = difflib.get_close_matches(name, [one for one in allowed if _signs(one) == _signs(name)], n=1, cutoff=0.55)
+    similar = same[:1] or foreign or close * ("" not in values)
+    names = '" or "'.join(similar)
+    return f' (did you mean "{names}"?)' if names else ""
+
+
+def _signs(name: str) -> list[str]:
+    """Return the beginning of a name that turns its meaning, if it has one: pre, post, asym."""
+    return [sign.replace("ss", "s") for sign in SIGNS.findall(name.lower())]
 
 
 def candidates(module: Any) -> dict[str, Any]:
@@ -83,18 +165,19 @@ def candidates(module: Any) -> dict[str, Any]:
     }
 
 
-def choose(kind: str, name: str, allowed: Mapping[str, Any]) -> Any:
+def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") -> Any:
     """Return the allowed variant called `name`, or import the user's, "my_file:my_variant".
 
     The user's is accepted if the allowed variants are functions or tuples of functions, and must have their form. kind:
-    a noun for the variants, for messages. Raises UserError if the name is unknown or the user's variant is invalid.
+    a noun for the variants, and setting: the setting, if it has another name, both for messages. Raises UserError if the name is unknown or the user's variant is invalid.
     """
     example = next(iter(allowed.values()))
     accepts_users = callable(example) or hasattr(example, "_fields")
     if ":" not in name or not accepts_users:
         if name not in allowed:
             names = ", ".join(allowed) + (f", or my_file:my_{kind}" if accepts_users else "")
-            raise errors.UserError(f'unknown {kind} "{name}"{suggest(name, allowed)}; choose one of: {names}')
+            place = f" in {setting}" if setting else ""
+            raise errors.UserError(f'unknown {kind} "{name}"{place}{suggest(name, allowed)}; choose one of: {names}')
         return allowed[name]
     module, _, attribute = name.partition(":")
     if not CODE.fullmatch(name):
@@ -221,8 +304,8 @@ def find_user_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the first line of an exception."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """Return the type and the message of an exception as one line, cut after 400 characters."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 400, placeholder=" ...")
 
 
 def describe_callback(message: str) -> str:
@@ -240,13 +323,16 @@ def describe_callback(message: str) -> str:
 
 
 def is_user_code(file: str) -> bool:
-    """Return True for a file that is neither installed nor part of this project, whose configs count as the user's."""
-    return not file.startswith(_other_code())
+    """Return True for a file that is neither installed nor part of this project, whose configs count as the user's.
+
+    The path may be relative, and have symbolic links. A generated file, such as "<string>", is not the user's.
+    """
+    return not file.startswith("<") and not os.path.realpath(file).startswith(_other_code())
 
 
 @functools.cache
 def _other_code() -> tuple[str, ...]:
-    """Return the path prefixes of code that is not the user's: installed, generated ("<string>"), or the project's."""
+    """Return the real path prefixes of code that is not the user's: installed, or the project's."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    packages = (f"{ROOT / package}{os.sep}" for package in ("tfm", "experiments", "benchmarks"))
-    return ("<", *installed, *packages, str(ROOT / "launch.py"))
+    folders = [*installed, *(ROOT / package for package in ("tfm", "experiments", "benchmarks"))]
+    return (*(os.path.join(os.path.realpath(folder), "") for folder in folders), os.path.realpath(ROOT / "launch.py"))

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,10 @@ import numpy as np
 from experiments.engine import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
+# Ranges of numbers: those of the sections model, optim and train are at least 0, these at least 1, or less than 1.
+FROM_ONE = ("model.M", "model.D", "model.H", "model.G", "model.K", "model.F", "train.steps", "train.batch_size")
+FROM_ONE += ("train.accumulation",)
+BELOW_ONE = ("model.dropout", "optim.momentum", "optim.betas", "optim.ema")
 TEXTS = ("source", "init_from", "init_fresh", "lora")  # last parts of the keys whose texts never name code
 TUNE = "study.tune"  # its value is a list of pairs [setting, values to try]
 EXPERIMENT_KEYS = ("experiment", "study.experiment")  # their values may name a file of the user's
@@ -75,7 +80,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """
     values, value = flat(values_of(config)), to_plain(value)
     kind = type(values[check_known(key, values)])
-    example = """, as '["One", "Two"]'""" if kind is list else ""
+    example = f", as '{_write_list(value)}'" if kind is list else ""
     try:
         if isinstance(value, str) and kind in PARSERS:
             value = PARSERS[kind](value)
@@ -85,6 +90,15 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
         raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}{example}") from error
     check_type(key, value, kind)
     config.update_from_flattened_dict({key: value})
+
+
+def _write_list(value: Any) -> str:
+    """Return the list that a text without brackets and quotes means, in JSON: 0.9,0.95 is [0.9, 0.95]."""
+    items = [item.strip(" []()'\"") for item in shorten(str(value)).split(",")]
+    is_number = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?").fullmatch
+    return json.dumps(
+        [(float(item) if re.search("[.e]", item) else int(item)) if is_number(item) else item for item in items]
+    )
 
 
 def check_type(key: str, value: Any, kind: type) -> None:
@@ -170,7 +184,10 @@ def at_least(least: float, values: Mapping[str, float], most: float = math.inf) 
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:
-    """Raise UserError if a number is infinite, NaN, or too large for int32 (a seed: uint32) or float32."""
+    """Raise UserError if a number is infinite, NaN, too large for int32 (a seed: uint32) or float32, or out of range.
+
+    FROM_ONE and BELOW_ONE have the ranges.
+    """
     for key, value in leaves(values):
         numbers = [item for item in value if not isinstance(item, Mapping)] if isinstance(value, list) else [value]
         for number in numbers:
@@ -179,9 +196,13 @@ def check_numbers(values: Mapping[str, Any]) -> None:
                 continue
             is_integer, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
             infinite = isinstance(number, float) and not abs(number) <= LARGEST_FLOAT
+            least, is_number = int(key in FROM_ONE), isinstance(number, int | float)
+            small = is_number and number < least and key.startswith(("model.", "optim.", "train."))
             errors.refuse(
                 (is_integer and abs(number) > largest, f"{key} = {format_value(number)} must be at most +-{largest:,}"),
                 (infinite, f"{key} = {format_value(number)} must be a finite number"),
+                (small, f"{key} = {format_value(value)} must be at least {least}"),
+                (is_number and key in BELOW_ONE and number >= 1, f"{key} = {format_value(value)} must be less than 1"),
             )
 
 

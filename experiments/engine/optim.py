@@ -19,7 +19,6 @@ SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  #
 ALIASES = {"b1": "beta1", "b2": "beta2"}  # optax's names of the betas
 FINAL = 0.1  # default of the final learning rate as a fraction of the peak
 NEWTON_SCHULZ_EPS = 1e-7  # added to the norm, so that a zero gradient stays zero
-BELOW_ONE = math.nextafter(1, 0)  # the largest float below 1
 
 
 def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.Schedule:
@@ -316,16 +315,15 @@ def make_optimiser(
     weight_decay of one run of a study, which replace the config's.
     """
     o = settings.optim
-    if o.name not in OPTIMISERS and callable(getattr(optax, o.name, None)):
-        raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
+    known = o.name in OPTIMISERS or by_name.translate_value(o.name)
+    if not known and callable(getattr(optax, o.name.lower(), None)):
+        raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name.lower()}"?)')
     rule = by_name.choose("optimiser", o.name, OPTIMISERS)
     arguments = find_settings(rule)
     names = ("learning_rate", "warmup_steps", "clip", "ema", *arguments.values())
     values = {name: getattr(o, name) for name in names if name not in BETAS}
-    for name, value in values.items():
-        configs.at_least(0, {f"optim.{name}": value}, BELOW_ONE if name in ("momentum", "ema") else math.inf)
     betas = o.betas if {*names} & {*BETAS} else [0.0, 0.0]  # unread otherwise, so that a change counts as unused
-    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
+    if len(betas) != 2 or not all(type(beta) in (int, float) for beta in betas):
         raise errors.UserError(f"optim.betas = {betas} must be two numbers from 0 to below 1")
     values |= {**dict(zip(BETAS, betas, strict=True)), **numbers}
     warmup = warmup_steps(settings)

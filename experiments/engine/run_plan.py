@@ -99,7 +99,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
         nan=t.nan,
         probe_due=functools.partial(is_due, every=t.log_every, steps=t.steps) if probes else None,
     )
-    return Plan(
+    plan = Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
@@ -114,6 +114,21 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
         patience=t.patience,
         may_skip=t.nan != "abort",
     )
+    check_users_code(settings, plan)
+    return plan
+
+
+def check_users_code(settings: configs.Settings, plan: Plan) -> None:
+    """Trace the step on the mesh if settings name code of the user's. Raises UserError, with these settings, if it fails.
+
+    So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
+    """
+    code = ", ".join(f"{key} = {text}" for key, text in configs.find_code("", settings.to_dict()))
+    if code:
+        state = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
+        batch, alive = meshes.abstract_batch(plan.mesh, plan.task.train[0]), train_step.abstract_alive(plan.mesh)
+        with by_name.user_errors(f"{code} on the mesh {meshes.shape(plan.mesh)}"):
+            jax.eval_shape(plan.step, state, batch, alive)
 
 
 def check_training(settings: configs.Settings, task: train_step.Task, growth: batches.Growth, devices: Mesh) -> None:
@@ -121,9 +136,6 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     t = settings.train
     with by_name.user_errors("in a batch"):
         shapes.check(task.train[0])
-    configs.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
-    every = {"train.log_every": t.log_every, "train.evaluate_every": t.evaluate_every, "train.save_every": t.save_every}
-    configs.at_least(0, every | {"train.patience": t.patience})
     by_name.choose("train.nan", t.nan, dict.fromkeys(train_step.NAN))
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
@@ -134,6 +146,10 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     errors.refuse(
         (mup and task.look is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
         (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
+        (
+            t.patience and not t.evaluate_every,
+            f"train.patience = {t.patience} counts evaluations: set train.evaluate_every, the steps between them",
+        ),
         (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because the model has a batch norm"),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
         (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),

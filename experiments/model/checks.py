@@ -18,7 +18,6 @@ def check_model(m: configs.Settings, *, N: int, cross: bool, pixels: bool) -> No
     by_name.choose("bias", m.bias, blocks.BIASES)
     by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
     by_name.choose("attention", m.attention, dict.fromkeys(implementations.NAMES))
-    configs.at_least(0, {"model.window": m.window})
     embed_norm = OUTER_NORMS[m.outer_norm][0]
     from_config = isinstance(m, configs.Settings)  # a published model may have a window of N tokens or more
     errors.refuse(
@@ -48,14 +47,10 @@ def check_sizes(m: configs.Settings) -> dict[str, int]:
 
 
 def check_block(m: configs.Settings) -> None:
-    """Raise UserError for numbers out of range, or if the score cuts tokens into heads and D is not H K."""
-    configs.at_least(0, {"model.dropout": m.dropout, "model.score_std": m.score_std, "model.output_std": m.output_std})
-    configs.at_least(0, {"model.cap": m.cap, "model.output_cap": m.output_cap, "model.embed_std": m.embed_std})
-    configs.at_least(0, {"model.mup": m.mup})
+    """Raise UserError if model.mup excludes model.scale, or if the score cuts tokens into heads and D is not H K."""
     rule = f"model.H x model.K = {m.H} x {m.K} must be model.D = {m.D}"
     errors.refuse(
         (m.mup and m.scale == "1", f"model.mup = {m.mup} needs model.scale = 1/sqrt(K) or 1/sqrt(D), not 1"),
-        (m.dropout >= 1, f"model.dropout = {m.dropout} must be less than 1"),
         (cuts_tokens(m) and m.D != m.H * m.K, f"model.score = {m.score} cuts tokens into heads: {rule}"),
     )
 

@@ -57,7 +57,7 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
 
 def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
     """Return the metrics that train.metrics names; "my_file:top5" is called top5. Raises UserError if there is none."""
-    metrics = {name.rpartition(":")[2]: by_name.choose("metric", name, METRICS) for name in names}
+    metrics = {name.rpartition(":")[2]: by_name.choose("metric", name, METRICS, "train.metrics") for name in names}
     wrong = [name for name in metrics if name in checkpoint.BETTER or metrics[name].better not in ("more", "less")]
     if wrong or len(metrics) < len(names):
         raise errors.UserError(

@@ -196,7 +196,6 @@ def build_language_model(
     head: one of the variants of tfm/head.py. output: the setting text.head. C: number of classes; 0 for tokens. layout,
     mask: arguments of build_model. Raises UserError for settings that are wrong or do not fit together.
     """
-    configs.at_least(0, {"model.segments": m.segments})
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation = mlp.ACTIVATIONS.get(layer)
     excluded = activation and m.norm.startswith("batch")

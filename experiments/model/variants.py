@@ -154,7 +154,7 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     """
     users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if ":" in split(name, getattr(m, name))[0]]
     rotary = split("relative_position", m.relative_position)[0] in ROTARY
-    from_keys = spec.block.attention.value.from_keys
+    from_keys = spec.block.attention.value.from_keys and ":" not in m.value  # the user's value takes keys of any width
     if not (users or rotary or from_keys):
         return
     label = " and ".join(users) or f"model.score = {m.score} with model.value = {m.value}"

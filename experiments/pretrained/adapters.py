@@ -26,10 +26,10 @@ FORM = "rank, rank:parts or rank:parts:alpha, such as 8, 8:score,value or 8:Uq_H
 def parse(text: str) -> tuple[int, tuple[str, ...], float]:
     """Return (rank, parts, alpha) of optim.lora. By default the parts are the blocks, and alpha is the rank."""
     match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
-    if not match:
-        raise errors.UserError(f"optim.lora = {text!r} must have the form {FORM}.")
-    rank, parts, alpha = match.groups()
-    return int(rank), tuple(part.strip() for part in (parts or shapes.STACKED).split(",")), float(alpha or rank)
+    rank, parts, alpha = match.groups() if match else ("", "", "")
+    if not match or not 0 < (scale := float(alpha or rank)) <= configs.LARGEST_FLOAT:
+        raise errors.UserError(f"optim.lora = {text!r} must have the form {FORM}, with a finite alpha above 0.")
+    return int(rank), tuple(part.strip() for part in (parts or shapes.STACKED).split(",")), scale
 
 
 def split_parts(init_fresh: str) -> tuple[str, ...]:
@@ -65,7 +65,17 @@ def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Me
 
         return [plots.loss_curves(folder / "figures" / "loss.png", rows, unit="mean", title=settings.experiment)]
 
-    return add_adapters(settings, work._replace(figures=work.figures or draw_loss))
+    lines = [*work.lines, *describe_positions(settings.to_dict().get("model", {}))]
+    return add_adapters(settings, work._replace(figures=work.figures or draw_loss, lines=lines))
+
+
+def describe_positions(m: Mapping[str, Any]) -> list[str]:
+    """Return a line if the section `model` has absolute and relative positions; else []."""
+    absolute, relative = m.get("position", "none"), m.get("relative_position", "none")
+    if "none" in (absolute, relative):
+        return []
+    hint = f"for {relative} alone, set model.position = none"
+    return [f"  positions: model.position = {absolute} and model.relative_position = {relative}, both; {hint}"]
 
 
 def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
