@@ -87,7 +87,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         apply=logits,
         lines=[*data.lines, f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
-        kind="captions",
     )
 
 

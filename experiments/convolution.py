@@ -68,7 +68,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         apply=lambda params, batch: apply(params, batch["x_BND"])[0],
         lines=data.lines,
         data_sha256=data.sha256,
-        kind="convolution",
     )
 
 

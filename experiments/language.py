@@ -104,7 +104,6 @@ def prepare(
         files=corpus.tokenizer.files,
         lines=corpus.lines,
         data_sha256=corpus.sha256,
-        kind="language",
     )
 
 

@@ -64,7 +64,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         files={runs.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,
         data_sha256=data.sha256,
-        kind="masked_image",
     )
 
 

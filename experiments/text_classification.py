@@ -75,7 +75,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         files=tokenizer.files | {runs.DATA: disk.as_json({"classes": data.classes})},
         lines=describe(data, W=tokenizer.size, N=t.N, truncated=[cut for *_, cut in rows]),
         data_sha256=data.sha256,
-        kind="text_classification",
     )
 
 

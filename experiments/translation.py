@@ -88,7 +88,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         files={"tokenizer.json": tokenizer, runs.DATA: disk.as_json(corpus.common)},
         lines=corpus.lines,
         data_sha256=corpus.sha256,
-        kind="translation",
     )
 
 

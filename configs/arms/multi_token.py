@@ -22,7 +22,7 @@ def init(key, *, W, D, **sizes):
 def prepare(settings, mesh):
     """Prepare the experiment. Training minimises loss + targets.later * loss_later."""
     if not settings.targets.later:
-        return language.prepare(settings, mesh)
+        return language.prepare(settings, mesh)._replace(kind="language")
 
     def two_losses(model):
         next_loss = language.choose_loss(settings, model)
@@ -36,4 +36,5 @@ def prepare(settings, mesh):
         return measure
 
     work = language.prepare(settings, mesh, head=heads.next_word._replace(init=init), loss=two_losses)
-    return work._replace(task=work.task._replace(weights={"loss_later": settings.targets.later}))
+    task = work.task._replace(weights={"loss_later": settings.targets.later})
+    return work._replace(task=task, kind="language")  # the first matrix predicts as in `language`

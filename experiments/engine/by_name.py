@@ -106,7 +106,8 @@ FOREIGN_VALUES = {
     "optim.schedule=constant": "constantwithwarmup",
     "optim.schedule=wsd": "warmupstabledecay trapezoidal trapezoid",
     # Parts that we lack: similar names are other parts.
-    "": "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm weightnorm float16 fp16 float64 inversesqrt onecycle",
+    "": "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm weightnorm float16 fp16 float64 "
+    "inversesqrt onecycle",
 }
 # A similar name with another of these beginnings is the opposite, or no part at all.
 SIGNS = re.compile(r"^(ass?ym|anti|un|none?$|no_|non_|pre|post)")
@@ -169,7 +170,8 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") 
     """Return the allowed variant called `name`, or import the user's, "my_file:my_variant".
 
     The user's is accepted if the allowed variants are functions or tuples of functions, and must have their form. kind:
-    a noun for the variants, and setting: the setting, if it has another name, both for messages. Raises UserError if the name is unknown or the user's variant is invalid.
+    a noun for the variants; setting: the setting, if it has another name; both for messages. Raises UserError if the
+    name is unknown or the user's variant is invalid.
     """
     example = next(iter(allowed.values()))
     accepts_users = callable(example) or hasattr(example, "_fields")

@@ -243,6 +243,8 @@ class Trained:
 
         Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
         """
+        if self.kind not in DOES:
+            raise errors.UserError(f"the model in {self.path} {explain_kind(self.kind)}")
         if self.kind in HEADS:
             size["head"] = HEADS[self.kind]
         build = {"image": models.build_vision_model, "masked_image": models.build_masked_image_model}
@@ -379,10 +381,19 @@ def check_kind(model: Trained, *kinds: str, needs_head: bool = True) -> None:
     """Raise UserError unless the model has one of these kinds and, if needs_head, a head."""
     if model.kind in kinds and not (needs_head and model.extras.get("headless")):
         return
-    does = DOES.get(model.kind, f"belongs to the experiment {model.kind}")
+    does = DOES.get(model.kind) or explain_kind(model.kind)
     does = "has no head" if model.kind in kinds else does
     wanted = " or ".join(DOES[kind] for kind in kinds)
     raise errors.UserError(f"the model in {model.path} {does}; this command needs a model that {wanted}")
+
+
+def explain_kind(experiment: str) -> str:
+    """Return why the model of an experiment is not built from its settings, as the end of a sentence."""
+    return (
+        f"belongs to the experiment {experiment}, whose code may change it, so it is not built from its settings. Use "
+        "the result of launch.run, which has params and apply; or, if it is the model of one of our experiments, let "
+        'prepare return work._replace(kind="language")'
+    )
 
 
 def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
