@@ -1,20 +1,101 @@
-"""Names of classes: their order, and the lines that a run prints about them."""
+"""Classes: the folders that are named after them, their order, and the lines that a run prints about them."""
 
+import itertools
+import pathlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from experiments.data import files as data_files
 from experiments.engine import errors
 
 SHOWN = 12  # names in a line, and the most warnings
-NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")
+INTEGER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+MISSING = {"nan", "na", "n/a", "<na>", "none", "null", "-", "?"}  # in place of a number
+UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # folders of examples without a class
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct names, sorted as numbers if all are integers ("2" before "10"), else as text."""
     distinct = sorted({*names})
-    return tuple(sorted(distinct, key=float) if all(map(NUMBER.fullmatch, distinct)) else distinct)
+    return tuple(sorted(distinct, key=float) if all(map(INTEGER.fullmatch, distinct)) else distinct)
+
+
+def check_trained(source: str, trained: Collection[str], evaluated: Collection[str]) -> None:
+    """Raise UserError unless all classes that are evaluated are trained on."""
+    if new := sort_names({*evaluated} - {*trained}):
+        names = ", ".join(f'"{name}"' for name in new[:SHOWN]) + f" and {len(new) - SHOWN:,} more" * (len(new) > SHOWN)
+        problem = f"{len(new):,} of the classes that are evaluated have no training data: {names}"
+        raise errors.UserError(f"{source}: {problem}. Train on examples of each class, or remove it.")
+
+
+def keep_labelled(files: Sequence[data_files.File]) -> tuple[list[data_files.File], list[str]]:
+    """Return the files that are not in a folder of UNLABELLED (all of them if there are no others), and lines."""
+    inside = [{step.lower() for step in file.inside.parts[:-1]} & UNLABELLED for file in files]
+    labelled = [file for file, steps in zip(files, inside, strict=True) if not steps]
+    if len(labelled) in (0, len(files)):
+        return [*files], []
+    names = ", ".join(sorted(set().union(*inside)))
+    return labelled, [f"files left out, because they have no class (folders {names}): {len(files) - len(labelled):,}"]
+
+
+def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> Iterator[tuple[str, int, list]]:
+    """Yield parts of a folder (TRAIN for all of it), the level of their classes, and their files with their classes.
+
+    path/train/cat/2019/a.jpg has the class cat at the level 1. A file in no folder of a class has the class ''. The
+    training part comes first; a part may come several times. Raises UserError as `name_parts`.
+    """
+    at, trained = first_level(files, 0), set()  # the level of the parts or, without parts, of the classes
+    tops = {top: [*group] for top, group in itertools.groupby(files, lambda file: file.inside.parts[at])}
+    part_of_top = name_parts(path, tops, at)
+    groups = [(part_of_top[top], group) for top, group in tops.items()] if part_of_top else [(data_files.TRAIN, files)]
+    for part, group in sorted(groups, key=lambda pair: pair[0] != data_files.TRAIN):
+        level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
+        rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
+        trained |= {name for _, name in rows} if part == data_files.TRAIN else set()
+        yield part, level, rows
+
+
+def first_level(files: Sequence[data_files.File], at: int, classes: Collection[str] = ()) -> int:
+    """Return the first level of folders, from `at` on, with several folders.
+
+    A single folder also counts if it is one of `classes`, or if it contains files itself.
+    """
+    names = {file.inside.parts[at] for file in files}
+    single = len(names) == 1 and not names & {*classes}
+    nested = single and all(file.inside.parts[at + 2 :] for file in files)
+    return first_level(files, at + 1, classes) if nested else at
+
+
+def part_of(name: str) -> str:
+    """Return the part of a folder with this name, such as training_set, seg_test, train2017 or "Val Images"."""
+    stem = re.sub(r"(?<=[a-z])(set|data|images)\b", "", name.lower())
+    return data_files.part_of_name(pathlib.PurePath(stem.replace(" ", "_")))
+
+
+def name_parts(path: pathlib.Path, tops: dict[str, list[data_files.File]], at: int) -> dict[str, str]:
+    """Return the part of each of these folders, {} if the folders are classes.
+
+    All files of a part are in folders inside it. A training part is recognised next to another part, or by its bare
+    name (train). Raises UserError if folders may be parts or classes.
+    """
+    below = {}  # names of the folders inside each folder that have files
+    for top, group in tops.items():
+        below[top] = {file.inside.parts[at + 1] for file in group if file.inside.parts[at + 2 :]}
+    flat = {top for top, group in tops.items() if min(len(file.inside.parts) for file in group) <= at + 2}
+    kinds = {top: part_of(top) for top in tops}
+    deep = {top: kind for top, kind in kinds.items() if kind and top not in flat}
+    bare = any(kind == data_files.TRAIN and top.lower() in data_files.PARTS for top, kind in deep.items())
+    if data_files.TRAIN in deep.values() and (len({*deep.values()}) > 1 or (bare and not flat)):
+        return kinds
+    alike = [top for top in deep if below[top] <= set().union(*(below[other] for other in tops if other != top))]
+    split = [top for top in tops if {data_files.TRAIN} < {part_of(name) for name in below[top]} - {data_files.OTHER}]
+    if bare or alike or split or all(kinds.values()):
+        folders = data_files.join_names([path / top for top in alike or split or deep or kinds])
+        remedy = "Use train/CLASS/ and test/CLASS/, or folders CLASS/ with other names."
+        raise errors.UserError(f"{folders} may be parts or classes of {path}. {remedy}")
+    return {}
 
 
 def read_names(splits: Sequence[data_files.File], column: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import stat
+import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,12 @@ import numpy as np
 from experiments.engine import disk, errors
 
 CHUNK = 2**20  # bytes read at a time
+LONGEST = 2**26  # bytes of a line, and characters of a cell of a table: longer ones are damaged files
+# A compressed file that unpacks to more than both is no data: text becomes 3 to 20 times larger, zeros 1,000 times.
+BOMB, BOMB_RATIO = 2**28, 200  # bytes, and a multiple of the size of the packed file
+# Names of files and folders that programs put next to data; names that begin with a full stop belong to them too.
+NOT_DATA = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found"}
+NOT_DATA |= {"__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"}
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -75,7 +82,12 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     return File(pathlib.PurePath(inside), str(path), size, functools.partial(open, path, "rb"))
 
 
-def find(source: str, alternatives: str, *, hint: str = "", hidden: tuple[str, ...] = (".",)) -> list[File]:
+def is_data(inside: pathlib.PurePath, hidden: tuple[str, ...] = ()) -> bool:
+    """Return False for the files of NOT_DATA, hidden files, and other names that begin with one of `hidden`."""
+    return not any(step.startswith((".", *hidden)) or step.lower() in NOT_DATA for step in inside.parts)
+
+
+def find(source: str, alternatives: str, *, hint: str = "", hidden: tuple[str, ...] = ()) -> list[File]:
     """Return the file at a path, or the files of a folder.
 
     Raises UserError, with the `alternatives`, if the path does not exist.
@@ -86,8 +98,11 @@ def find(source: str, alternatives: str, *, hint: str = "", hidden: tuple[str, .
     return folder(path, hidden) if os.path.isdir(path) else [on_disk(path)]
 
 
-def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
-    """Return the files in a folder and below, sorted, except links to folders and names that begin with `hidden`."""
+def folder(path: pathlib.Path, hidden: tuple[str, ...] = ()) -> list[File]:
+    """Return the files in a folder and below, sorted, except links to folders and what is not data (`is_data`).
+
+    Their paths inside the folder are in Unicode's form NFC: folders of macOS may have the form NFD.
+    """
 
     def fail(error: OSError) -> None:
         raise error
@@ -95,9 +110,10 @@ def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
     paths = []
     with disk.reading(path):
         for parent, folders, names in os.walk(path, onerror=fail):
-            folders[:] = [name for name in folders if not name.startswith(hidden)]
-            paths += [pathlib.Path(parent, name) for name in names if not name.startswith(hidden)]
-    return [on_disk(file, file.relative_to(path)) for file in sorted(paths)]
+            folders[:] = [name for name in folders if is_data(pathlib.PurePath(name), hidden)]
+            paths += [pathlib.Path(parent, name) for name in names if is_data(pathlib.PurePath(name), hidden)]
+    files = [on_disk(file, unicodedata.normalize("NFC", str(file.relative_to(path)))) for file in sorted(paths)]
+    return sorted(files, key=lambda file: file.inside)
 
 
 def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, ...]) -> list[File]:
@@ -107,7 +123,8 @@ def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, .
     visible = []
     for member in file.infolist():
         inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"
-        if not member.is_dir() and not any(step.startswith(hidden) for step in inside.parts):
+        if not member.is_dir() and is_data(inside, hidden):
+            check_size(name, member.file_size, member.compress_size)
             visible.append(File(inside, name, member.file_size, functools.partial(file.open, member)))
     return visible
 
@@ -139,7 +156,23 @@ def pieces(file: File, *, text: bool = True, utf8: bool = True) -> Iterator[byte
                 import pyarrow
             content = pyarrow.input_stream(content, compression="zstd")
         chunks = iter(lambda: content.read(CHUNK), b"")
+        if file.size and begin.startswith((GZIP, ZSTD)):
+            chunks = limit(chunks, file)
         yield from check_text(chunks, utf8=utf8) if text else chunks
+
+
+def check_size(name: str, unpacked: int, packed: int) -> None:
+    """Raise UserError if a packed file has more than BOMB bytes unpacked, and more than BOMB_RATIO times its size."""
+    sizes = f"{disk.size(packed)} unpack to at least {disk.size(unpacked)}, more than {BOMB_RATIO} times as much"
+    errors.refuse((unpacked > max(BOMB, BOMB_RATIO * packed), f"{name}: {sizes}. Remove or unpack the file."))
+
+
+def limit(chunks: Iterable[bytes], file: File) -> Iterator[bytes]:
+    """Yield the unpacked chunks of a packed file. Raises UserError as `check_size`."""
+    n = 0
+    for chunk in chunks:
+        check_size(file.name, n := n + len(chunk), file.size)
+        yield chunk
 
 
 def check_text(chunks: Iterable[bytes], *, utf8: bool) -> Iterator[bytes]:
@@ -163,14 +196,25 @@ def check_text(chunks: Iterable[bytes], *, utf8: bool) -> Iterator[bytes]:
         n, line = n + len(chunk), line + chunk.count(b"\n")
 
 
-def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a text, without line ends. pieces: the text, cut anywhere."""
-    rest = b""
-    for piece in pieces:
-        *complete, rest = (rest + piece).split(b"\n")
-        yield from complete
-    if rest:
-        yield rest
+def lines(file: File) -> Iterator[bytes]:
+    """Yield the lines of a text, without line ends (\\n, or \\r in a file without \\n).
+
+    Raises UserError as `pieces` does, and for a line of more than LONGEST bytes.
+    """
+    rest, size, number = [], 0, 1  # the pieces of the line that has not ended yet, and their bytes
+    for piece in pieces(file):
+        *complete, last = piece.split(b"\n")
+        if complete:
+            yield b"".join([*rest, complete[0]])
+            yield from complete[1:]
+            rest, size, number = [], 0, number + len(complete)
+        rest.append(last)
+        size += len(last)
+        if size > LONGEST:
+            raise errors.UserError(f"{file.name}: line {number:,} has more than {disk.size(LONGEST)}. Shorten it.")
+    if size:
+        line = b"".join(rest)
+        yield from line.removesuffix(b"\r").split(b"\r") if number == 1 else [line]
 
 
 def read(file: File, *, text: bool = True) -> bytes:
@@ -232,14 +276,13 @@ def evaluation_part(parts: Mapping[str, object]) -> str:
 
 
 def split_rows(
-    name: str, section: str, files: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
+    name: str, by_name: Mapping, files: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
 ) -> Rows:
-    """Return all `rows(file)` in two parts: by file names (`split_by_names`, if `section` is not "") or by content.
+    """Return all `rows(file)` in two parts: those of `by_name` (`split_by_names`), or if it is empty, by content.
 
     By content, about this share of the rows is held out; rows whose first texts have the same `key` stay together.
     form: what the rows are, for messages. Raises UserError if a part has no row.
     """
-    by_name = split_by_names(section, files) if section else {}
     used = [by_name[part] for part in (TRAIN, evaluation_part(by_name))] if by_name else [files]
     parts = [[row for file in group for row in rows(file)] for group in used]
     if empty := [group for group, part in zip(used, parts, strict=True) if not part]:

@@ -165,10 +165,16 @@ def open_image(file: data_files.File) -> Iterator[Any]:
 
     Raises UserError if the file is not an image, or has more than 8 bits per value.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    with disk.reading(file.name, SyntaxError, Image.DecompressionBombError):
-        with file.open() as content, Image.open(content, formats=FORMATS) as image:
+    with disk.reading(file.name, SyntaxError, Image.DecompressionBombError), file.open() as content:
+        begin = content.peek(8)[:8]
+        try:
+            image = Image.open(content, formats=FORMATS)
+        except UnidentifiedImageError as error:
+            kind = f"begins with {begin!r}, so it is not an image ({', '.join(FORMATS)})" if begin else "is empty"
+            raise ValueError(f"the file {kind}") from error
+        with image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"the image has more than 8 bits per value (mode {image.mode}). Save it with 8 bits.")
             yield image

@@ -4,20 +4,19 @@ The folders are DIR/class/*.jpg, or DIR/train/class/*.jpg, and so on. Each image
 so that nothing is cut off; 0 keeps its size. Many images are cached in a file that is mapped into memory.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
 import hashlib
 import io
-import itertools
 import json
 import math
 import mimetypes
 import os
 import pathlib
-import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,11 +25,11 @@ from experiments.data import classes as class_names, files as data_files, image_
 from experiments.engine import disk, errors
 
 ENDS = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-HIDDEN = (".", "__MACOSX")
 CACHED = 2**26  # bytes: images of at least this size in total are cached
 CHUNK, CHUNK_BYTES = 1024, 2**27  # the most images, and bytes of them, decoded at a time
 VERSION = 2  # of the format of the cached files
 EVALUATION_SHARE = 0.2
+LISTED = 10  # damaged files in a message
 NO_CLASS = "{} is not in a folder of a class. {} needs a folder per class."
 TEXT = ("text/", "application/")  # MIME types of other files that may be next to images
 Row = tuple[data_files.File, str]  # an image file, and its class
@@ -89,24 +88,19 @@ def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...],
 
 def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     """Return a folder's image files by their part, () for class names, and lines about files that are left out."""
-    files = data_files.folder(path, HIDDEN)
+    files = data_files.folder(path)
     images = [file for file in files if file.inside.suffix.lower() in ENDS]
     not_images = [file for file in files if file.inside.suffix.lower() not in ENDS]
     lines = data_files.describe_skipped(path, files, images)
     if not images:
         formats = f"images in folders of their classes ({', '.join(ENDS)})"
         raise errors.UserError("; ".join([f"{path} has neither {formats} nor train.npz nor IDX files", *lines]))
-    at = first_level(images, 0)  # the level of the parts or, without parts, of the classes
-    tops = {top: [*group] for top, group in itertools.groupby(images, lambda file: file.inside.parts[at])}
-    part_of_top, parts = name_parts(path, tops, at), {}
-    groups = [(part_of_top[top], group) for top, group in tops.items()] if part_of_top else [(data_files.TRAIN, images)]
-    for part, group in sorted(groups, key=lambda pair: pair[0] != data_files.TRAIN):
-        trained = {name for _, name in parts.get(data_files.TRAIN, ())}
-        level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
-        rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
+    images, more = class_names.keep_labelled(images)
+    parts = {}
+    for part, level, rows in class_names.divide(path, images):
         parts[part] = parts.get(part, []) + rows
-        check_classes({name for _, name in rows}, group[0].inside.parts[:level], not_images)
-    return parts, (), lines
+        check_classes({name for _, name in rows}, rows[0][0].inside.parts[:level], not_images)
+    return parts, (), lines + more
 
 
 def check_classes(names: Collection[str], above: tuple[str, ...], not_images: Sequence[data_files.File]) -> None:
@@ -121,47 +115,6 @@ def check_classes(names: Collection[str], above: tuple[str, ...], not_images: Se
         if in_class and inside[level] not in names and not kind.startswith(TEXT):
             problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
             raise errors.UserError(f"{problem}. Convert its files, for example to .png, or remove its folder.")
-
-
-def first_level(images: Sequence[data_files.File], at: int, classes: Collection[str] = ()) -> int:
-    """Return the first level of folders, from `at` on, with several folders.
-
-    A single folder also counts if it is one of `classes`, or if it contains images itself.
-    """
-    names = {file.inside.parts[at] for file in images}
-    single = len(names) == 1 and not names & {*classes}
-    nested = single and all(file.inside.parts[at + 2 :] for file in images)
-    return first_level(images, at + 1, classes) if nested else at
-
-
-def part_of(name: str) -> str:
-    """Return the part of a folder with this name, such as training_set, seg_test, train2017 or "Val Images"."""
-    stem = re.sub(r"(?<=[a-z])(set|data|images)\b", "", name.lower())
-    return data_files.part_of_name(pathlib.PurePath(stem.replace(" ", "_")))
-
-
-def name_parts(path: pathlib.Path, tops: dict[str, list[data_files.File]], at: int) -> dict[str, str]:
-    """Return the part of each of these folders, {} if the folders are classes.
-
-    All images of a part are in folders inside it. A training part is recognised next to another part, or by its bare
-    name (train). Raises UserError if folders may be parts or classes.
-    """
-    below = {}  # names of the folders inside each folder that have images
-    for top, group in tops.items():
-        below[top] = {file.inside.parts[at + 1] for file in group if file.inside.parts[at + 2 :]}
-    flat = {top for top, group in tops.items() if min(len(file.inside.parts) for file in group) <= at + 2}
-    kinds = {top: part_of(top) for top in tops}
-    deep = {top: kind for top, kind in kinds.items() if kind and top not in flat}
-    bare = any(kind == data_files.TRAIN and top.lower() in data_files.PARTS for top, kind in deep.items())
-    if data_files.TRAIN in deep.values() and (len({*deep.values()}) > 1 or (bare and not flat)):
-        return kinds
-    alike = [top for top in deep if below[top] <= set().union(*(below[other] for other in tops if other != top))]
-    split = [top for top in tops if {data_files.TRAIN} < {part_of(name) for name in below[top]} - {data_files.OTHER}]
-    if bare or alike or split or all(kinds.values()):
-        folders = data_files.join_names([path / top for top in alike or split or deep or kinds])
-        remedy = "Use train/CLASS/ and test/CLASS/, or folders CLASS/ with other names."
-        raise errors.UserError(f"{folders} may be parts or classes of {path}. {remedy}")
-    return {}
 
 
 def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
@@ -244,8 +197,11 @@ def choose_size(images: Sequence[data_files.File], size: int) -> dict[str, Any]:
             sides = image.size if rotated else image.size[::-1]
             return image.mode in image_file.GREY, (size, size) if size else sides
 
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        grey, sides = zip(*pool.map(look, images), strict=True)
+    try:
+        grey, sides = zip(*map_images(look, images), strict=True)
+    except errors.UserError:
+        collections.deque(map_images(decode, images), 0)  # so that its error also lists the truncated files
+        raise
     Y, X = sides[0]
     for file, (rows, columns) in zip(images, sides, strict=True):
         if (rows, columns) != (Y, X):
@@ -261,7 +217,36 @@ def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator
         with image_file.open_image(file) as image:
             return image_file.pixels(file.name, image, form)[0]
 
-    chunk = max(1, min(CHUNK, CHUNK_BYTES // math.prod(form["image"])))
+    return map_images(make_one, images, max(1, min(CHUNK, CHUNK_BYTES // math.prod(form["image"]))))
+
+
+def decode(file: data_files.File) -> None:
+    """Read all pixels of a file. Raises UserError if it is damaged."""
+    with image_file.open_image(file) as image, disk.reading(file.name):
+        image.load()
+
+
+def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:
+    """Yield function(file) of each file, computed on all cores for `chunk` files at a time.
+
+    Raises UserError that lists all files for which the function does.
+    """
+
+    def call(file: data_files.File) -> Any:
+        try:
+            return function(file)
+        except errors.UserError as error:
+            return error
+
+    damaged = []
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for at in range(0, len(images), chunk):
-            yield from pool.map(make_one, images[at : at + chunk])
+            for result in pool.map(call, images[at : at + chunk]):
+                if isinstance(result, errors.UserError):
+                    damaged.append(str(result))
+                elif not damaged:
+                    yield result
+    if damaged:
+        listed = "; ".join(damaged[:LISTED]) + f"; and {len(damaged) - LISTED:,} more" * (len(damaged) > LISTED)
+        count = f"{len(damaged):,} of {len(images):,} images cannot be read: " if len(damaged) > 1 else ""
+        raise errors.UserError(f"{count}{listed.removesuffix('.')}. Remove or replace them.")

@@ -83,10 +83,15 @@ def load(source: str, size: int = 0) -> Images:
     after the parts (train.npz), or image files in folders of their classes. Image files, and images of a data set
     'hub:NAME', become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A
     single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, and for damaged or
-    contradictory files.
+    contradictory files, and for a class that is evaluated but not trained on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
-    return combine(source, read_arrays(source) or image_folder.load(source, size), size)
+    splits = read_arrays(source) or image_folder.load(source, size)
+    data = combine(source, splits, size)
+    if len(splits.arrays) == 2 and splits.places:  # names define the parts: `load_described` reports chance
+        trained, evaluated = ([data.classes[c] for c in np.unique(label_B)] for label_B in (data[2], data[4]))
+        class_names.check_trained(source, trained, evaluated)
+    return data
 
 
 def read_arrays(source: str) -> image_folder.Splits | None:

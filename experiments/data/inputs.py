@@ -47,7 +47,7 @@ def read_file(file: data_files.File, column: str, label_column: str) -> Iterator
     elif file.inside.parts:
         yield str(file), data_files.read(file).decode(), file.inside.parent.name
     else:
-        for number, line in enumerate(data_files.lines(data_files.pieces(file)), 1):
+        for number, line in enumerate(data_files.lines(file), 1):
             yield f"{file}, line {number:,}", line.decode().removesuffix("\r"), ""
 
 
@@ -56,10 +56,10 @@ def read_images(source: str) -> Inputs:
 
     Raises UserError if there is none.
     """
-    path, hidden = pathlib.Path(source).expanduser(), image_folder.HIDDEN
+    path = pathlib.Path(source).expanduser()
     if not path.is_dir():
         return Inputs([str(path)], [data_files.on_disk(path)], [""], is_single=True)
-    files = data_files.folder(path, hidden)
+    files = data_files.folder(path)
     images = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
     if not images:
         raise errors.UserError(f"{path} contains no images ({', '.join(image_folder.ENDS)}).")

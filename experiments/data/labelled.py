@@ -1,8 +1,10 @@
 """Texts with classes: files in folders named after the classes, tables with a column of classes, or docstrings."""
 
+import os
 import pathlib
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,45 +35,91 @@ class Labelled(NamedTuple):
 def load(source: str, field: str = "text,label") -> Labelled:
     """Return texts with classes from 'docstrings' (Python's own; the class is the package), a path, or 'hub:NAME'.
 
-    The class of a text file is the name of its folder. field: the columns of texts and of classes in tables. File names
-    define the splits (`data_files.split_by_names`), or about 10 % of the texts are held out by content. Raises
-    UserError if `field` does not name two columns, if there are no such texts, if there are fewer than two classes, or
-    if a class is evaluated but not trained on.
+    The class of a text file is the name of a folder, and folders may define the splits, as for images
+    (`classes.divide`). field: the columns of texts and of classes in tables. Otherwise file names define the splits
+    (`data_files.split_by_names`), or about 10 % of the texts are held out by content. Raises UserError if `field` does
+    not name two columns, if there are no such texts, if there are fewer than two classes, if the classes are numbers
+    with decimals, or if a class is evaluated but not trained on.
     """
     names = [name.strip() for name in field.split(",")]
     if len(names) != 2 or not all(names):
         raise errors.UserError(f'text.field = {field!r} must name two columns, texts and classes: "text,label".')
     files, lines = find(source, names)
-    names_of_file, unlabelled = class_names.read_names(files, names[1]), []
+    by_name, class_of = {}, {}
+    if source != DOCSTRINGS and files and not tables.kind(files[0]):
+        files, by_name, class_of, more = divide(source, files)
+        lines += more
+    if source != DOCSTRINGS:
+        by_name = by_name or data_files.split_by_names("text", files)
+    names_of_file, missing = class_names.read_names(files, names[1]), Counter()
 
     def rows(file: data_files.File) -> Iterator[Row]:
         """Yield the texts of a file that are not empty, each with its class."""
-        for content, label in read_rows(file, source, names):
-            if names_of_file and int(label) < 0:
-                unlabelled.append(file)
+        for content, label in read_rows(file, source, names, class_of):
+            if not label or names_of_file and int(label) < 0:
+                missing["missing"] += 1
             elif content.strip():
                 yield content, names_of_file[int(label)] if names_of_file else label
 
-    section, form = "" if source == DOCSTRINGS else "text", f"texts with classes. Give {HINT}."
-    data = data_files.split_rows(source, section, files, rows, form=form, share=EVALUATION_SHARE)
-    trained = {name for _, name in data.train}
-    new = sorted({name for _, name in data.evaluation} - trained)
-    if new or len(trained) < 2:
-        problem = f'the class "{new[0]}" is evaluated but not trained on' if new else f"only {len(trained)} class"
-        raise errors.UserError(f"{source}: {problem}. Give texts of at least two classes, each in the training data.")
-    if unlabelled:
-        lines.append(f"texts left out, because they have no class: {len(unlabelled):,}")
+    form = f"texts with classes. Give {HINT}."
+    data = data_files.split_rows(source, by_name, files, rows, form=form, share=EVALUATION_SHARE)
+    data = data if names_of_file or class_of else check_numbers(data, names[1], missing)
+    trained, evaluated = ({name for _, name in part} for part in (data.train, data.evaluation))
+    class_names.check_trained(source, trained, evaluated)
+    if len(trained) < 2:
+        raise errors.UserError(f"{source}: only {len(trained)} class. Give texts of at least two classes.")
+    if missing:
+        counts = ", ".join(f"{n:,} {name}" for name, n in missing.most_common())
+        lines.append(f"texts left out, because they have no class: {missing.total():,} ({counts})")
     data = data._replace(description=data_files.join_lines(source, data.description, lines))
     return Labelled(*data, names_of_file or class_names.sort_names(trained))
 
 
-def read_rows(file: data_files.File, source: str, names: Sequence[str]) -> Iterable[Row]:
+def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
+    """Return the rows without words such as "nan" among classes that are numbers. Count these words in `missing`.
+
+    Raises UserError if the classes are numbers with decimals.
+    """
+    names = {name for part in (data.train, data.evaluation) for _, name in part}
+    numbers = {name for name in names if class_names.NUMBER.fullmatch(name)}
+    words = {name for name in names if name.lower() in class_names.MISSING}
+    if not numbers or names != numbers | words:
+        return data
+    if decimals := sorted(name for name in numbers if not class_names.INTEGER.fullmatch(name)):
+        problem = f"the column {column!r} has numbers with decimals ({data_files.join_names(decimals)}), so predicting"
+        raise errors.UserError(f"{data.name}: {problem} them is regression. Give a column with names of classes.")
+    missing.update(repr(name) for part in (data.train, data.evaluation) for _, name in part if name in words)
+    train, evaluation = ([row for row in part if row[1] in numbers] for part in (data.train, data.evaluation))
+    errors.refuse((not evaluation, f"{data.name}: no text to evaluate has a class in the column {column!r}."))
+    return data._replace(train=train, evaluation=evaluation)
+
+
+def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[str, list], dict[str, str], list[str]]:
+    """Return the text files of classes, those of each part ({}: folders define no parts), the class by name, and lines.
+
+    Files next to folders of parts or of classes, such as train/urls.txt in aclImdb, are left out.
+    """
+    above = {folder for file in files for folder in file.inside.parents[1:]}
+    top = pathlib.PurePath(os.path.commonpath([file.inside.parent for file in files]))
+    above = {folder for folder in above if folder == top or class_names.part_of(folder.name)}
+    beside = [file for file in files if file.inside.parent in above]
+    lines = [f"texts left out, because they are in no folder of a class: {len(beside):,}"] * bool(beside)
+    files, more = class_names.keep_labelled([file for file in files if file.inside.parent not in above])
+    parts, class_of = {}, {}
+    for part, _, rows in class_names.divide(pathlib.Path(source).expanduser(), files):
+        parts[part] = parts.get(part, []) + [file for file, _ in rows]
+        class_of |= {file.name: name for file, name in rows}
+    by_name = parts if {data_files.VALID, data_files.TEST} & parts.keys() else {}
+    if unused := 0 if by_name else len(files) - len(parts[data_files.TRAIN]):
+        more.append(f"texts left out, because they are in other folders: {unused:,}")
+    return files if by_name else parts[data_files.TRAIN], by_name, class_of, lines + more
+
+
+def read_rows(file: data_files.File, source: str, names: Sequence[str], class_of: Mapping[str, str]) -> Iterable[Row]:
     """Return the texts of a file, each with the name of its class, or with its number as text (ClassLabel)."""
     if source == DOCSTRINGS:
         return ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
-    return (
-        tables.pairs(file, *names) if tables.kind(file) else [(data_files.read(file).decode(), file.inside.parts[-2])]
-    )
+    return tables.pairs(file, *names) if tables.kind(file) else [(data_files.read(file).decode(), class_of[file.name])]
 
 
 def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list[str]]:

@@ -27,7 +27,7 @@ NAMED = {
 }
 EVALUATION_SHARE = 0.05
 ENDINGS = (".tsv", ".txt")  # of the files with pairs in a folder or zip
-HIDDEN = (".", "_")  # names of files and folders that begin like this are skipped
+HIDDEN = ("_",)  # names of files and folders that begin like this are skipped too
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 CODES = """ar bg ca cs da de el en es et eu fa fi fr ga gl he hi hr hu id is it ja ka ko lt lv mk ms nl no pl pt ro ru
@@ -60,8 +60,9 @@ def load(source: str, *, reverse: bool = False) -> data_files.Rows:
 
     with contextlib.ExitStack() as zips:
         files = find(source, zips)
-        section, form = "" if source in NAMED else "pairs", f"sentence pairs: {FORM}"
-        rows = data_files.split_rows(source, section, files, read, form=form, share=EVALUATION_SHARE, key=sentence_key)
+        by_name = {} if source in NAMED else data_files.split_by_names("pairs", files)
+        form = f"sentence pairs: {FORM}"
+        rows = data_files.split_rows(source, by_name, files, read, form=form, share=EVALUATION_SHARE, key=sentence_key)
     description = rows.description
     if not description and any(file.translation for file in files):
         description = f"{source}: the lines of {data_files.join_names(files)} are pairs"
@@ -158,7 +159,6 @@ def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
 def align_lines(parallel: Sequence[data_files.File]) -> list[list[str]]:
     """Return the sentences of each file, empty lines included. Raises UserError if one has more lines than another."""
     sides = [[line.strip() for line in read_nfc_lines(file)] for file in parallel]
-    sides = [side[:-1] if side[-1] == "" else side for side in sides]  # nothing after the end of the last line
     for file, side in zip(parallel, sides, strict=True):
         if len(side) != len(sides[0]):
             problem = f"has {len(sides[0]):,} lines and {file.name} has {len(side):,} lines. Make them translations"
@@ -168,7 +168,7 @@ def align_lines(parallel: Sequence[data_files.File]) -> list[list[str]]:
 
 def read_nfc_lines(file: data_files.File) -> Iterator[str]:
     """Yield the lines of a file, in NFC."""
-    for line in data_files.read(file).split(b"\n"):
+    for line in data_files.lines(file):
         yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
 
 

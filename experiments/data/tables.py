@@ -6,32 +6,30 @@ import json
 import os
 import pathlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.data import files as data_files
+from experiments.data import classes as class_names, files as data_files
 from experiments.engine import disk
 
 HUB = "hub:"  # prefix of the name of a data set of `datasets`
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
-MAX_CELL = 2**30  # characters of a cell in CSV
 OTHERS = (";", "\t", "|", ",")  # separators that a header may have by mistake
 Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "line 3", and its fields
 
 
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
-    for number, line in enumerate(data_files.lines(data_files.pieces(file)), 1):
+    is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
+    for number, line in enumerate([data_files.read(file)] if is_list else data_files.lines(file), 1):
         place = f"line {number:,}"
-        is_list = number == 1 and line.lstrip().startswith(b"[") and ending(file) == ".json"
         with disk.reading(f"{file.name}, {place}"):
-            rows = json.loads(data_files.read(file)) if is_list else [json.loads(line)] if line.strip() else []
+            rows = json.loads(line) if is_list else [json.loads(line)] if line.strip() else []
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"{place} must be an object with the field {fields[0]!r}")
             yield place, row
-        if is_list:
-            return
 
 
 def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
@@ -40,16 +38,21 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
     Raises ValueError for a wrong header, a row of another length, and a misplaced quotation mark.
     """
     separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
-    csv.field_size_limit(MAX_CELL)
-    lines = (line.decode() + "\n" for line in data_files.lines(data_files.pieces(file)))
-    rows, names, last = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True), [], 0
+    csv.field_size_limit(data_files.LONGEST)
+    lines = (line.decode() + "\n" for line in data_files.lines(file))
+    begin, form = [next(lines, "")], {"delimiter": separator, "quoting": quoting}
+    while begin[-1].isspace():
+        begin.append(next(lines, ""))
+    # If the header has spaces after its separators, as in "text, label", all rows may have them.
+    form["skipinitialspace"] = any(name.startswith(" ") for name in next(csv.reader(begin[-1:], **form), [])[1:])
+    rows, names, last = csv.reader(itertools.chain(begin, lines), strict=True, **form), [], 0
     try:
         for cells in rows:
             place, last = f"line {rows.line_num:,}", rows.line_num
             if not any(cells):  # an empty line
                 continue
             if not names:
-                names = cells
+                names = [cell.strip() for cell in cells]
                 check_header(place, names, separator)
             elif len(cells) != len(names):
                 problem = f"has {len(cells)} cells, but the header has {len(names)} (separator {separator!r})"
@@ -127,7 +130,8 @@ def rows(file: data_files.File, field: str) -> Iterator[bytes]:
 def pairs(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
     """Yield each text in a field of a table that is not empty, with the field `label` of its row ('' if label is '').
 
-    Raises UserError if a field is missing or not text, or if a label is not the name of a class.
+    A label is '' if it is missing. Raises UserError if a field is missing or not text, or if a label is not the name
+    of a class.
     """
     return ((text, name) for _, text, name in read(file, field, label) if text)
 
@@ -142,13 +146,19 @@ def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[s
                 raise ValueError(f"{place}: no column {missing[0]!r}. {rule}")
             if row[field] or not isinstance(row[field], str | None):
                 check_row(place, row, field, label)
-            yield place, row[field] or "", str(row[label]) if label and row[label] is not None else ""
+            yield place, row[field] or "", name_class(row[label]) if label else ""
+
+
+def name_class(value: Any) -> str:
+    """Return a cell as the name of a class, in NFC: '' if it is missing (None, NaN), '2' for 2, 2.0 and ' 2.0 '."""
+    name = "" if value is None or value != value else unicodedata.normalize("NFC", str(value)).strip()
+    return name.partition(".")[0] if class_names.INTEGER.fullmatch(name) else name
 
 
 def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> None:
     """Raise ValueError unless the field holds text, and the label names a class."""
     problems = [] if isinstance(row[field], str) else [f"the field {field!r} is not text: {str(row[field])[:40]!r}"]
-    if label and (row[label] in (None, "") or isinstance(row[label], list | dict | bytes)):
+    if label and isinstance(row[label], list | dict | bytes):
         problems.append(f"the field {label!r} is not the name of a class: {str(row[label])[:40]!r}")
     for name in (field, label) if label else (field,):
         if character := re.search("[\0\ud800-\udfff]", str(row[name])):  # NUL, half a character

@@ -66,6 +66,9 @@ def read(path: str | pathlib.Path) -> Published:
     file = safetensors.file_of(path).parent / "config.json"
     hf_config = disk.read_json(file, says="what the model next to it is")
     family = choose(hf_config.get("model_type"))  # before a large file is read
+    for section in (hf_config, *hf_config.values()):  # text_config has one too
+        method = section.get("quantization_config") if isinstance(section, dict) else None
+        errors.refuse((method, f"{file}: quantization_config = {str(method)[:60]}. {tensors.QUANTISED}"))
     model = interpret(hf_config, safetensors.read(path), path)
     # If generation_config.json exists, transformers ignores the ids in config.json. Without ids it does not end a text.
     generation = file.with_name(GENERATION)

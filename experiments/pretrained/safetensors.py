@@ -10,11 +10,11 @@ import safetensors
 import safetensors.numpy
 
 from experiments.engine import disk, errors
+from experiments.pretrained import tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names of the files in the folder of a model
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # endings of PyTorch's files of pickles
 NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # errors of the library for a damaged file
-NOT_READ += (AttributeError,)  # a dtype that NumPy lacks, such as F8_E4M3
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -38,7 +38,10 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
     with disk.reading(path, *NOT_READ):
-        return safetensors.numpy.load_file(path)
+        try:
+            return safetensors.numpy.load_file(path)
+        except AttributeError as error:  # a type that NumPy lacks, such as F8_E4M3
+            raise ValueError(f"a tensor has the type {error.name}. {tensors.QUANTISED}") from error
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ Arrays = Mapping[str, np.ndarray]
 Sizes = Mapping[str, int]
 PARTS = {"P": "YXZ"}  # the pixels of a patch: rows, columns, channels
 MOST_FAULTS = 24  # in an error message
+QUANTISED = "Quantised models are not read. Use the original model, with weights in float32, float16 or bfloat16."
 
 
 class Line(NamedTuple):
@@ -52,6 +53,10 @@ def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, label: str) -> di
     for line in lines:
         leaf = jax.ShapeDtypeStruct(_shape(line, sizes), np.float32)
         expected |= dict.fromkeys(names(line.theirs, sizes["M"]), leaf)
+    # float16, bfloat16 (a type that NumPy has from ml_dtypes), float32 and float64 have two bytes or more.
+    types = {name: tensors[name].dtype for name in expected if name in tensors}
+    small = [f"{name} has the type {x}" for name, x in types.items() if x.kind in "biu" or x.itemsize < 2]
+    errors.refuse((small, f"{label}: {join_faults(small, 3)}. {QUANTISED}"))
     complain(label, differences(tensors, expected))
     flat = {}
     for line in lines:

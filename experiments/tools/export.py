@@ -126,6 +126,7 @@ def preprocessor(image_format: dict[str, Any]) -> dict[str, Any]:
         "do_normalize": True,
         "image_mean": [mean - low for mean in image_format["mean"]],
         "image_std": image_format["std"],
+        "do_convert_rgb": image_format["image"][2] == 3,  # our reader turns grey files into colours too
     }
 
 

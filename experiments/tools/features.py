@@ -119,7 +119,7 @@ def read_texts(source: str, field: str, model: open_model.Trained) -> Inputs:
 
 def read_rows(file: data_files.File, field: str) -> Iterator[bytes]:
     """Return the texts in the column of a table, or the lines of a text file if field is ''."""
-    return tables.rows(file, field) if field else data_files.lines(data_files.pieces(file))
+    return tables.rows(file, field) if field else data_files.lines(file)
 
 
 def label(parts: Sequence[Sequence[tuple[Any, str]]], classes: Sequence[str]) -> dict[str, np.ndarray]:

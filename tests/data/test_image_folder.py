@@ -18,7 +18,7 @@ NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
     ("parts", "evaluation"), [(("train",), ""), (("Train", "test"), "test"), (("training", "val", "test"), "val")]
 )
 def test_names_of_folders_define_parts_and_classes(tmp_path, parts, evaluation):
-    unused_names = ["more/cat/a.png", "readme.txt", "train/.cat/a.png", "train/cat/Thumbs.db"]
+    unused_names = ["more/cat/a.png", "readme.txt", "train/.cat/a.png", "train/cat/Thumbs.db", "train/@eaDir/a.png"]
     names = [f"{part}/{name}" for part in parts for name in NAMES]
     source = folder(tmp_path / "set", *names, *unused_names)
     data = images.load(source)
@@ -34,7 +34,7 @@ def test_names_of_folders_define_parts_and_classes(tmp_path, parts, evaluation):
         paths = [os.path.join(source, part) for part in (parts[0], evaluation)]
         line = f"by their names, {paths[0]} to train on; {paths[1]} to evaluate; all else is not used"
     assert len(data.train_label_B) + len(data.evaluation_label_B) == (8 if evaluation else 4)
-    assert data.lines[0] == line and "1 .db" in data.lines[1] and "1 .txt" in data.lines[1]
+    assert data.lines[0] == line and data.lines[1].endswith("1 .txt")
     assert f"left out, because they are in other folders or splits: {5 if len(parts) == 3 else 1}" in data.lines[2]
 
 
@@ -195,6 +195,17 @@ def test_damaged_images_and_images_of_another_size_are_refused_by_name(tmp_path)
     check_refusal("set/e.png")
     with raises(errors.UserError, "image.size = 7", "8 x 8"):
         images.load("digits", 7)
+
+
+def test_all_damaged_images_are_listed_and_so_are_classes_that_are_only_evaluated(tmp_path):
+    source = folder(tmp_path, *NAMES, "bird/a.png")
+    contents = {"a.jpg": b"", "b.jpg": b"<html>", "c.jpg": encode_image(pixels(0, (64, 64, 3)), "JPEG")[:-400]}
+    write(tmp_path / "bird", **contents)
+    with raises(errors.UserError, "3 of 8", "a.jpg: the file is empty", "b.jpg", "<html>", "c.jpg"):
+        images.load(source)
+    source = folder(tmp_path / "set", "train/n1/images/a.png", "train/n2/images/b.png", "val/images/c.png")
+    with raises(errors.UserError, source, '"images"'):
+        images.load(source)
 
 
 @pytest.fixture

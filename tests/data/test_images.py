@@ -78,20 +78,22 @@ def write_single_part(path, **changes):
 
 
 def test_labels_that_start_at_1_are_refused(tmp_path):
-    """They do not mean one more class. But a split may lack the class 0."""
+    """They do not mean one more class. But the evaluation part may lack the class 0."""
     small = arrays()
     from_one = {name: small[name] + 1 for name in ("y_train", "y_test")}
     single = write_single_part(tmp_path / "b.npz", y=from_one["y_train"])
     for source in (archive(tmp_path / "a.npz", **from_one), single):
         with raises(errors.UserError, source, "from 1 to 4", "Subtract 1"):
             images.load(source)
-    data = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(small["y_train"], 1)))
-    assert len(data.classes) == C and 0 not in data.train_label_B and 0 in data.evaluation_label_B
+    data = images.load(archive(tmp_path / "a.npz", y_test=np.maximum(small["y_test"], 1)))
+    assert len(data.classes) == C and 0 in data.train_label_B and 0 not in data.evaluation_label_B
+    with raises(errors.UserError, "a.npz", '"0"'):
+        images.load(archive(tmp_path / "a.npz", y_train=np.maximum(small["y_train"], 1)))
 
 
 def test_lines_describe_the_parts_and_the_classes_without_a_training_image(tmp_path):
     y = arrays()["y_train"]
-    source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
+    source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.zeros(EVALUATION, int))
     assert images.load_described(source).lines == [
         f"{source}: by their names, x_train to train on; x_test to evaluate; all else is not used",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes (1 without an image to train on: 1)",

@@ -93,11 +93,16 @@ REFUSED = [  # (file, content, text.field, parts of the message)
     ("a.csv", make_table(["x"], ","), "", ["text.field", *NAMES]),
     ("a.parquet", b"PAR1" * 9, "said", []),
     ("a.txt", b"said", "said", ["text.field", ".jsonl"]),
+    ("a.csv.gz", gzip.compress(X + b"2," + b"a" * 3000), "said", ["line 3 has more than 1,"]),
+    ("a.csv.gz", gzip.compress(X + b'2,"' + b"a\n" * 600 + b'"\n'), "said", ["line 3", "1000"]),
+    ("a.jsonl.gz", gzip.compress(jsonl(["x"] * 5000)), "said", ["unpack"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "field", "words"), REFUSED)
-def test_damaged_tables_and_tables_without_the_field_are_refused(tmp_path, name, content, field, words):
+def test_damaged_tables_and_tables_without_the_field_are_refused(tmp_path, name, content, field, words, monkeypatch):
+    for limit, value in (("LONGEST", 1000), ("BOMB", 2**13), ("BOMB_RATIO", 9), ("CHUNK", 99)):
+        monkeypatch.setattr(data_files, limit, value)
     with raises(errors.UserError, name, *words):
         [*text.load(str(write(tmp_path, **{name: content}) / name), field).train]
 
@@ -123,6 +128,16 @@ def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
     write(tmp_path, **{"a.tsv": b"\xef\xbb\xbfsaid\tn\r\n" + "".join(f"{cell}\t1\r\n" for cell in cells).encode()})
     (file,) = tables.find(str(tmp_path / "a.tsv"), alternatives="")
     assert [text for text, _ in tables.pairs(file, "said")] == cells
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_lines_have_three_ends_and_any_pieces(tmp_path, end, monkeypatch):
+    rows = [b"text,label", b"a b,1", b"", b"c" * 40]
+    write(tmp_path, **{"a.csv": end.join(rows), "b.csv": end.join([*rows, b""])})
+    for chunk in (1, 7, 2**20):
+        monkeypatch.setattr(data_files, "CHUNK", chunk)
+        for file in tables.find(str(tmp_path), alternatives=""):
+            assert [line.removesuffix(b"\r") for line in data_files.lines(file)] == rows
 
 
 def test_rows_that_are_trained_on_and_evaluated_are_counted_and_a_json_next_to_tables_is_no_table(tmp_path):

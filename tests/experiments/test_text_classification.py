@@ -61,7 +61,6 @@ def test_file_names_define_the_evaluation_split(tmp_path):
     ("name", "content", "parts"),
     [
         ("a.csv", b"text,kind\nx,y\n", ("line 2", "no column 'label'. Set text.field", "text, kind")),
-        ("a.csv", b"text,label\nx,y\nz,\n", ("line 3", "'label'")),
         ("a.csv", b"text,label\nx,y\nz,y\n", ("1 class",)),
         ("a.jsonl", b'{"text": "x", "label": ["y"]}', ("line 1", "'label'", "['y']")),
         ("a.txt", b"x", ("a.txt",)),
@@ -72,6 +71,46 @@ def test_files_without_texts_with_classes_are_refused(tmp_path, name, content, p
     write(tmp_path, **{name: content} | ({"neg/a.txt": b"x"} if "/" in name else {}))
     with raises(errors.UserError, *parts):
         labelled.load(str(tmp_path if "/" in name else tmp_path / name))
+
+
+def make_folders(*paths):
+    return {path: path.encode() for path in paths}
+
+
+@pytest.mark.parametrize(
+    ("files", "classes", "words"),
+    [
+        (make_folders("a/2019/0.txt", "b/2020/0.txt", "a/2020/0.txt", "b/@eaDir/x.txt", "__MACOSX/a/y.txt"), "ab", ""),
+        (
+            make_folders(*(f"{part}/{c}/{i}.txt" for part in ("train", "test") for c in "np" for i in (0, 1)))
+            | make_folders("train/urls_n.txt", "train/unsup/0.txt", "train/unsup/1.txt", "test/urls_n.txt"),
+            "np",
+            "unsup): 2",
+        ),
+        (make_folders("train/e\u0301/0.txt", "train/b/0.txt", "test/\u00e9/0.txt"), "b\u00e9", "to evaluate"),
+        ({"a.csv": b'text, label\nx y, "a"\nz, b \n' + b"w,b\nv,a\n" * 9}, "ab", ""),
+        (
+            {
+                "a.jsonl": b'{"text":"x","label":1.0}\n{"text":"z","label":NaN}\n{"text":"y","label":0}\n'
+                b'{"text":"w","label":1}\n{"text":"v","label":0}'
+            },
+            "01",
+            "1 missing",
+        ),
+        ({"a.csv": b"text,label\nx,1\ny,2.0\nz,NA\nw,1.0\nv,\n"}, "12", "2 (1 missing, 1 'NA')"),
+        ({"a.csv": b"text,label\nx,NA\ny,DE\nz,NA\nw,DE\n"}, ("DE", "NA"), ""),
+        ({"a.csv": b"text,label\nx,1.5\ny,2.0\nz,nan\n"}, None, "decimals (1.5)"),
+        ({"train.csv": b"text,label\nx,a\ny,b\n", "test.csv": b"text,label\nx,c\ny,d\n"}, None, '"c", "d"'),
+    ],
+)
+def test_classes_of_folders_and_columns(tmp_path, files, classes, words):
+    source = str(write(tmp_path, **files) / ("" if len(files) > 1 else next(iter(files))))
+    if classes is None:
+        with raises(errors.UserError, words):
+            labelled.load(source)
+    else:
+        data = labelled.load(source)
+        assert data.classes == tuple(classes) and words in data.description
 
 
 def test_an_invalid_source_or_field_is_refused():

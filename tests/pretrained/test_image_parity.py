@@ -94,8 +94,8 @@ def test_fields_that_transformers_refuses_are_refused(tmp_path, classes, fields)
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_an_exported_preprocessor_makes_the_same_pixels(tmp_path, mode, values):
+@pytest.mark.parametrize(("mode", "file_mode"), [("L", "L"), ("RGB", "RGB"), ("RGB", "L")])
+def test_an_exported_preprocessor_makes_the_same_pixels(tmp_path, mode, file_mode, values):
     Z = len(mode)
     data = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
     data |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
@@ -103,7 +103,7 @@ def test_an_exported_preprocessor_makes_the_same_pixels(tmp_path, mode, values):
     run_format = image_file.load_format(tmp_path, {}, Z=Z, C=1)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(run_format)))
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    file = photograph(tmp_path, mode)
+    file = photograph(tmp_path, file_mode)
     with Image.open(file) as image:
         expected = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
     exported_format = image_file.load_format(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)

@@ -119,6 +119,11 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
     shape = f"wpe.weight has shape ({N - 1}, {D}) and not ({N}, {D})"
     with raises(errors.UserError, f"h.1.ln_2.bias ({D},) is missing", f"score.weight (2, {D}) is left over", shape):
         hub.read(published.save(tmp_path / "a", "gpt2", arrays))
+    for dtype in (np.int8, np.uint8, np.int32, bool):
+        arrays = published.tensors("gpt2")
+        arrays["transformer.wpe.weight"] = arrays["transformer.wpe.weight"].astype(dtype)
+        with raises(errors.UserError, "wpe.weight has the type", np.dtype(dtype), "Quantised"):
+            hub.read(published.save(tmp_path / "d", "gpt2", arrays))
     with raises(errors.UserError, "h.2.attn.c_attn.weight", "missing"):
         hub.read(published.save(tmp_path / "b", "gpt2", n_layer=3))
     with raises(errors.UserError, "h.1.", "left over"):
@@ -135,6 +140,8 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("gpt2", {"n_layer": "2"}, ["n_layer", "'2'"]),
         ("gpt2", {"n_layer": 10**12}, ["1000000000000 layers"]),
         ("gpt2", {"layer_norm_epsilon": -1}, ["layer_norm_epsilon", "-1"]),
+        ("bert", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
+        ("llama", {"text_config": {"quantization_config": {"quant_method": "fp8"}}}, ["quantization_config", "fp8"]),
         ("bert", {"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
         ("bert", {"is_decoder": True}, ["is_decoder", "True"]),
         ("bert", {"model_type": "roberta", "max_position_embeddings": 2}, ["max_position_embeddings", "2"]),
