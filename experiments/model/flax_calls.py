@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx, traverse_util
+from flax.core import DenyList
 from jax.sharding import PartitionSpec
 
 from experiments.engine import errors, mesh as meshes
@@ -88,11 +89,16 @@ class NNX(_Calls):
 
     def read_metadata(self) -> dict[str, PartitionSpec]:
         """Return the axes that the partitioning metadata of each variable names."""
-        module = nnx.eval_shape(lambda: self._make_module(False, jax.random.key(0)))
-        nodes = {_join(path): node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Variable)}
-        variables = {path: node for path, node in nodes.items() if path in self.collections}
-        specs = jax.tree.leaves(nnx.get_partition_spec(variables), is_leaf=meshes.is_spec)
-        return dict.fromkeys(self.collections, PartitionSpec()) | dict(zip(sorted(variables), specs, strict=True))
+        specs = dict.fromkeys(self.collections, PartitionSpec())
+
+        def read(key: jax.Array) -> None:
+            nodes = {_join(path): node for path, node in nnx.iter_graph(self._make_module(False, key))}
+            variables = {path: nodes[path] for path in specs if isinstance(nodes[path], nnx.Variable)}
+            found = jax.tree.leaves(nnx.get_partition_spec(variables), is_leaf=meshes.is_spec)
+            specs.update(zip(sorted(variables), found, strict=True))
+
+        jax.eval_shape(read, jax.random.key(0))
+        return specs
 
     def call(self, leaves: dict, inputs: jax.Array, key: jax.Array, options: dict, train: bool, axes: tuple) -> Called:
         """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
@@ -158,11 +164,12 @@ class Linen(_Calls):
         """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
 
         def intercept(method: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-            self._see(context.module, ".".join((STATISTICS, *context.module.path)), axes)
+            self._see(context.module, ".".join(context.module.path), axes)
             return method(*args, **kwargs)
 
         rngs = {"params": jax.random.fold_in(key, 1), "dropout": key}  # other streams draw from `params`
-        arguments = {"rngs": rngs, "mutable": True, **options, **self.choose_flags(train)}
+        kept = {PARAMS} if train else {*self.collections.values()}
+        arguments = {"rngs": rngs, "mutable": DenyList([*kept]), **options, **self.choose_flags(train)}
         with linen.intercept_methods(intercept):
             outputs, new = self._make(train).apply(traverse_util.unflatten_dict(leaves, sep="."), inputs, **arguments)
         new = traverse_util.flatten_dict(dict(new), sep=".")
@@ -218,7 +225,7 @@ def check(
     errors.refuse(
         (dropout and not draws[True], f"{label}: the dropout of `{dropout}` is off in training. {flags}"),
         (draws[False], f"{label}: the dropout of `{dropout}` is on in evaluation. {flags}"),
-        (frozen and unknown, f"{label}: `{frozen[:1]}` never changes, and the flag {unknown[:1]} is unknown. {flags}"),
+        (frozen and unknown, f"{label}: {frozen[:1]} never change, and {unknown[:1]} is no known flag. {flags}"),
     )
     fixed = sorted(
         path for path, kind in calls.collections.items() if kind not in (PARAMS, STATISTICS) and path in shapes
@@ -251,8 +258,8 @@ def _check_changes(label: str, calls: _Calls, called: dict[bool, Called]) -> Non
             kind = calls.collections.get(path, "attribute")
             if not train or kind != STATISTICS:
                 raise errors.UserError(
-                    f"{label} changes `{path}` of the collection {kind} in {place}. Only {STATISTICS} (nnx.BatchStat) "
-                    f"are carried from step to step, and only in training. Return a loss as {FORM}"
+                    f"{label} changes `{path}` of the collection {kind} in {place}. Only batch statistics are carried "
+                    f"({STATISTICS}, nnx.BatchStat) from step to step, and only in training (flags: {', '.join(FLAGS)})"
                 )
         for path, kind in called[train].sown.items():
             if kind not in SHOWN or "loss" in path.lower():

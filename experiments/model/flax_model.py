@@ -67,7 +67,11 @@ class FlaxModel:
             self._names, letters = _name_axes(self._shapes, specs, vectors=running)
             result, aux = jax.eval_shape(self.hidden, jax.eval_shape(self.init, jax.random.key(0)), inputs)
         self.weights = choose_weights(cls, aux.get(train_step.MEASURES, {}))
-        self.local = [path for path in running if path.rpartition(".")[0] not in calls.norms]
+        self.local = [
+            path
+            for path in running
+            if path.removeprefix(f"{flax_calls.STATISTICS}.").rpartition(".")[0] not in calls.norms
+        ]
         self.fixed = [glob.escape(self._names[path]) for path in fixed]
         self.layout = layout._replace(letters=letters)
         self.lines = describe(self._shapes, specs, blind=padded and not self._takes_valid) + lines
@@ -228,7 +232,7 @@ def choose_weights(cls: type, measures: Mapping[str, Any]) -> Mapping[str, float
     """
     weights = getattr(cls, "measures", {name: 1.0 for name in measures if name.startswith(train_step.LOSS)})
     for name in weights:
-        by_name.choose("measure", name, dict.fromkeys(measures or [""]))
+        by_name.choose("measure of model.flax", name, dict.fromkeys(measures or [""]))
     return weights
 
 
