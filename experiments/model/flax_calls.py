@@ -223,7 +223,7 @@ def check(
     statistics = {path for path, collection in calls.collections.items() if collection == STATISTICS}
     frozen = sorted(statistics - called[True].changed.keys())
     errors.refuse(
-        (dropout and not draws[True], f"{label}: the dropout of `{dropout}` is off in training. {flags}"),
+        (dropout and not draws[True], f"{label}: the dropout of `{dropout}` does nothing in training. {flags}"),
         (draws[False], f"{label}: the dropout of `{dropout}` is on in evaluation. {flags}"),
         (frozen and unknown, f"{label}: {frozen[:1]} never change, and {unknown[:1]} is no known flag. {flags}"),
     )
