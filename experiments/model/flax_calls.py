@@ -92,7 +92,7 @@ class NNX(_Calls):
         specs = dict.fromkeys(self.collections, PartitionSpec())
 
         def read(key: jax.Array) -> None:
-            nodes = {_join(path): node for path, node in nnx.iter_graph(self._make_module(False, key))}
+            nodes = {_join(path): node for path, node in _list_nodes(self._make_module(False, key)).items()}
             variables = {path: nodes[path] for path in specs if isinstance(nodes[path], nnx.Variable)}
             found = jax.tree.leaves(nnx.get_partition_spec(variables), is_leaf=meshes.is_spec)
             specs.update(zip(sorted(variables), found, strict=True))
@@ -103,7 +103,7 @@ class NNX(_Calls):
     def call(self, leaves: dict, inputs: jax.Array, key: jax.Array, options: dict, train: bool, axes: tuple) -> Called:
         """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
         module = self._make_module(train, key)
-        nodes = dict(nnx.iter_graph(module))
+        nodes = _list_nodes(module)
         frozen = [node for node in nodes.values() if train and getattr(node, "use_running_average", None) is True]
         (module.train if train else module.eval)()
         for node in frozen:  # `train` set it to False, but the author of the module has frozen its statistics
@@ -119,7 +119,7 @@ class NNX(_Calls):
         outputs = module(inputs, **options, **self.choose_flags(train))
         new = self._find(module, numbers=True)
         changed = {path: x[-1] for path, (_, x) in new.items() if path in old and not _are_same(old[path][1], x)}
-        nodes = {_join(path): node for path, node in nnx.iter_graph(module)}
+        nodes = {_join(path): node for path, node in _list_nodes(module).items()}
         shown = {path: type(node).__name__ for path, node in nodes.items() if isinstance(node, nnx.Intermediate)}
         return Called(outputs, changed, shown | {path: kind for path, (kind, _) in new.items() if path not in old})
 
@@ -135,7 +135,7 @@ class NNX(_Calls):
         A variable that two places share has one path.
         """
         found = {}
-        for path, node in nnx.iter_graph(module):
+        for path, node in _list_nodes(module).items():
             if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState | nnx.Intermediate):
                 kind = PARAMS if isinstance(node, nnx.Param) else type(node).__name__
                 kind = STATISTICS if isinstance(node, nnx.BatchStat) else kind
@@ -183,6 +183,14 @@ class Linen(_Calls):
 
 def _join(path: tuple) -> str:
     return ".".join(map(str, path))
+
+
+def _list_nodes(module: nnx.Module) -> dict[tuple, Any]:
+    """Return path -> node, with the attributes that nnx.iter_graph omits in tree mode: arrays and numbers."""
+    nodes = dict(nnx.iter_graph(module))
+    modules = [(path, node) for path, node in nodes.items() if isinstance(node, nnx.Module)]
+    attributes = {(*path, name): x for path, node in modules for name, x in vars(node).items()}
+    return {p: x for p, x in attributes.items() if isinstance(x, jax.Array | np.ndarray | int | float)} | nodes
 
 
 def _are_same(old: list, new: list) -> bool:
