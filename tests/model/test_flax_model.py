@@ -145,6 +145,17 @@ class SeesAll(Tokens):
         return self.head(jnp.broadcast_to(self.embed(w_BN).mean(1, keepdims=True), (*w_BN.shape, self.embed.features)))
 
 
+class NotFinite(Tokens):
+    def __call__(self, w_BN):
+        return super().__call__(w_BN) * jnp.nan
+
+
+class CallsBack(Tokens):
+    def __call__(self, w_BN):
+        jax.debug.callback(lambda x_BN: int(f"no number of {x_BN.shape}"), w_BN)
+        return super().__call__(w_BN)
+
+
 class Padded(nnx.Module):
     """The mean of the tokens, which are real where `valid` is True, for each token."""
 
@@ -518,6 +529,7 @@ class Other:
         ("Stateful", "vision", {"train__accumulation": 2}, ["train.accumulation = 2", "batch norm"]),
         ("Tokens", "vision", {}, ["test_flax_model:Tokens", "W"]),
         ("SeesAll", "language", {"text__N": 8}, ["test_flax_model:SeesAll", "not causal"]),
+        ("NotFinite", "language", {"text__N": 8}, ["test_flax_model:NotFinite", "NaN"]),
         ("Plain", "vision", {"model__M": 3}, ["model.M"]),
         ("Plain", "vision", {"image__patch": 4}, ["image.patch"]),
         ("Plain", "vision", {"mesh__tensor": 2}, ["mesh.tensor = 2", "model.flax"]),
@@ -533,3 +545,11 @@ def test_modules_and_settings_that_do_not_fit_are_refused(reviews, name, experim
     changes = reviews | changes if experiment == "text_classification" else changes
     with raises(errors.UserError, *words):
         plan_run(settings(name, experiment, **changes))
+
+
+def test_an_exception_of_a_callback_in_a_module_is_shown(tmp_path):
+    changes = tiny.TRAIN | {"text__N": 8, "mesh.data": 1, "model__flax": "test_flax_model:CallsBack"}
+    outcome = tiny.run(
+        "--config", tiny.config_file(tmp_path, "language", **changes), "--workdir", str(tmp_path / "run")
+    )
+    assert outcome.code == 1 and "ValueError" in outcome.err and "no number" in outcome.err
