@@ -181,6 +181,16 @@ class Linen(_Calls):
         return self._make(False).init(key, inputs, **self.choose_flags(False), **self._options)
 
 
+def choose(cls: type) -> type[_Calls]:
+    """Return NNX or Linen for a class of modules."""
+    return NNX if issubclass(cls, nnx.Module) else Linen
+
+
+def stop_gradients(leaves: Mapping[str, jax.Array], collections: Mapping[str, str]) -> dict[str, jax.Array]:
+    """Return the arrays, with stop_gradient applied to those that are no parameters."""
+    return {p: leaf if collections[p] == PARAMS else jax.lax.stop_gradient(leaf) for p, leaf in leaves.items()}
+
+
 def _join(path: tuple) -> str:
     return ".".join(map(str, path))
 
