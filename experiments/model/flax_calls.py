@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx, traverse_util
+from flax.core import DenyList
 from jax.sharding import PartitionSpec
 
 from experiments.engine import errors, mesh as meshes
@@ -88,16 +89,21 @@ class NNX(_Calls):
 
     def read_metadata(self) -> dict[str, PartitionSpec]:
         """Return the axes that the partitioning metadata of each variable names."""
-        module = nnx.eval_shape(lambda: self._make_module(False, jax.random.key(0)))
-        nodes = {_join(path): node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Variable)}
-        variables = {path: node for path, node in nodes.items() if path in self.collections}
-        specs = jax.tree.leaves(nnx.get_partition_spec(variables), is_leaf=meshes.is_spec)
-        return dict.fromkeys(self.collections, PartitionSpec()) | dict(zip(sorted(variables), specs, strict=True))
+        specs = dict.fromkeys(self.collections, PartitionSpec())
+
+        def read(key: jax.Array) -> None:
+            nodes = {_join(path): node for path, node in _list_nodes(self._make_module(False, key)).items()}
+            variables = {path: nodes[path] for path in specs if isinstance(nodes[path], nnx.Variable)}
+            found = jax.tree.leaves(nnx.get_partition_spec(variables), is_leaf=meshes.is_spec)
+            specs.update(zip(sorted(variables), found, strict=True))
+
+        jax.eval_shape(read, jax.random.key(0))
+        return specs
 
     def call(self, leaves: dict, inputs: jax.Array, key: jax.Array, options: dict, train: bool, axes: tuple) -> Called:
         """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
         module = self._make_module(train, key)
-        nodes = dict(nnx.iter_graph(module))
+        nodes = _list_nodes(module)
         frozen = [node for node in nodes.values() if train and getattr(node, "use_running_average", None) is True]
         (module.train if train else module.eval)()
         for node in frozen:  # `train` set it to False, but the author of the module has frozen its statistics
@@ -113,7 +119,7 @@ class NNX(_Calls):
         outputs = module(inputs, **options, **self.choose_flags(train))
         new = self._find(module, numbers=True)
         changed = {path: x[-1] for path, (_, x) in new.items() if path in old and not _are_same(old[path][1], x)}
-        nodes = {_join(path): node for path, node in nnx.iter_graph(module)}
+        nodes = {_join(path): node for path, node in _list_nodes(module).items()}
         shown = {path: type(node).__name__ for path, node in nodes.items() if isinstance(node, nnx.Intermediate)}
         return Called(outputs, changed, shown | {path: kind for path, (kind, _) in new.items() if path not in old})
 
@@ -129,7 +135,7 @@ class NNX(_Calls):
         A variable that two places share has one path.
         """
         found = {}
-        for path, node in nnx.iter_graph(module):
+        for path, node in _list_nodes(module).items():
             if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState | nnx.Intermediate):
                 kind = PARAMS if isinstance(node, nnx.Param) else type(node).__name__
                 kind = STATISTICS if isinstance(node, nnx.BatchStat) else kind
@@ -158,11 +164,12 @@ class Linen(_Calls):
         """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
 
         def intercept(method: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-            self._see(context.module, ".".join((STATISTICS, *context.module.path)), axes)
+            self._see(context.module, ".".join(context.module.path), axes)
             return method(*args, **kwargs)
 
         rngs = {"params": jax.random.fold_in(key, 1), "dropout": key}  # other streams draw from `params`
-        arguments = {"rngs": rngs, "mutable": True, **options, **self.choose_flags(train)}
+        kept = {PARAMS} if train else {*self.collections.values()}
+        arguments = {"rngs": rngs, "mutable": DenyList([*kept]), **options, **self.choose_flags(train)}
         with linen.intercept_methods(intercept):
             outputs, new = self._make(train).apply(traverse_util.unflatten_dict(leaves, sep="."), inputs, **arguments)
         new = traverse_util.flatten_dict(dict(new), sep=".")
@@ -174,8 +181,26 @@ class Linen(_Calls):
         return self._make(False).init(key, inputs, **self.choose_flags(False), **self._options)
 
 
+def choose(cls: type) -> type[_Calls]:
+    """Return NNX or Linen for a class of modules."""
+    return NNX if issubclass(cls, nnx.Module) else Linen
+
+
+def stop_gradients(leaves: Mapping[str, jax.Array], collections: Mapping[str, str]) -> dict[str, jax.Array]:
+    """Return the arrays, with stop_gradient applied to those that are no parameters."""
+    return {p: leaf if collections[p] == PARAMS else jax.lax.stop_gradient(leaf) for p, leaf in leaves.items()}
+
+
 def _join(path: tuple) -> str:
     return ".".join(map(str, path))
+
+
+def _list_nodes(module: nnx.Module) -> dict[tuple, Any]:
+    """Return path -> node, with the attributes that nnx.iter_graph omits in tree mode: arrays and numbers."""
+    nodes = dict(nnx.iter_graph(module))
+    modules = [(path, node) for path, node in nodes.items() if isinstance(node, nnx.Module)]
+    attributes = {(*path, name): x for path, node in modules for name, x in vars(node).items()}
+    return {p: x for p, x in attributes.items() if isinstance(x, jax.Array | np.ndarray | int | float)} | nodes
 
 
 def _are_same(old: list, new: list) -> bool:
@@ -216,9 +241,9 @@ def check(
     statistics = {path for path, collection in calls.collections.items() if collection == STATISTICS}
     frozen = sorted(statistics - called[True].changed.keys())
     errors.refuse(
-        (dropout and not draws[True], f"{label}: the dropout of `{dropout}` is off in training. {flags}"),
+        (dropout and not draws[True], f"{label}: the dropout of `{dropout}` does nothing in training. {flags}"),
         (draws[False], f"{label}: the dropout of `{dropout}` is on in evaluation. {flags}"),
-        (frozen and unknown, f"{label}: `{frozen[:1]}` never changes, and the flag {unknown[:1]} is unknown. {flags}"),
+        (frozen and unknown, f"{label}: {frozen[:1]} never change, and {unknown[:1]} is no known flag. {flags}"),
     )
     fixed = sorted(
         path for path, kind in calls.collections.items() if kind not in (PARAMS, STATISTICS) and path in shapes
@@ -251,8 +276,8 @@ def _check_changes(label: str, calls: _Calls, called: dict[bool, Called]) -> Non
             kind = calls.collections.get(path, "attribute")
             if not train or kind != STATISTICS:
                 raise errors.UserError(
-                    f"{label} changes `{path}` of the collection {kind} in {place}. Only {STATISTICS} (nnx.BatchStat) "
-                    f"are carried from step to step, and only in training. Return a loss as {FORM}"
+                    f"{label} changes `{path}` of the collection {kind} in {place}. Only batch statistics are carried "
+                    f"({STATISTICS}, nnx.BatchStat) from step to step, and only in training (flags: {', '.join(FLAGS)})"
                 )
         for path, kind in called[train].sown.items():
             if kind not in SHOWN or "loss" in path.lower():

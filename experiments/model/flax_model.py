@@ -30,7 +30,6 @@ class FlaxModel:
     """The functions of model/model.py's Model that an experiment calls, for a Flax module. Its outputs are logits."""
 
     attention = "in your Flax module"
-    weights: Mapping[str, float] = {}
 
     def __init__(
         self,
@@ -56,21 +55,24 @@ class FlaxModel:
         given |= {name: getattr(m, name) for name in SIZES if name in allowed}
         has_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
         self._takes_valid = has_tokens and VALID in inspect.signature(cls.__call__).parameters
-        options = self._choose_options(inputs, None)
         with by_name.user_errors(label):
-            make_calls = flax_calls.NNX if issubclass(cls, nnx.Module) else flax_calls.Linen
-            self._calls = calls = make_calls(cls, given, inputs, options)
+            options = self._choose_options(inputs, None)
+            calls = self._calls = flax_calls.choose(cls)(cls, given, inputs, options)
             self._shapes, specs = jax.eval_shape(calls.init, jax.random.key(0)), calls.read_metadata()
             flax_calls.check_dtypes(label, calls, self._shapes)
             fixed, running, lines = flax_calls.check(label, calls, self._shapes, inputs, options)
             self._names, letters = _name_axes(self._shapes, specs, vectors=running)
             result, aux = jax.eval_shape(self.hidden, jax.eval_shape(self.init, jax.random.key(0)), inputs)
         self.weights = choose_weights(cls, aux.get(train_step.MEASURES, {}))
-        self.local = [path for path in running if path.rpartition(".")[0] not in calls.norms]
+        self.local = [
+            path
+            for path in running
+            if path.removeprefix(f"{flax_calls.STATISTICS}.").rpartition(".")[0] not in calls.norms
+        ]
         self.fixed = [glob.escape(self._names[path]) for path in fixed]
         self.layout = layout._replace(letters=letters)
+        lines += [f"added to the loss: {weight:g} {name}" for name, weight in self.weights.items()]
         self.lines = describe(self._shapes, specs, blind=padded and not self._takes_valid) + lines
-        self.lines += [f"added to the loss: {weight:g} {name}" for name, weight in self.weights.items()]
         if result.shape != outputs:
             raise errors.UserError(f"{label} must return logits of shape {outputs}, not {result.shape}")
 
@@ -101,16 +103,14 @@ class FlaxModel:
         """
         params, train = layouts.gather_features(params, layout), key_B is not None
         leaves = {path: params[name].astype(self._shapes[path].dtype) for path, name in self._names.items()}
-        is_param = {path: kind == flax_calls.PARAMS for path, kind in self._calls.collections.items()}
-        leaves = {path: leaf if is_param[path] else jax.lax.stop_gradient(leaf) for path, leaf in leaves.items()}
-        key = key_B[0] if train else jax.random.key(0)
-        called = self._calls.call(leaves, inputs, key, self._choose_options(inputs, valid), train, layout.batch)
+        leaves = flax_calls.stop_gradients(leaves, self._calls.collections)
+        key, options = key_B[0] if train else jax.random.key(0), self._choose_options(inputs, valid)
+        called = self._calls.call(leaves, inputs, key, options, train, layout.batch)
         logits, measures = split_measures(self._label, called.outputs)
         aux = {train_step.MEASURES: measures} if measures else {}
         if train and called.changed:  # train_step moves the parameter by 1 - MOMENTUM towards these: to Flax's average
-            old, momentum = {path: leaves[path] for path in called.changed}, train_step.MOMENTUM
-            moved = {p: (x - momentum * old[p]) / (1 - momentum) for p, x in called.changed.items()}
-            aux[train_step.RUNNING] = {self._names[path]: x for path, x in moved.items()}
+            momentum, new = train_step.MOMENTUM, called.changed.items()
+            aux[train_step.RUNNING] = {self._names[p]: (x - momentum * leaves[p]) / (1 - momentum) for p, x in new}
         return logits.astype(jnp.float32), aux
 
     def logits(self, params: dict, outputs: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -227,7 +227,7 @@ def choose_weights(cls: type, measures: Mapping[str, Any]) -> Mapping[str, float
     """
     weights = getattr(cls, "measures", {name: 1.0 for name in measures if name.startswith(train_step.LOSS)})
     for name in weights:
-        by_name.choose("measure", name, dict.fromkeys(measures or [""]))
+        by_name.choose("measure of model.flax", name, dict.fromkeys(measures or [""]))
     return weights
 
 

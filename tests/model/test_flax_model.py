@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import string
 import sys
 
 import jax
@@ -54,6 +55,81 @@ class LinenNet(linen.Module):
         return linen.Dense(self.C)(linen.Dropout(0.5, deterministic=not train)(x))
 
 
+class Stateful(Plain):
+    """What one method does with the features between two layers."""
+
+    def __init__(self, Z, C, D, *, rngs):
+        super().__init__(Z, C, D, rngs=rngs)
+        self.rngs = rngs
+        self.frozen, self.free = (nnx.BatchNorm(D, use_running_average=x, rngs=rngs) for x in (True, False))
+        self.order = nnx.Variable(jax.random.permutation(rngs.params(), D))
+        self.plain, self.count = jax.random.normal(rngs.params(), D), nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, image_BYXZ):
+        return self.head(self.heads(self.change(self.conv(image_BYXZ).mean((1, 2)))).reshape(len(image_BYXZ), -1))
+
+    def change(self, x_BD):
+        return self.free(x_BD[:, self.order[...]] * self.plain)
+
+
+class Counts(Stateful):
+    def change(self, x_BD):
+        self.count[...] += 1
+        return x_BD
+
+
+class Mistaken(Net):
+    def __call__(self, image_BYXZ, is_train=False):
+        return self.head(self.dropout(image_BYXZ.reshape(len(image_BYXZ), -1)[:, :8], deterministic=not is_train))
+
+
+class Random(Net):
+    def __call__(self, image_BYXZ):
+        return self.head(self.dropout(image_BYXZ.reshape(len(image_BYXZ), -1)[:, :8], deterministic=False))
+
+
+class Result(Stateful):
+    """Return what `result` makes of the logits."""
+
+    def __call__(self, image_BYXZ):
+        return self.result(super().__call__(image_BYXZ))
+
+
+class Balanced(Result):
+    def change(self, x_BD):
+        return self.frozen(x_BD)
+
+    def result(self, logits_BC):
+        return logits_BC, {"loss_balance": (jnp.square(logits_BC).sum(), len(logits_BC))}
+
+
+class Unnamed(Result):
+    def result(self, logits_BC):
+        return logits_BC, logits_BC.mean()
+
+
+class LinenState(linen.Module):
+    """Constants that are drawn in a part of the module, and a frozen batch norm."""
+
+    C: int
+    training: bool
+
+    @linen.compact
+    def __call__(self, image_BYXZ):
+        x = image_BYXZ.reshape(len(image_BYXZ), -1)
+        noise = jax.random.normal(self.make_rng("noise"), x.shape) * self.training
+        draw = functools.partial(jax.random.normal, shape=(x.shape[-1], 4))
+        x = (x + noise) @ self.variable("constants", "B", lambda: draw(self.make_rng("params"))).value
+        return linen.Dense(self.C)(linen.BatchNorm(use_running_average=True)(x))
+
+
+class Sows(LinenState):
+    @linen.compact
+    def __call__(self, image_BYXZ):
+        self.sow("losses", "balance", image_BYXZ.mean())
+        return linen.Dense(self.C)(image_BYXZ.mean((1, 2)))
+
+
 class Tokens(nnx.Module):
     """A causal model of tokens: the mean of the tokens so far."""
 
@@ -67,6 +143,17 @@ class Tokens(nnx.Module):
 class SeesAll(Tokens):
     def __call__(self, w_BN):
         return self.head(jnp.broadcast_to(self.embed(w_BN).mean(1, keepdims=True), (*w_BN.shape, self.embed.features)))
+
+
+class NotFinite(Tokens):
+    def __call__(self, w_BN):
+        return super().__call__(w_BN) * jnp.nan
+
+
+class CallsBack(Tokens):
+    def __call__(self, w_BN):
+        jax.debug.callback(lambda x_BN: int(f"no number of {x_BN.shape}"), w_BN)
+        return super().__call__(w_BN)
 
 
 class Padded(nnx.Module):
@@ -286,6 +373,33 @@ def test_batch_statistics_follow_flax():
     np.testing.assert_allclose((mean, variance), compute(jax.random.key(0)), atol=1e-5)
 
 
+FIXED = {"Balanced": {"order", "plain", "count", "frozen.mean", "frozen.var", "free.mean", "free.var"}}
+FIXED["Stateful"] = FIXED["Balanced"] - {"free.mean", "free.var"}
+FIXED["LinenState"] = {"constants.B", "batch_stats.BatchNorm_0.mean", "batch_stats.BatchNorm_0.var"}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_state_is_fixed_and_cannot_be_unfrozen(name):
+    values = settings(name, optim__weight_decay=0.1, optim__learning_rate=0.1, optim__frozen=["!*"])
+    initial = jax.device_get(jax.jit(tiny.work_of(values).task.init)(jax.random.key(0)))
+    params, metrics = take_step(values)
+    same = {path for path in params if "bias" not in path and np.array_equal(params[path], initial[path])}
+    same = {path.rpartition("_")[0] if "_" in path.rpartition(".")[2] else path for path in same}
+    assert {path for path in same if not path.endswith("scale")} == FIXED[name] and not set(
+        "".join(map(shapes.letters, params))
+    ) & {*string.ascii_uppercase} - {*"AEU"}
+    assert metrics.get("loss_balance", 1) > 0 and ("loss_balance" in metrics) == (name == "Balanced")
+
+
+def test_devices_share_the_statistics_of_a_batch_norm():
+    changes = {
+        "optim__name": "optax:sgd",
+        "train__batch_size": 8,
+    }  # Adam divides by gradients that are 0 but for rounding
+    (one, _), (two, _) = (take_step(settings("Stateful", mesh__data=n, **changes)) for n in (1, 2))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), one, two)
+
+
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped_and_the_tools_refuse_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
     changes = tiny.TRAIN | {"train.steps": 4, "train.save_every": 2, "mesh.data": 1, "optim.ema": 0.5}
@@ -397,6 +511,22 @@ class Other:
         ("Other", "vision", {}, ["model.flax = test_flax_model:Other", "linen.Module"]),
         ("WrongShape", "vision", {}, ["test_flax_model:WrongShape", "(2, 10)", "(2, 3)"]),
         ("Fails", "vision", {}, ["test_flax_model.py, line", "nowhere"]),
+        ("Counts", "vision", {}, ["test_flax_model:Counts", "`count`", "Variable"]),
+        (
+            "Mistaken",
+            "vision",
+            {"model__D": 4},
+            ["test_flax_model:Mistaken", "`dropout`", "nothing in training", "deterministic"],
+        ),
+        (
+            "Random",
+            "vision",
+            {"model__D": 4},
+            ["test_flax_model:Random", "`dropout`", "on in evaluation", "deterministic"],
+        ),
+        ("Unnamed", "vision", {}, ["test_flax_model:Unnamed", "(sum, count)", "float32[2, 10]"]),
+        ("Sows", "vision", {}, ["test_flax_model:Sows", "`losses.balance`", "(sum, count)"]),
+        ("Stateful", "vision", {"train__accumulation": 2}, ["train.accumulation = 2", "batch norm"]),
         ("Tokens", "vision", {}, ["test_flax_model:Tokens", "W"]),
         ("Plain", "vision", {"model__M": 3}, ["model.M"]),
         ("Plain", "vision", {"image__patch": 4}, ["image.patch"]),
@@ -413,3 +543,11 @@ def test_modules_and_settings_that_do_not_fit_are_refused(reviews, name, experim
     changes = reviews | changes if experiment == "text_classification" else changes
     with raises(errors.UserError, *words):
         plan_run(settings(name, experiment, **changes))
+
+
+def test_an_exception_of_a_callback_in_a_module_is_shown(tmp_path):
+    changes = tiny.TRAIN | {"text__N": 8, "mesh.data": 1, "model__flax": "test_flax_model:CallsBack"}
+    outcome = tiny.run(
+        "--config", tiny.config_file(tmp_path, "language", **changes), "--workdir", str(tmp_path / "run")
+    )
+    assert outcome.code == 1 and "ValueError" in outcome.err and "no number" in outcome.err
