@@ -57,15 +57,12 @@ FOREIGN_NAMES = {
 # Our values of settings -> their names in other projects and papers, without _ and -.
 FOREIGN_VALUES = {
     "model.norm=token": "layernorm layer ln",
-    "model.norm=token_plain": "nonparametriclayernorm layernormwithoutaffine",
     "model.norm=rms": "rmsnorm llamarmsnorm",
     "model.norm=batch": "batchnorm bn",
-    "model.norm=instance": "instancenorm",
     "model.norm=dyt": "dynamictanh",
     "model.relative_position=rotary": "rope rotary rotaryembedding rotaryemb rotaryposemb gptj",
     "model.relative_position=rotary_halves": "rope ropeneox neox rotatehalf llamarope",
     "model.relative_position=buckets": "t5 t5bias relativebias t5relative",
-    "model.relative_position=relative": "shaw",
     "model.relative_position=alibi": "alibi",
     "model.position=learned": "absolute learned learnable wpe trainable",
     "model.position=sinusoidal": "sin sincos sincos2d sinusoid sinusoidal fixed",
@@ -74,8 +71,6 @@ FOREIGN_VALUES = {
     "model.score=asymmetric": "sdpa dotproduct scaleddotproduct softmax standard vanilla untied",
     "model.score=tied": "symmetric sharedqk tiedqk",
     "model.score=pairwise_sym": "symmetric",
-    "model.score=symmetric_init": "symmetricinitialization",
-    "model.score=l2_tied": "l2 euclidean",
     "model.attention=flash": "flashattention flashattention2 flashattention3 flashattn sdpa memoryefficient xformers",
     "model.attention=explicit": "eager naive math dotproduct",
     "model.mlp=silu": "swish",
@@ -86,12 +81,10 @@ FOREIGN_VALUES = {
     "model.mlp=reglu": "glu gatedrelu",
     "model.block=pre_norm": "pre preln prelayernorm normfirst",
     "model.block=post_norm": "post postln postlayernorm",
-    "model.block=plain": "noresidual noskip",
     "model.remat=full": "block gradientcheckpointing",
     "=full": "true yes on all",
     "=all": "true yes on",
     "=none": "false no off",
-    "model.compute_dtype=float32": "fp32 f32",
     "model.compute_dtype=bfloat16": "bf16",
     "image.head=class_token": "cls clstoken token tok",
     "image.head=pooled": "gap avg mean average globalaverage",
@@ -103,10 +96,9 @@ FOREIGN_VALUES = {
     "optim.name=adamw": "adam adamwtorch adamwtorchfused fusedadamw",
     "optim.schedule=cosine": "cosinedecay cosineannealing cosinewithwarmup warmupcosine warmupcosinedecay",
     "optim.schedule=linear": "lineardecay linearwithwarmup linearwarmup",
-    "optim.schedule=constant": "constantwithwarmup",
     "optim.schedule=wsd": "warmupstabledecay trapezoidal trapezoid",
     # Parts that we lack: similar names are other parts.
-    "": "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm weightnorm float16 fp16 float64 inversesqrt onecycle",
+    "": "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm float16 fp16 float64 inversesqrt",
 }
 # A similar name with another of these beginnings is the opposite, or no part at all.
 SIGNS = re.compile(r"^(ass?ym|anti|un|none?$|no_|non_|pre|post)")
@@ -169,7 +161,8 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") 
     """Return the allowed variant called `name`, or import the user's, "my_file:my_variant".
 
     The user's is accepted if the allowed variants are functions or tuples of functions, and must have their form. kind:
-    a noun for the variants, and setting: the setting, if it has another name, both for messages. Raises UserError if the name is unknown or the user's variant is invalid.
+    a noun for the variants, and setting: the setting if it has another name, for messages. Raises UserError if the name
+    is unknown or the user's variant is invalid.
     """
     example = next(iter(allowed.values()))
     accepts_users = callable(example) or hasattr(example, "_fields")
