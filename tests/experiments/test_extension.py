@@ -133,7 +133,7 @@ def test_measures_losses_and_metrics_that_do_not_fit_are_refused(setting, value,
 def test_a_function_that_does_not_sum_over_the_devices_is_refused_with_the_axis():
     values = tiny.settings("vision", model__mlp="test_extension:unsummed", mesh__tensor=2, mesh__data=1)
     mesh = meshes.make(tensor=2, data=1)
-    with raises(errors.UserError, "model.mlp = test_extension:unsummed", "mesh data=1, tensor=2", "(data,fsdp,tensor)"):
+    with raises(errors.UserError, "model.mlp = test_extension:unsummed", "mesh data=1, tensor=2", "('tensor',)"):
         run_plan.make_plan(values, tiny.work_of(values, mesh).task, mesh)
 
 
