@@ -54,61 +54,47 @@ FOREIGN_NAMES = {
     "seed": "random_seed rng_seed",
     "log": "report_to wandb_log use_wandb logger",
 }
-# Our values of settings -> their names in other projects and papers, without _ and -.
+# Settings -> our values = their names in other projects and papers, without _ and -. "": values of any setting.
 FOREIGN_VALUES = {
-    "model.norm=token": "layernorm layer ln",
-    "model.norm=token_plain": "nonparametriclayernorm layernormwithoutaffine",
-    "model.norm=rms": "rmsnorm llamarmsnorm",
-    "model.norm=batch": "batchnorm bn",
-    "model.norm=instance": "instancenorm",
-    "model.norm=dyt": "dynamictanh",
-    "model.relative_position=rotary": "rope rotary rotaryembedding rotaryemb rotaryposemb gptj",
-    "model.relative_position=rotary_halves": "rope ropeneox neox rotatehalf llamarope",
-    "model.relative_position=buckets": "t5 t5bias relativebias t5relative",
-    "model.relative_position=relative": "shaw",
-    "model.relative_position=alibi": "alibi",
-    "model.position=learned": "absolute learned learnable wpe trainable",
-    "model.position=sinusoidal": "sin sincos sincos2d sinusoid sinusoidal fixed",
-    "model.position=none": "nope",
-    "model.score=asymmetric_qknorm": "qknorm qklayernorm qkrmsnorm useqknorm normalizeqk",
-    "model.score=asymmetric": "sdpa dotproduct scaleddotproduct softmax standard vanilla untied",
-    "model.score=tied": "symmetric sharedqk tiedqk",
-    "model.score=pairwise_sym": "symmetric",
-    "model.score=symmetric_init": "symmetricinitialization",
-    "model.score=l2_tied": "l2 euclidean",
-    "model.attention=flash": "flashattention flashattention2 flashattention3 flashattn sdpa memoryefficient xformers",
-    "model.attention=explicit": "eager naive math dotproduct",
-    "model.mlp=silu": "swish",
-    "model.mlp=relu_squared": "relu2 squaredrelu sqrelu",
-    "model.mlp=gelu_tanh": "gelunew gelupytorchtanh gelufast geluapproximate tanhgelu",
-    "model.mlp=swiglu": "glu siluglu gatedsilu",
-    "model.mlp=geglu": "glu gegelu gatedgelu",
-    "model.mlp=reglu": "glu gatedrelu",
-    "model.block=pre_norm": "pre preln prelayernorm normfirst",
-    "model.block=post_norm": "post postln postlayernorm",
-    "model.block=plain": "noresidual noskip",
-    "model.remat=full": "block gradientcheckpointing",
-    "=full": "true yes on all",
-    "=all": "true yes on",
-    "=none": "false no off",
-    "model.compute_dtype=float32": "fp32 f32",
-    "model.compute_dtype=bfloat16": "bf16",
-    "image.head=class_token": "cls clstoken token tok",
-    "image.head=pooled": "gap avg mean average globalaverage",
-    "text.head=linear": "untied",
-    "text.head=tied": "shared tieembeddings tiewordembeddings",
-    "text.objective=causal": "clm lm autoregressive nexttoken",
-    "text.objective=masked": "mlm bert cloze",
-    "text.tokenizer=characters": "char chars",
-    "optim.name=adamw": "adam adamwtorch adamwtorchfused fusedadamw",
-    "optim.schedule=cosine": "cosinedecay cosineannealing cosinewithwarmup warmupcosine warmupcosinedecay",
-    "optim.schedule=linear": "lineardecay linearwithwarmup linearwarmup",
-    "optim.schedule=constant": "constantwithwarmup",
-    "optim.schedule=wsd": "warmupstabledecay trapezoidal trapezoid",
-    # Parts that we lack: similar names are other parts.
-    "": "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm weightnorm float16 fp16 float64 "
-    "inversesqrt onecycle",
+    "model.norm": "token=layernorm,layer,ln rms=rmsnorm,llamarmsnorm batch=batchnorm,bn dyt=dynamictanh",
+    "model.relative_position": (
+        "rotary=rope,rotary,rotaryembedding,rotaryemb,rotaryposemb,gptj "
+        "rotary_halves=rope,ropeneox,neox,rotatehalf,llamarope buckets=t5,t5bias,relativebias,t5relative alibi=alibi"
+    ),
+    "model.position": (
+        "learned=absolute,learned,learnable,wpe,trainable sinusoidal=sin,sincos,sincos2d,sinusoid,sinusoidal,fixed "
+        "none=nope"
+    ),
+    "model.score": (
+        "asymmetric_qknorm=qknorm,qklayernorm,qkrmsnorm,useqknorm,normalizeqk "
+        "asymmetric=sdpa,dotproduct,scaleddotproduct,softmax,standard,vanilla,untied tied=symmetric,sharedqk,tiedqk "
+        "pairwise_sym=symmetric"
+    ),
+    "model.attention": (
+        "flash=flashattention,flashattention2,flashattention3,flashattn,sdpa,memoryefficient,xformers "
+        "explicit=eager,naive,math,dotproduct"
+    ),
+    "model.mlp": (
+        "silu=swish relu_squared=relu2,squaredrelu,sqrelu "
+        "gelu_tanh=gelunew,gelupytorchtanh,gelufast,geluapproximate,tanhgelu swiglu=glu,siluglu,gatedsilu "
+        "geglu=glu,gegelu,gatedgelu reglu=glu,gatedrelu"
+    ),
+    "model.block": "pre_norm=pre,preln,prelayernorm,normfirst post_norm=post,postln,postlayernorm",
+    "model.remat": "full=block,gradientcheckpointing",
+    "": "full=true,yes,on,all all=true,yes,on none=false,no,off",
+    "model.compute_dtype": "float32=fp32,f32 bfloat16=bf16",
+    "image.head": "class_token=cls,clstoken,token,tok pooled=gap,avg,mean,average,globalaverage",
+    "text.head": "linear=untied tied=shared,tieembeddings,tiewordembeddings",
+    "text.objective": "causal=clm,lm,autoregressive,nexttoken masked=mlm,bert,cloze",
+    "text.tokenizer": "characters=char,chars",
+    "optim.name": "adamw=adam,adamwtorch,adamwtorchfused,fusedadamw",
+    "optim.schedule": (
+        "cosine=cosinedecay,cosineannealing,cosinewithwarmup,warmupcosine,warmupcosinedecay "
+        "linear=lineardecay,linearwithwarmup,linearwarmup wsd=warmupstabledecay,trapezoidal,trapezoid"
+    ),
 }
+# Parts that we lack: similar names are other parts.
+LACKING = "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm float16 fp16 float64 inversesqrt".split()
 # A similar name with another of these beginnings is the opposite, or no part at all.
 SIGNS = re.compile(r"^(ass?ym|anti|un|none?$|no_|non_|pre|post)")
 
@@ -124,9 +110,10 @@ def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> lis
 
 
 def translate_value(name: str) -> list[str]:
-    """Return what we call the value `name` of other projects, as "model.norm=token"; "" for a part that we lack."""
+    """Return what we call the value `name` of other projects, as "model.norm=token", or "=none" for any setting."""
     plain = _simplify(name.rpartition(".")[2])
-    return [entry for entry, names in FOREIGN_VALUES.items() if plain in names.split()]
+    entries = ((setting, *entry.split("=")) for setting, text in FOREIGN_VALUES.items() for entry in text.split())
+    return [f"{setting}={value}" for setting, value, names in entries if plain in names.split(",")]
 
 
 def _simplify(name: str) -> str:
@@ -145,9 +132,9 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
         one for one in allowed if _simplify(one) == _simplify(name)
     ]
     foreign = [value for _, _, value in (entry.partition("=") for entry in values) if value in allowed]
-    foreign = foreign or translate_foreign(name, allowed)[:1] or [entry for entry in values if entry[:1] not in "="]
+    foreign = foreign or translate_foreign(name, allowed)[:1] or [entry for entry in values if entry[0] != "="]
     close = difflib.get_close_matches(name, [one for one in allowed if _signs(one) == _signs(name)], n=1, cutoff=0.55)
-    similar = same[:1] or foreign or close * ("" not in values)
+    similar = same[:1] or foreign or close * (_simplify(name) not in LACKING)
     names = '" or "'.join(similar)
     return f' (did you mean "{names}"?)' if names else ""
 
@@ -170,8 +157,8 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") 
     """Return the allowed variant called `name`, or import the user's, "my_file:my_variant".
 
     The user's is accepted if the allowed variants are functions or tuples of functions, and must have their form. kind:
-    a noun for the variants; setting: the setting, if it has another name; both for messages. Raises UserError if the
-    name is unknown or the user's variant is invalid.
+    a noun for the variants, and setting: the setting if it has another name, for messages. Raises UserError if the name
+    is unknown or the user's variant is invalid.
     """
     example = next(iter(allowed.values()))
     accepts_users = callable(example) or hasattr(example, "_fields")

@@ -1,5 +1,6 @@
 """Settings: read, assign and check the values of a config, and reject settings that nothing reads."""
 
+import contextlib
 import copy
 import json
 import math
@@ -92,13 +93,13 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     config.update_from_flattened_dict({key: value})
 
 
-def _write_list(value: Any) -> str:
-    """Return the list that a text without brackets and quotes means, in JSON: 0.9,0.95 is [0.9, 0.95]."""
-    items = [item.strip(" []()'\"") for item in shorten(str(value)).split(",")]
-    is_number = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?").fullmatch
-    return json.dumps(
-        [(float(item) if re.search("[.e]", item) else int(item)) if is_number(item) else item for item in items]
-    )
+def _write_list(text: Any) -> str:
+    """Return the list, in JSON, that a text without brackets and quotes means: 0.9,.95 is [0.9, 0.95]."""
+    items: list = [item.strip(" []()'\"") for item in shorten(str(text)).split(",")]
+    for i, item in enumerate(items):
+        with contextlib.suppress(ValueError):
+            items[i] = float(item) if re.search("[.e]", item) else int(item)
+    return json.dumps(items)
 
 
 def check_type(key: str, value: Any, kind: type) -> None:

@@ -156,7 +156,7 @@ def _explain(error: BaseException) -> str:
         return f'the config of this experiment has no "{section.group(1)}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
         name, suggestion = unknown.group(1), re.search(r'Did you mean "(.*?)"', str(error))
-        values = [entry for entry in by_name.translate_value(name) if entry[:1] not in "="]  # such as qk_norm
+        values = [entry for entry in by_name.translate_value(name) if entry[0] != "="]  # such as qk_norm
         similar = [*by_name.translate_foreign(name), *values, *(suggestion.groups() if suggestion else ())]
         return f'unknown config key "{name}"' + (f' (did you mean "{similar[0]}"?)' if similar else "")
     return by_name.describe_error(error)

@@ -119,7 +119,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
 
 
 def check_users_code(settings: configs.Settings, plan: Plan) -> None:
-    """Trace the step on the mesh if settings name code of the user's. Raises UserError that names them, if it fails.
+    """Trace the step on the mesh if settings name code of the user's. Raises UserError, with them, if this fails.
 
     So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
     """

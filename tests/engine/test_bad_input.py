@@ -128,7 +128,7 @@ image.patch=0 | 8 x 8 | image.patch
 image.augment=["shift:8"] | 'shift:8' | less than a side
 image.augment=[1 | image.augment | type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
-train.batch_size=0 | batch | at least 1 | 0
+train.batch_size=0 | train.batch_size = 0 | at least 1
 train.batch_size=8000 | train.batch_size = 8000 | examples
 mesh.data=9 | mesh.data = 9 | does not fit | 8 x
 train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
@@ -140,6 +140,9 @@ model.score=assymetric | assymetric | none | tied | did you mean "asymmetric"
 model.scale=1/sqrt(k) | 1/sqrt(k) | 1/sqrt(D) | did you mean "1/sqrt(K)"
 model.value=lowrank | lowrank | did you mean "low_rank"
 model.norm=tokens | tokens | token_plain | did you mean "token"
+model.norm=LayerNorm | LayerNorm | did you mean "token"
+model.window=-1 | model.window = -1 | at least 0
+model.embed_std=-1 | model.embed_std = -1.0 | at least 0
 model.mlp=gleu | gleu | relu | did you mean "gelu"
 model.position=sinusoid | sinusoid | learned | none | did you mean "sinusoidal"
 model.block=prenorm | prenorm | post_norm | did you mean "pre_norm"
@@ -181,6 +184,7 @@ text.objective=masked text.head=linear+gelu model.norm=batch | text.head = linea
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier
 model.norm=instance | model.norm = instance
 model.segments=-1 | model.segments
+text.objective=masked model.window=-1 | model.window = -1 | at least 0
 model.window=8 | model.window = 8
 model.window=9 | model.window = 9
 model.window=9 model.position=none | model.window = 9
@@ -193,6 +197,10 @@ train.save_every=-1 | train.save_every | at least 0 | -1
 optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
 optim.weight_decay=nan | optim.weight_decay = nan
 train.patience=3 | train.patience = 3 | train.keep_best
+train.patience=3 train.keep_best=eval/loss train.evaluate_every=0 | train.patience = 3 | train.evaluate_every
+train.growth=[[2,16]] | train.growth | [2, 16] | another size
+optim.name=adamw_torch | "adamw_torch" | did you mean "adamw"
+optim.name=Lion | "Lion" | did you mean "optax:lion"
 train.keep_best=eval/perplexity | train.keep_best | eval/perplexity | eval/loss
 train.keep_best=eval/explained | train.keep_best | eval/explained | eval/loss
 optim.ema=1.0 | optim.ema

@@ -13,7 +13,7 @@ from errors import raises
 
 from configs import base
 from experiments.engine import by_name, config as configs, errors
-from experiments.model import checks, model as models
+from experiments.model import checks, model as models, variants
 from tfm import block as blocks, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value
 
@@ -169,12 +169,62 @@ def test_an_override_has_the_type_of_its_field(key):
         ("model.bias", False, ["str", "False"]),
         ("optim.clip", "one", ["float", "one"]),
         ("optim.clip", 10**400, ["float"]),
-        ("train.growth", "2, 3", ["list", '["One", "Two"]', "2, 3"]),
+        ("train.growth", "2, 3", ["list", "'[2, 3]'", "2, 3"]),
+        ("optim.betas", "0.9,.95", ["list", "'[0.9, 0.95]'"]),
+        ("train.metrics", "top5,a:b", ["list", """'["top5", "a:b"]'"""]),
+        ("rope", "1", ["model.relative_position=rotary"]),
+        ("model.qk_norm", "1", ["model.score=asymmetric_qknorm"]),
     ],
 )
 def test_a_wrong_key_or_value_is_refused(key, value, words):
     with raises(errors.UserError, key, *words):
         override((key, value))
+
+
+SUGGESTIONS = """
+norm ln token
+norm rms_norm rms
+norm groupnorm
+relative_position RoPE rotary" or "rotary_halves
+relative_position learned model.position=learned
+position rotary model.relative_position=rotary
+score symmetric tied" or "pairwise_sym
+score symetric symmetric_init
+score qk_norm asymmetric_qknorm
+mlp swish silu
+mlp relu2 relu_squared
+mlp glu swiglu" or "geglu" or "reglu
+mlp elu
+block prenorm pre_norm
+block post_ln post_norm
+block prst_norm
+attention sdpa flash
+optimiser adam adamw
+schedule cosine_decay cosine
+schedule inverse_sqrt
+"""
+
+
+@pytest.mark.parametrize("row", SUGGESTIONS.strip().splitlines())
+def test_a_name_of_another_project_leads_to_ours_and_never_to_an_opposite(row):
+    kind, name, *expected = row.split(" ", 2)
+    others = {"block": blocks.ORDERS, "attention": implementations.NAMES, "optimiser": ["adamw", "muon"]}
+    others["schedule"] = ["constant", "linear", "cosine", "wsd"]
+    allowed = others[kind] if kind in others else by_name.candidates(variants.MODULES[kind])
+    assert by_name.suggest(name, allowed) == (f' (did you mean "{expected[0]}"?)' if expected else "")
+
+
+def test_the_users_code_is_found_by_its_real_path(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(ROOT)
+    monkeypatch.chdir(tmp_path)
+    ours = [
+        "link/launch.py",
+        "../" + tmp_path.name + "/link/tfm/mlp.py",
+        str(ROOT / "experiments/vision.py"),
+        "<string>",
+    ]
+    assert not any(map(by_name.is_user_code, ours))
+    assert all(map(by_name.is_user_code, ["my_file.py", "link/configs/vit.py", "link/tfm2/mlp.py"]))
 
 
 def test_sizes_follow_from_others_unless_they_are_set():

@@ -42,10 +42,10 @@ def settings(folder, experiment="language", **changes):
     return tiny.settings(experiment, **LANGUAGE | {"text__source": str(folder / "text.txt"), "model__M": 1} | changes)
 
 
-@pytest.mark.parametrize(("devices", "accumulation"), [(2, 1), (1, 2)])
-def test_the_gradient_is_that_of_the_loss_and_the_weighted_measures(guide, devices, accumulation):
+@pytest.mark.parametrize(("axis", "devices", "accumulation"), [("data", 2, 1), ("tensor", 2, 1), ("data", 1, 2)])
+def test_the_gradient_is_that_of_the_loss_and_the_weighted_measures(guide, axis, devices, accumulation):
     """Two devices, which measure the balance together, equal one; two microbatches have a balance each."""
-    mesh = meshes.make(data=devices)
+    mesh = meshes.make(**{"data": 1, axis: devices})
     task = tiny.work_of(settings(guide, model__mlp="my_experts:experts"), mesh).task
     assert task.weights == {"loss_balance": 0.01}
     task = task._replace(weights={"loss_balance": 3.0})
@@ -104,11 +104,19 @@ best_of_two = (lambda logits, target, weight: (weight.sum(), weight.sum())), "be
 single = (lambda logits, target, weight: weight.sum()), "more"
 accuracy = (lambda logits, target, weight: (weight.sum(), weight.sum())), "more"
 MLPS = [f"test_extension:{name}" for name in "silent undeclared renamed scalar vector reserved".split()]
-NUMBERS = ["label_smoothing", "label_smoothing:1", "label_smoothing:0.1,0.2", "class_weights:1,-2", "class_weights:x"]
+NUMBERS = [
+    "label_smoothing",
+    "label_smoothing:1",
+    "label_smoothing:0.1,0.2",
+    "class_weights:1,-2",
+    "class_weights:x",
+    "class_weights:0,0",
+]
+unsummed = mlp.gelu._replace(apply=lambda params, x_BND, *, layout: mlp.gelu.apply(params, x_BND))
 REFUSED = [  # (setting, value, parts of the message)
     *(("model.mlp", name, [f"model.mlp = {name}"]) for name in MLPS),  # their measures are not those that they declare
     *(("train.loss", name, [f"train.loss = {name}"]) for name in NUMBERS),
-    ("train.metrics", ["top6"], ["top6", "top5"]),
+    ("train.metrics", ["top6"], ["top6", "train.metrics", "top5"]),
     ("train.metrics", ["top5", "top5"], ["top5"]),
     ("train.metrics", ["test_extension:accuracy"], ["accuracy"]),
     ("train.metrics", ["test_extension:best_of_two"], ["best_of_two", "more", "less"]),
@@ -120,6 +128,13 @@ REFUSED = [  # (setting, value, parts of the message)
 def test_measures_losses_and_metrics_that_do_not_fit_are_refused(setting, value, words):
     with raises(errors.UserError, *words):
         tiny.task_of(tiny.settings("vision", **{setting: value}))
+
+
+def test_a_function_that_does_not_sum_over_the_devices_is_refused_with_the_axis():
+    values = tiny.settings("vision", model__mlp="test_extension:unsummed", mesh__tensor=2, mesh__data=1)
+    mesh = meshes.make(tensor=2, data=1)
+    with raises(errors.UserError, "model.mlp = test_extension:unsummed", "mesh data=1, tensor=2", "('tensor',)"):
+        run_plan.make_plan(values, tiny.work_of(values, mesh).task, mesh)
 
 
 def test_two_stages_cannot_weight_a_measure_differently(monkeypatch):

@@ -10,12 +10,6 @@ from tfm import head as heads, layout as layouts
 from tfm.attention import flash, mask as masks, score, splash
 
 
-def test_a_negative_window_is_refused():
-    settings = tiny.settings("vision", model__window=-1)
-    with raises(errors.UserError, "model.window", -1, 0):
-        models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
-
-
 def test_rotary_accepts_an_odd_k_if_the_score_has_twice_as_many_features():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
     model = models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)

@@ -16,8 +16,8 @@ from errors import raises
 
 from experiments.engine import by_name, config_file as config_files, errors
 from experiments.model import model as models, variants
-from tfm import head as heads, mlp, norm, position, shapes
-from tfm.attention import relative_position, score, value
+from tfm import head as heads, initial, mlp, norm, position, shapes
+from tfm.attention import mask as masks, relative_position, score, value
 
 D, H, K = 12, 2, 6
 
@@ -187,6 +187,41 @@ def test_a_score_may_have_one_head_or_compare_queries_with_themselves_in_self_at
 def test_variants_of_the_project_are_not_checked(monkeypatch):
     monkeypatch.setattr(shapes, "check", None)
     build_model(settings())
+
+
+L = 20  # features of the latent vector, which every head reads as keys and values (multi-head latent attention)
+
+
+def latent_init(key, *, H, K, D, bias):
+    return initial.normal(key, "U_LD", D**-0.5, L=L, D=D) | initial.normal(key, "Uq_HLD", D**-0.5, H=H, L=L, D=D)
+
+
+latent_score = (
+    latent_init,
+    lambda params, x, y: (
+        jnp.einsum("hld,bnd->bhnl", params["Uq_HLD"], x),
+        jnp.einsum("ld,bsd->bsl", params["U_LD"], y)[:, None],
+    ),
+)
+latent_value = value.Value(
+    lambda key, *, H, K, D, M, bias: initial.normal(key, "Uo_HDL", L**-0.5, H=H, D=D, L=L),
+    lambda params, k: k,
+    lambda params, y: jnp.einsum("hdl,bhnl->bnd", params["Uo_HDL"], y),
+    from_keys=True,
+)
+
+
+def test_values_of_the_user_take_keys_of_any_width_also_with_a_cache():
+    m = settings(model__score="test_variants:latent_score", model__value="test_variants:latent_value")
+    model, w_BN, causal = build_model(m), jnp.arange(8).reshape(2, 4) % 7, masks.causal
+    params = jax.jit(model.init)(jax.random.key(0))
+    expected = jax.jit(lambda params: model.apply(params, w_BN, mask=causal)[0])(params)
+    length_B = jnp.full(2, 3)
+    _, cache = model.start(params, w_BN[:, :3], length_B, capacity=4, mask=causal)
+    logits_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 3], length_B, mask=causal)
+    np.testing.assert_allclose(logits_BW, expected[:, 3], atol=1e-5)
+    assert {leaf.shape[-1] for leaf in jax.tree.leaves(cache) if leaf.ndim == 4} == {L}
+    assert "model.K = 6" in refusal(model__score="test_variants:latent_score", model__value="keys")
 
 
 # Folders in which variants are searched

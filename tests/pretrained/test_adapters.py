@@ -99,7 +99,13 @@ def test_sharded_weights_and_adapters_take_the_same_step_as_on_one_device():
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-5) and metrics[0][1] > 0.01
 
 
-REFUSED = [("8:haed", ["haed", '"head"']), ("8:mlp,b_D", ["b_D"]), ("0", ["'0'"]), ("score:8", ["'score:8'"])]
+REFUSED = [
+    ("8:haed", ["haed", '"head"']),
+    ("8:mlp,b_D", ["b_D"]),
+    ("0", ["'0'"]),
+    ("score:8", ["'score:8'"]),
+    ("8:mlp:0", ["alpha"]),
+]
 
 
 def test_adapters_without_a_matrix_a_trained_model_or_anything_to_train_are_refused(tmp_path):
@@ -177,3 +183,10 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
     rules = gpt2.lines({"tied_output": True}, gpt2.FAMILY)  # queries, keys and values in one tensor
     assert "blocks/score/Uq_HKD" in adapters.write_peft(run_folder, tmp_path, settings=config, rules=rules)
+
+
+def test_a_run_with_absolute_and_relative_positions_says_so():
+    for absolute, relative, lines in (("learned", "rotary", 1), ("none", "rotary", 0), ("learned", "none", 0)):
+        m = tiny.settings("vision", model__position=absolute, model__relative_position=relative).to_dict()["model"]
+        text = adapters.describe_positions(m)
+        assert len(text) == lines and (not lines or "model.position = none" in text[0])
