@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from experiments.engine import distributed, errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NOTICE = b"\nstopping soon, after a save of the training (Ctrl-C: stop at once, without saving)\n"
+NOTICE = b"\nstopping after this stage or step; a training is saved (Ctrl-C: stop at once, without saving)\n"
 
 
 class Requests:
