@@ -102,8 +102,8 @@ def run(
 
     device, resume: as the flags. grid: see `sweep`. changes: settings by key. Another call with the same workdir
     resumes the run, or returns the result of a finished run. Raises UserError and RunError like the command. Ctrl-C or
-    the stop button of a notebook finishes the step, saves, and raises Interrupted, a KeyboardInterrupt. A second Ctrl-C
-    does not save.
+    the stop button of a notebook finishes the stage or step, saves, and raises Interrupted, a KeyboardInterrupt. A
+    second Ctrl-C does not save.
     """
     changes = {key: configs.to_plain(value) for key, value in changes.items()}
     config, folder = os.fspath(config), os.fspath(workdir or new_folder(config))

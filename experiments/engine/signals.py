@@ -1,7 +1,6 @@
 """SIGTERM and SIGINT (Ctrl-C): a run that trains finishes its step and saves; any other command ends at once."""
 
 import contextlib
-import contextvars
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ from jax.experimental import multihost_utils
 from experiments.engine import distributed, errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NOTICE = b"\nstopping soon, after a save of the training (Ctrl-C: stop at once, without saving)\n"
+NOTICE = b"\nstopping after this stage or step; a training is saved (Ctrl-C: stop at once, without saving)\n"
 
 
 class Requests:
@@ -26,15 +25,15 @@ class Requests:
 
     def __init__(self) -> None:
         self.signal = 0  # number of the first signal, or 0
-        self._calls = 0  # number of calls of `agree`
+        self._calls, self._is_called = 0, False  # number of calls of `agree`; whether a signal has arrived
         self._before = {}  # number of each collected signal -> its previous handler
 
     @contextlib.contextmanager
     def collect(self, *numbers: int) -> Iterator[None]:
         """Context manager: record the first of these signals that arrives in the block. Blocks may be nested.
 
-        Without `numbers`: SIGNALS; with several processes, JAX handles SIGTERM. The first signal restores the previous
-        handler of SIGINT. So a second Ctrl-C ends a command at once, and raises KeyboardInterrupt in a notebook.
+        Without `numbers`: SIGNALS; with several processes, JAX handles SIGTERM. A second Ctrl-C ends a command at once,
+        and elsewhere calls the previous handler, which raises KeyboardInterrupt in a notebook.
         Ignored signals stay ignored. Outside the main thread, no handler can be set, and nothing is recorded.
         """
         numbers = numbers or SIGNALS[jax.process_count() > 1 :]
@@ -42,7 +41,6 @@ class Requests:
         if threading.current_thread() is not threading.main_thread():
             handlers = {}
         with contextlib.ExitStack() as stack:
-            stack.callback(_CURRENT.reset, _CURRENT.set(self))
             for number, handler in handlers.items():
                 if handler not in (signal.SIG_IGN, self._record):
                     self._before[number] = handler
@@ -56,15 +54,17 @@ class Requests:
             yield
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        """Record the signal: this is its handler."""
-        if not self.signal:
-            os.write(2, NOTICE)
-        if signal.SIGINT in self._before:
-            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        """Record the signal, or pass on a second Ctrl-C: this is the handler of all collected signals."""
+        before, is_second, self._is_called = self._before.get(number), self._is_called, True
+        if is_second:
+            if number == signal.SIGINT and callable(before):  # in a command, `exit_at_second` ends the process
+                before(number, frame)
+            return
+        os.write(2, NOTICE)
         if distributed.is_joined() and jax.process_count() > 1:  # JAX then notifies the other processes
             os.kill(os.getpid(), signal.SIGTERM)
         else:
-            self.signal = self.signal or number
+            self.signal = number
 
     def agree(self) -> int:
         """Return the number of the signal, or 0; the same in all processes. Every process must call this."""
@@ -79,12 +79,10 @@ class Requests:
             raise errors.Interrupted(message, 128 + self.signal)
 
 
-_CURRENT: contextvars.ContextVar[Requests | None] = contextvars.ContextVar("requests", default=None)
-
-
 def current() -> Requests:
     """Return the requests that a caller collects, such as launch.run; or new ones."""
-    return _CURRENT.get() or Requests()
+    collecting = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return collecting if isinstance(collecting, Requests) else Requests()
 
 
 def exit_at_second(pipe: int) -> None:

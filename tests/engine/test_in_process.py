@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 import dots
 import jax
@@ -17,7 +18,7 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import by_name, errors, log, run as runs, summary as summaries
+from experiments.engine import by_name, errors, log, manifest, run as runs, summary as summaries
 
 unbroken, unbroken_folder = dots.unbroken, dots.unbroken_folder
 
@@ -111,7 +112,7 @@ def test_the_stop_button_saves_and_the_same_call_resumes(tmp_path, monkeypatch, 
         launch_run(tmp_path, **{"seed": 0})
     sentence = str(caught.value)
     assert isinstance(caught.value, errors.Interrupted) and caught.value._render_traceback_() == [sentence]
-    assert "stopping after a save" in capfd.readouterr().err
+    assert "stopping after this stage or step" in capfd.readouterr().err
     reason, call = sentence.split("; go on with: ")
     assert reason == f"stopped after step 3, which is saved in {folder}"
     assert len(jax.live_arrays()) <= arrays
@@ -127,25 +128,51 @@ def test_a_second_interrupt_stops_at_once(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "lock").exists()
 
 
-def test_an_interrupt_before_training_stops_at_once_and_writes_nothing(tmp_path, monkeypatch):
-    """Without a workdir, the printed call names the default folder."""
+class Deleted:
+    def __del__(self):  # Python prints and ignores an exception here
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_before_training_stops_the_run_also_where_python_ignores_exceptions(tmp_path, monkeypatch):
+    """Nothing is written. Without a workdir, the printed call names the default folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tiny, "linear_task", lambda **options: os.kill(os.getpid(), signal.SIGINT))
+    linear_task = tiny.linear_task
+    monkeypatch.setattr(tiny, "linear_task", lambda **options: (Deleted(), linear_task(**options))[1])
     with raises(errors.Interrupted, "dots_config.py', workdir='runs/dots_config/"):
         launch.run(tiny.config_file(tmp_path, "dots", **dots.CHANGES))
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_interrupt_between_two_figures_stops_the_run_and_its_result_is_kept(tmp_path, monkeypatch):
+    def draw(*arguments):
+        Deleted()
+        yield {"eval/more": 0.25}
+        yield pytest.fail("a figure is drawn after the interrupt")
+
+    monkeypatch.setattr(dots, "figures", draw)
+    with raises(errors.Interrupted, "go on with"):
+        launch_run(tmp_path)
+    assert summary(tmp_path / "run")["steps"] == 6
+
+
 def test_a_sigterm_saves_and_then_calls_the_previous_handler(tmp_path, monkeypatch):
-    calls = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(list((tmp_path / "run").iterdir())))
+    """A second signal during the save does not end the process before the save is on the disk."""
+    calls, write = [], manifest.write
+
+    def signal_and_write(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(manifest, "write", signal_and_write)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(dots.list_steps(tmp_path)))
     try:
         with raises(errors.Interrupted, "step 3"):
             dots.signal_with_batch(monkeypatch, 3, signal.SIGTERM)
             launch_run(tmp_path)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert len(calls) == 1 and tmp_path / "run" / "checkpoints" in calls[0]
+    assert calls == [[3]]
 
 
 USER_EXPERIMENT = """
