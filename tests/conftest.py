@@ -41,6 +41,11 @@ def pytest_pycollect_makemodule(module_path, parent):
     parent.config.stash.setdefault(COLLECTED, set()).add(module_path)
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Return the argument's name for bytes: compressed bytes hold the time, and all workers need the same names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture
 def collected_files(request):
     """Return the paths of the test files that pytest collected."""
