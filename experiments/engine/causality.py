@@ -56,9 +56,9 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
 def list_code(settings: configs.Settings) -> Iterator[str]:
     """Yield "setting = value" for each part of the model, its loss or its experiment that is the user's code."""
     values = settings.to_dict()
-    named = {f"model.{key}": value for key, value in values["model"].items()}
-    named |= {"train.loss": values["train"]["loss"]}
-    yield from (f"{key} = {x}" for key, x in named.items() if isinstance(x, str) and by_name.CODE.fullmatch(x))
+    for key, text in configs.find_code("", values):
+        if key.startswith(("model.", "train.loss")):
+            yield f"{key} = {text}"
     if by_name.is_user_experiment(values["experiment"]):
         yield f"experiment = {values['experiment']}"
 

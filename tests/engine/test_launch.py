@@ -235,7 +235,7 @@ def test_code_that_ends_the_process_is_reported_with_its_file_and_line(config_th
 
 def test_control_characters_of_a_terminal_are_not_printed(capsys):
     log.say("a\x1b[31m b\rc \u202ed\u2066 \x9b1m\0\r\n\te", "\n")
-    assert capsys.readouterr().out == "a\ufffd[31m b\ufffdc \ufffdd\ufffd \ufffd1m\ufffd\n\te\n"
+    assert capsys.readouterr().out == r"a\x1b[31m b\x0dc \u202ed\u2066 \x9b1m\x00" + "\n\te\n"
 
 
 def test_characters_that_a_terminal_cannot_show_are_escaped(monkeypatch):

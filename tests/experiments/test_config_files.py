@@ -43,8 +43,8 @@ def test_a_config_file_can_be_trained_and_says_how_to_run_it(file, tmp_path):
     assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # it has no data
     traced = []
 
-    def loss(params, batch):
-        result = work.task.loss(params, batch)
+    def loss(params, batch, **keys):
+        result = work.task.loss(params, batch, **keys)
         traced.extend((x.shape, x.dtype) for x in result[0]["loss"])
         return result
 

@@ -281,9 +281,9 @@ broken = (lambda params: ()), (lambda state, *, gradient, updates, params: (stat
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("cosine", ("cosine",)), ("test_extension:stateful", ("update",)), ("test_extension:matrix", ("number",))]
+    [("cosine", ("cosine",)), ("test_extension:stateful", ("must return",)), ("test_extension:matrix", ("number",))]
     + [("test_extension:broken", ("test_extension.py, line", "KeyError"))]
-    + [(f"test_extension:{name}", ("update", "test_extension.py")) for name in ("grown", "listed", "numbered")]
+    + [(f"test_extension:{name}", ("must return", "test_extension.py")) for name in ("grown", "listed", "numbered")]
     + [("test_extension:loss_again", ("called loss",)), ("test_extension:evaluated", ("called probe/eval/loss",))],
 )
 def test_watches_that_do_not_fit_are_refused(name, words):

@@ -149,9 +149,9 @@ def test_deeper_models_scale_what_a_stage_adds_last(text):
     ],
 )
 def test_what_maximal_update_parametrisation_cannot_scale_is_refused(text, changes, words):
-    values = tiny.settings("language", text__source=text, **{"model__mup": 8, **TEXT, **changes})
     mesh = meshes.make(data=1)
     with raises(errors.UserError, *words):
+        values = tiny.settings("language", text__source=text, **{"model__mup": 8, **TEXT, **changes})
         task = tiny.work_of(values, mesh).task
         jax.eval_shape(task.init, jax.random.key(0))
         run_plan.make_plan(values, task, mesh)
