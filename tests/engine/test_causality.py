@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_files
 import tiny
 from errors import raises
 
@@ -64,9 +65,10 @@ def check(experiment="language", **changes):
         ("synthetic", {"model__mlp": "largest", "synthetic__task": "previous_causal"}),
     ],
 )
-def test_parts_that_see_later_tokens_are_refused(experiment, changes):
+def test_parts_that_see_later_tokens_are_refused(experiment, changes, tmp_path):
     if experiment == "translation":
         pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
+        changes = changes | small_files.sources(tmp_path, ["pairs"], "one")
     changes = {key: f"test_causality:{x}" if key.startswith("model") else x for key, x in changes.items()}
     with raises(errors.UserError, "test_causality:", "not causal"):
         check(experiment, **changes)
