@@ -23,18 +23,10 @@ from typing import Any
 
 from absl import flags
 
+from experiments.config import by_name, errors, files as config_files, settings as configs
+from experiments.devices import compilation, distributed
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
-from experiments.engine import (
-    by_name,
-    compilation,
-    config as configs,
-    config_file as config_files,
-    distributed,
-    errors,
-    run as runs,
-    signals,
-    train_step,
-)
+from experiments.engine import run as runs, signals, train_step
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands, sweep as sweeps
 

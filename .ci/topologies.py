@@ -77,7 +77,7 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
     import launch
     from configs import base
-    from experiments.engine import config_file as config_files, errors
+    from experiments.config import errors, files as config_files
 
     config = str(ROOT / "configs" / f"{name}.py")
     data = stand_ins(config_files.load(config, base=base.get_config), pathlib.Path(folder))

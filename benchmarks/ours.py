@@ -12,16 +12,9 @@ import jax
 import numpy as np
 
 from benchmarks import participant, sizes
-from experiments.engine import (
-    by_name,
-    compilation,
-    config as configs,
-    distributed,
-    mesh as meshes,
-    run as runs,
-    run_plan,
-    train_step,
-)
+from experiments.config import by_name, settings as configs
+from experiments.devices import compilation, distributed, mesh as meshes
+from experiments.engine import run as runs, run_plan, train_step
 from experiments.model import model as models
 from experiments.tools import generation
 from tfm import head as heads, shapes

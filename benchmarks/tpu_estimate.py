@@ -16,8 +16,10 @@ from typing import NamedTuple
 import jax
 from jax.extend import core
 
+from experiments.config import by_name, files as config_files
+from experiments.devices import compilation
 from experiments.dry_run import dry_run as dry_runs, topology as topologies, user_function as user_functions
-from experiments.engine import by_name, compilation, config_file as config_files, run as runs, run_plan
+from experiments.engine import run as runs, run_plan
 from experiments.pretrained import adapters
 
 # FLOP/s of bfloat16 products, clock rate in Hz (cloud.google.com/tpu/docs, v4 to v6e).

@@ -10,7 +10,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import by_name, config as configs, errors
+from experiments.config import by_name, errors, settings as configs
 
 # name -> (default, comment), or name -> a section: a dict of the same form. A default that is a function of the section
 # is derived from other settings.

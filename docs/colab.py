@@ -55,7 +55,7 @@ if not os.path.exists("launch.py"):
 import jax
 
 import launch
-from experiments.engine import compilation
+from experiments.devices import compilation
 
 compilation.start("any")
 print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")

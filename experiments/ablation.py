@@ -13,8 +13,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from experiments.config import errors, settings as configs
+from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
-from experiments.engine import config as configs, errors, log, mesh as meshes, run as runs, signals, workdir as workdirs
+from experiments.engine import run as runs, signals
+from experiments.folder import log, workdir as workdirs
 from experiments.studies import plan, programs, results, run_folders, sentences, statistics, study as studies, tuning
 from experiments.studies.progress import Progress
 

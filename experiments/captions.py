@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import disk, errors, settings as configs
 from experiments.data import images
-from experiments.engine import batches, config as configs, disk, errors, run as runs, train_step
+from experiments.engine import batches, run as runs, train_step
 from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, head as heads, layout as layouts
 from tfm.attention import mask as masks

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import errors, settings as configs
 from experiments.data import depthwise, images
-from experiments.engine import config as configs, errors, run as runs, train_step
+from experiments.engine import run as runs, train_step
 from experiments.model import baselines, losses, splits
 from tfm import initial, layout as layouts
 from tfm.attention import explicit, heads as attention_heads, relative_position, score, spec as attentions, value

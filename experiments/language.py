@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import corpus as corpora, perplexity, windows
-from experiments.engine import by_name, config as configs, disk, errors, log, mesh as meshes, run as runs, train_step
+from experiments.devices import mesh as meshes
+from experiments.engine import run as runs, train_step
+from experiments.folder import log
 from experiments.model import baselines, checks, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts, variant
 from tfm.attention import mask as masks

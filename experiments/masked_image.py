@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import disk, settings as configs
 from experiments.data import images, windows
-from experiments.engine import config as configs, disk, run as runs, train_step
+from experiments.engine import run as runs, train_step
 from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, layout as layouts
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from experiments.config import errors, settings as configs
 from experiments.data import synthetic
-from experiments.engine import config as configs, errors, run as runs, train_step
+from experiments.engine import run as runs, train_step
 from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import disk, errors, settings as configs
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
-from experiments.engine import batches, config as configs, disk, errors, run as runs, train_step
+from experiments.engine import batches, run as runs, train_step
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks

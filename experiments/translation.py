@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import disk, settings as configs
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs, disk, log, run as runs
+from experiments.engine import run as runs
+from experiments.folder import log
 from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
 from tfm import layout as layouts
 from tfm.attention import mask as masks

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import disk, errors, settings as configs
 from experiments.data import images
-from experiments.engine import config as configs, disk, errors, run as runs, train_step
+from experiments.engine import run as runs, train_step
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, layout as layouts
 

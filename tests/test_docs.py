@@ -22,14 +22,9 @@ from errors import raises
 import launch
 from benchmarks import __main__ as benchmarks, records
 from configs import base
+from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
-from experiments.engine import (
-    by_name,
-    config as configs,
-    config_file as config_files,
-    errors,
-    run as runs,
-)
+from experiments.engine import run as runs
 from experiments.pretrained import open_model
 from experiments.tools import command as tools
 from tfm import shapes

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import config as configs, config_file as config_files
+from experiments.config import files as config_files, settings as configs
 from experiments.studies import study as studies
 
 ROOT = pathlib.Path(__file__).parents[1]

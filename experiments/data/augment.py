@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import by_name, errors
+from experiments.config import by_name, errors
 
 Result = tuple[np.ndarray, np.ndarray | None]  # image_BYXZ; share_B, None if images are not mixed
 KEY = "image.augment"

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from experiments.config import disk, errors
 from experiments.data import tokenization
-from experiments.engine import disk, errors, log
+from experiments.folder import log
 
 BETWEEN = "<|endoftext|>"  # between two documents, and at the end of a sampled text
 LEAST, MOST = 256 + 2, 2**20  # token ids: at least the bytes and the special tokens of an objective

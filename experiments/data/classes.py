@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from experiments.config import errors
 from experiments.data import files as data_files
-from experiments.engine import errors
 
 SHOWN = 12  # names in a line, and the most warnings
 INTEGER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")

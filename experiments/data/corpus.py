@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.config import errors, settings as configs
 from experiments.data import bpe, files as data_files, perplexity, pretrained_tokenizer, text, tokenization, tokens
-from experiments.engine import config as configs, errors
 
 PIECE = 2**20  # tokens that `count_tokens` counts at a time
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 import pathlib
 
-from experiments.engine import disk, errors
+from experiments.config import disk, errors
 
 # name -> (file name, address, sha256)
 NAMED = {

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from experiments.engine import disk, errors
+from experiments.config import disk, errors
 
 CHUNK = 2**20  # bytes read at a time
 LONGEST = 2**26  # bytes of a line, and characters of a cell of a table: longer ones are damaged files

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config import disk, errors
 from experiments.data import files as data_files
-from experiments.engine import disk, errors, records
+from experiments.folder import records
 
 LARGEST = 2**26  # pixels of an image
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # decoding these runs no program, unlike EPS

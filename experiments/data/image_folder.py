@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from experiments.config import disk, errors
 from experiments.data import classes as class_names, files as data_files, image_file, tables
-from experiments.engine import disk, errors
 
 ENDS = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 CACHED = 2**26  # bytes: images of at least this size in total are cached

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.config import disk, errors, settings as configs
 from experiments.data import (
     augment,
     classes as class_names,
@@ -21,7 +22,7 @@ from experiments.data import (
     image_folder,
     tables,
 )
-from experiments.engine import batches, config as configs, disk, errors
+from experiments.engine import batches
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that exists is evaluated

@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from experiments.config import errors
 from experiments.data import classes as class_names, files as data_files, image_folder, tables, text
-from experiments.engine import errors
 
 
 class Inputs(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.config import errors
 from experiments.data import classes as class_names, files as data_files, tables, text, tokenization
-from experiments.engine import errors
 
 DOCSTRINGS = "docstrings"
 PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "urllib", "xml")  # of Python

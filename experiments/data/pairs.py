@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
+from experiments.config import errors, settings as configs
 from experiments.data import bpe, download, files as data_files, pretrained_tokenizer, tokenization
-from experiments.engine import batches, config as configs, errors
+from experiments.engine import batches
 
 # name -> (file name, its address, sha256)
 NAMED = {

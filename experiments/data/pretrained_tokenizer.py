@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tokenizers
 
+from experiments.config import disk, errors
 from experiments.data import bpe, tokenization, tokenizer_files
-from experiments.engine import disk, errors
 
 BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
 # For roles that tokenizer_config.json does not name, the first of these special tokens in the vocabulary decides.

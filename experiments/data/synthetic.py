@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import batches, by_name, errors
+from experiments.config import by_name, errors
+from experiments.engine import batches
 
 EPOCH = 2**16  # training examples of an epoch; their contents are new each time
 MAX_TOKENS = 1024

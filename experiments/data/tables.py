@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.config import disk
 from experiments.data import classes as class_names, files as data_files
-from experiments.engine import disk
 
 HUB = "hub:"  # prefix of the name of a data set of `datasets`
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these

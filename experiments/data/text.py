@@ -9,8 +9,8 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from experiments.config import errors
 from experiments.data import download, files as data_files, tables, tokenization
-from experiments.engine import errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 NAMED = (STDLIB, DOCSTRINGS, *sorted(download.NAMED))

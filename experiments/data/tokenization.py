@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import by_name, errors
+from experiments.config import by_name, errors
 
 KINDS = ("bytes", "characters")
 BPE = "bpe:8192"  # an example of the form (bpe.py)

@@ -13,8 +13,8 @@ from typing import Any
 
 import tokenizers
 
+from experiments.config import disk, errors
 from experiments.data import files as data_files
-from experiments.engine import disk, errors
 
 JSON, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 FILES = (JSON, "vocab.txt", "vocab.json")  # in a folder; the first that exists is read

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tqdm
 
+from experiments.config import disk
 from experiments.data import files as data_files, text, tokenization
-from experiments.engine import disk, log
+from experiments.folder import log
 
 VERSION = 4  # of the format of the cached files
 

@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from experiments.engine import batches, errors
+from experiments.config import errors
+from experiments.engine import batches
 
 # Shares of the masked positions that get the mask token (HIDE) or a random token (REPLACE). The others do not change.
 HIDE, REPLACE = 0.8, 0.1

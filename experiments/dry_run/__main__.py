@@ -8,8 +8,9 @@ step's arguments: arrays or jax.ShapeDtypeStruct, with shardings on several chip
 
 import sys
 
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies, user_function as user_functions
-from experiments.engine import compilation, errors, mesh as meshes
 from experiments.tools import command as commands
 
 HELP = {

@@ -9,18 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from experiments.config import disk, errors, settings as configs
+from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import topology as topologies
-from experiments.engine import (
-    compilation,
-    config as configs,
-    disk,
-    errors,
-    mesh as meshes,
-    run as runs,
-    run_plan,
-    summary as summaries,
-    train_step,
-)
+from experiments.engine import run as runs, run_plan, summary as summaries, train_step
 
 MEMORY = ("argument", "output", "alias", "temp", "generated_code")  # kinds of memory in XLA's analysis
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")

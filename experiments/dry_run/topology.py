@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from experiments.engine import compilation, errors
+from experiments.config import errors
+from experiments.devices import compilation
 
 THREADS = 2  # programs compiled at once; each takes one core
 INSTALL = 'pip install -e ".[aot]"'

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.config import by_name, errors
 from experiments.dry_run import topology as topologies
-from experiments.engine import by_name, errors
 
 FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments: arrays or jax.ShapeDtypeStruct"
 

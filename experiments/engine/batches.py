@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from experiments.engine import disk, errors
+from experiments.config import disk, errors
 
 # With JAX below 0.11, as in Colab's image, Grain 0.2.18 warns on import about profiling processes that we never start.
 logging.get_absl_logger().addFilter(lambda record: "worker profiling" not in str(record.msg))

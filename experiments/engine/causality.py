@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import by_name, config as configs, errors, freeze, train_step
+from experiments.config import by_name, errors, settings as configs
+from experiments.engine import freeze, train_step
 from tfm import shapes
 
 SEQUENCES = 4  # each tests another token

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from experiments.engine import by_name, errors
+from experiments.config import by_name, errors
 from tfm import shapes
 
 

@@ -11,7 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, distributed, errors, log, mesh as meshes, run_plan, signals, train_step
+from experiments.config import errors
+from experiments.devices import distributed, mesh as meshes
+from experiments.engine import run_plan, signals, train_step
+from experiments.folder import checkpoint, log
 
 SAVE = 1  # a request of the clock to save; a larger request is the number of a signal to stop
 SUSPECT = 2  # after so few consecutive skipped steps, check whether the parameters are finite

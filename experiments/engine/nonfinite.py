@@ -7,7 +7,10 @@ import pathlib
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, distributed, errors, mesh as meshes, optim, run_plan, train_step
+from experiments.config import errors
+from experiments.devices import distributed, mesh as meshes
+from experiments.engine import optim, run_plan, train_step
+from experiments.folder import checkpoint
 from tfm import shapes
 
 LISTED = 8  # examples that a message lists

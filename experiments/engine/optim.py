@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from experiments.engine import by_name, config as configs, errors, freeze
+from experiments.config import by_name, errors, settings as configs
+from experiments.engine import freeze
 from tfm import mup, shapes
 
 BETAS = ("beta1", "beta2")  # the two values of the setting betas
@@ -299,13 +300,6 @@ def measure_growth(m: configs.Settings) -> mup.Growth:
     return mup.Growth(m.D / m.mup, m.M / int(base), mup.DEPTH[method])
 
 
-def warmup_steps(settings: configs.Settings) -> int:
-    """Return optim.warmup_steps; a tenth of train.steps if it is the default and not below train.steps."""
-    key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
-    is_default = warmup == settings.defaults()[key] and not settings.is_explicit(key)
-    return max(steps, 0) // 10 if is_default and steps <= warmup else warmup
-
-
 def make_optimiser(
     settings: configs.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
@@ -326,7 +320,7 @@ def make_optimiser(
     if len(betas) != 2 or not all(type(beta) in (int, float) for beta in betas):
         raise errors.UserError(f"optim.betas = {betas} must be two numbers from 0 to below 1")
     values |= {**dict(zip(BETAS, betas, strict=True)), **numbers}
-    warmup = warmup_steps(settings)
+    warmup = configs.warmup_steps(settings)
     rate = schedule(o.schedule, peak=values["learning_rate"], steps=settings.train.steps, warmup_steps=warmup)
     options = {argument: values[name] for argument, name in arguments.items()}
     if settings.model.mup and o.name not in OPTIMISERS:

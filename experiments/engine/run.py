@@ -14,25 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.engine import (
-    batches,
-    checkpoint,
-    compilation,
-    config as configs,
-    disk,
-    distributed,
-    errors,
-    log,
-    loop,
-    mesh as meshes,
-    nonfinite,
-    records,
-    run_plan,
-    signals,
-    summary as summaries,
-    train_step,
-    workdir as workdirs,
-)
+from experiments.config import disk, errors, settings as configs
+from experiments.devices import compilation, distributed, mesh as meshes
+from experiments.engine import batches, loop, nonfinite, run_plan, signals, summary as summaries, train_step
+from experiments.folder import checkpoint, log, records, workdir as workdirs
 
 TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
 DATA = "data.json"  # metadata that a use of the model needs, such as the names of its classes

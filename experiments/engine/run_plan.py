@@ -10,21 +10,10 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import (
-    batches,
-    by_name,
-    causality,
-    checkpoint,
-    compilation,
-    config as configs,
-    errors,
-    freeze,
-    log,
-    mesh as meshes,
-    optim,
-    train_step,
-    watch as watches,
-)
+from experiments.config import by_name, errors, settings as configs
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import batches, causality, freeze, optim, train_step, watch as watches
+from experiments.folder import checkpoint, log
 from tfm import layout as layouts, shapes
 
 EVAL = "eval/"  # prefix of the metrics of an evaluation

@@ -10,7 +10,8 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-from experiments.engine import distributed, errors
+from experiments.config import errors
+from experiments.devices import distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NOTICE = b"\nstopping after this stage or step; a training is saved (Ctrl-C: stop at once, without saving)\n"

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import checkpoint, disk, errors, freeze, log, run_plan, signals, train_step, workdir as workdirs
+from experiments.config import disk, errors
+from experiments.engine import freeze, run_plan, signals, train_step
+from experiments.folder import checkpoint, log, workdir as workdirs
 from tfm import shapes
 
 

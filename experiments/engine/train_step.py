@@ -12,16 +12,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import (
-    by_name,
-    compilation,
-    distributed,
-    errors,
-    freeze,
-    mesh as meshes,
-    optim,
-    watch as watches,
-)
+from experiments.config import by_name, errors
+from experiments.devices import compilation, distributed, mesh as meshes
+from experiments.engine import freeze, optim, watch as watches
 from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.engine import by_name, errors
+from experiments.config import by_name, errors
 from tfm import shapes
 
 RESERVED = ("gradient_norm", "learning_rate", "alive", "skipped", "step")  # other numbers of a training step

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib import cm, colors, figure, font_manager, text, ticker
 from matplotlib.backends import backend_agg
 
-from experiments.engine import disk
+from experiments.config import disk
 
 BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
 MOST_CLASSES = 1000  # a confusion matrix has the square of this many cells

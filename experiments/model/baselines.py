@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.config import errors
 
 
 def guess_token(

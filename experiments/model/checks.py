@@ -1,6 +1,6 @@
 """Checks of the config's section `model`: raise UserError for wrong settings before anything is traced."""
 
-from experiments.engine import by_name, config as configs, errors
+from experiments.config import by_name, errors, settings as configs
 from experiments.model import variants
 from tfm import block as blocks, transformer
 from tfm.attention import implementations

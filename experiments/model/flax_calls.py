@@ -17,7 +17,8 @@ from flax import linen, nnx, traverse_util
 from flax.core import DenyList
 from jax.sharding import PartitionSpec
 
-from experiments.engine import errors, mesh as meshes
+from experiments.config import errors
+from experiments.devices import mesh as meshes
 
 # The flags of the training mode, in the call or the constructor of a module, with their values in training.
 FLAGS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}

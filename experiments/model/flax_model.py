@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from experiments.engine import by_name, config as configs, errors, mesh as meshes, train_step
+from experiments.config import by_name, errors, settings as configs
+from experiments.devices import mesh as meshes
+from experiments.engine import train_step
 from experiments.model import flax_calls
 from tfm import layout as layouts, variant
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.engine import by_name, checkpoint, config as configs, errors
+from experiments.config import by_name, errors, settings as configs
 from experiments.engine.train_step import Ratios
+from experiments.folder import checkpoint
 from experiments.model import model as models
 from tfm import layout as layouts, loss
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.engine import by_name, config as configs, errors, optim
+from experiments.config import by_name, errors, settings as configs
+from experiments.engine import optim
 from experiments.model import checks, variants
 from tfm import (
     block as blocks,

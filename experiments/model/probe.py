@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from experiments.engine import config as configs
+from experiments.config import settings as configs
 from experiments.model import variants
 from tfm import symmetry
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from experiments.engine import config as configs, errors, mesh as meshes
+from experiments.config import errors, settings as configs
+from experiments.devices import mesh as meshes
 from experiments.model import checks, model as models, variants
 from tfm import layout as layouts
 

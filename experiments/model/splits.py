@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import batches, config as configs, errors
+from experiments.config import errors, settings as configs
+from experiments.engine import batches
 
 BLOCK, SHARE = 32, 10  # of SHARE blocks, each of BLOCK examples that do not overlap, one is for tuning
 TOKENS = 2**14  # tokens in an evaluation batch; a larger batch would only need more memory

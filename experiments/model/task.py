@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import config as configs, train_step
+from experiments.config import settings as configs
+from experiments.engine import train_step
 from experiments.model import flax_model, losses, model as models, probe
 
 BINS = 15  # of the calibration error, as in Guo et al. 2017

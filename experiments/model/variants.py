@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import by_name, checkpoint, config as configs, errors
+from experiments.config import by_name, errors, settings as configs
+from experiments.folder import checkpoint
 from tfm import block as blocks, mlp, mup, norm, position, shapes, transformer, variant
 from tfm.attention import mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
 

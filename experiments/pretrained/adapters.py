@@ -15,7 +15,8 @@ import jax
 from flax import traverse_util
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, config as configs, disk, errors, freeze, run as runs
+from experiments.config import by_name, disk, errors, settings as configs
+from experiments.engine import freeze, run as runs
 from experiments.pretrained import safetensors, tensors
 from tfm import layout as layouts, lora, shapes
 

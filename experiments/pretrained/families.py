@@ -8,7 +8,7 @@ of tensors.py translate tensors to parameters and back.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.model import model as models, variants
 from experiments.pretrained import tensors
 

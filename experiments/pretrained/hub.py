@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import traverse_util
 
-from experiments.engine import by_name, disk, errors
+from experiments.config import by_name, disk, errors
 from experiments.model import variants
 from experiments.pretrained import (
     bert,

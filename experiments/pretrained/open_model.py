@@ -13,17 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
+from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization, tokenizer_files
-from experiments.engine import (
-    by_name,
-    checkpoint,
-    config as configs,
-    disk,
-    errors,
-    manifest,
-    records,
-    workdir as workdirs,
-)
+from experiments.folder import checkpoint, manifest, records, workdir as workdirs
 from experiments.model import losses, model as models
 from experiments.pretrained import adapters, families, hub, tensors
 from tfm import embed as embeds, head as heads, shapes

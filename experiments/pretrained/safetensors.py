@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from experiments.engine import disk, errors
+from experiments.config import disk, errors
 from experiments.pretrained import tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names of the files in the folder of a model

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import errors
+from experiments.config import errors
 from tfm import shapes
 
 Arrays = Mapping[str, np.ndarray]

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tokenizer_files
-from experiments.engine import by_name, config as configs, disk, errors, log, records, run as runs
+from experiments.engine import run as runs
+from experiments.folder import log, records
 from experiments.pretrained import adapters, open_model, tensors
 from tfm import lora, shapes
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib import axes, figure, ticker
 
-from experiments.engine import disk
+from experiments.config import disk
 from experiments.figures import plots
 from experiments.studies import (
     runs as study_runs,

@@ -11,7 +11,8 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from experiments.engine import disk, records
+from experiments.config import disk
+from experiments.folder import records
 from experiments.studies import study as studies
 
 FILE = "plan.jsonl"

@@ -13,28 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.config import by_name, disk, errors, settings as configs
+from experiments.devices import compilation, distributed, mesh as meshes
 from experiments.dry_run import topology as topologies
 from experiments.engine import (
     batches,
-    by_name,
     causality,
-    checkpoint,
-    compilation,
-    config as configs,
-    disk,
-    distributed,
-    errors,
-    log,
     loop,
-    mesh as meshes,
     optim,
     run as runs,
     run_plan,
     signals,
     summary as summaries,
     train_step,
-    workdir as workdirs,
 )
+from experiments.folder import checkpoint, log, workdir as workdirs
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import runs as study_runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.engine import log
+from experiments.folder import log
 
 
 class Progress(log.Line):

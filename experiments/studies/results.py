@@ -21,7 +21,9 @@ import jinja2
 import markupsafe
 import ml_collections
 
-from experiments.engine import config as configs, disk, errors, log, mesh as meshes, records, workdir as workdirs
+from experiments.config import disk, errors, settings as configs
+from experiments.devices import mesh as meshes
+from experiments.folder import log, records, workdir as workdirs
 from experiments.studies import (
     figures as study_figures,
     inference,

@@ -4,7 +4,8 @@ import contextlib
 import pathlib
 import re
 
-from experiments.engine import disk, errors, records, workdir as workdirs
+from experiments.config import disk, errors
+from experiments.folder import records, workdir as workdirs
 from experiments.studies import programs, study as studies
 
 

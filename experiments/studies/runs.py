@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, errors, log, records
+from experiments.config import errors
+from experiments.folder import checkpoint, log, records
 from experiments.studies import study as studies
 from tfm import shapes
 

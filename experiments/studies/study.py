@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import checkpoint, config as configs, errors, log, run_plan, train_step, workdir as workdirs
+from experiments.config import errors, settings as configs
+from experiments.engine import run_plan, train_step
+from experiments.folder import checkpoint, log, workdir as workdirs
 
 # Settings that a compiled program takes as arrays: runs that differ only in these and in seeds share a program.
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.studies import figures as study_figures, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"

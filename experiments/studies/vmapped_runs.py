@@ -14,7 +14,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from experiments.engine import compilation, mesh as meshes, train_step
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import train_step
 
 Numbers = dict[str, np.ndarray]  # field of studies.NUMBERS -> R numbers
 OPTIMISER = ("learning_rate", "weight_decay")  # arguments of the optimiser; the other numbers are arguments of init

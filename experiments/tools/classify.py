@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config import errors
 from experiments.data import files as data_files, image_file, image_folder, inputs as tool_inputs, labelled
-from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import by_name, compilation, config_file as config_files, disk, errors, log
+from experiments.config import by_name, disk, errors, files as config_files
+from experiments.devices import compilation
+from experiments.folder import log
 from experiments.pretrained import open_model
 
 DEFINE = {

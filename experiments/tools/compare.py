@@ -17,9 +17,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from experiments.config import disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
-from experiments.engine import checkpoint, config as configs, disk, errors, log, records, run_plan
+from experiments.engine import run_plan
 from experiments.figures import plots
+from experiments.folder import checkpoint, log, records
 from experiments.studies import figures as study_figures, sentences, styles, tables
 from experiments.tools import command as commands
 

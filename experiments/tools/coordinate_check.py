@@ -20,7 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import by_name, config_file as config_files, errors, mesh as meshes, run_plan, train_step
+from experiments.config import by_name, errors, files as config_files
+from experiments.devices import mesh as meshes
+from experiments.engine import run_plan, train_step
 from experiments.tools import command as commands
 
 STAGES = ("q", "k", "v", "attention", "mlp", "hidden")  # and logits

@@ -24,8 +24,9 @@ import jax
 import numpy as np
 import tqdm
 
+from experiments.config import errors, settings as configs
 from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
-from experiments.engine import batches, config as configs, errors
+from experiments.engine import batches
 from experiments.model import model as models
 from experiments.pretrained import open_model
 from experiments.tools import command as commands

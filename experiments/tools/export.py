@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config import by_name, disk
 from experiments.data import image_file, tokenizer_files
-from experiments.engine import by_name, disk, log, records
+from experiments.folder import log, records
 from experiments.pretrained import adapters, hub, open_model, rope
 from experiments.tools import command as commands
 from tfm import shapes

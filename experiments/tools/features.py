@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.config import disk, errors
 from experiments.data import files as data_files, image_file, image_folder, images, labelled, tables, text
-from experiments.engine import disk, errors, log
+from experiments.folder import log
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 

@@ -16,8 +16,8 @@ import sys
 import jax
 import numpy as np
 
+from experiments.config import errors
 from experiments.data import inputs as tool_inputs, tokenization
-from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.devices import mesh as meshes
 from experiments.dry_run import topology as topologies
-from experiments.engine import mesh as meshes
 from experiments.model import model as models
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache

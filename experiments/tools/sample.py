@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from experiments.config import errors, settings as configs
 from experiments.data import tokenization
+from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
-from experiments.engine import config as configs, errors, log, mesh as meshes
+from experiments.folder import log
 from experiments.model import checks, model as models
 from experiments.pretrained import open_model
 from experiments.tools import command as commands, generation

@@ -11,7 +11,8 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import config as configs, config_file as config_files, errors, run as runs
+from experiments.config import errors, files as config_files, settings as configs
+from experiments.engine import run as runs
 from experiments.studies import study as studies
 
 EXAMPLE = "optim.learning_rate=1e-3,3e-3"

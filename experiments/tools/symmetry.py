@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.model import probe
 from experiments.tools import command as commands
 from tfm import symmetry

@@ -14,8 +14,9 @@ import sys
 import numpy as np
 
 from experiments import translation
+from experiments.config import errors
 from experiments.data import files as data_files, pairs, translation_score
-from experiments.engine import errors, log, records
+from experiments.folder import log, records
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 

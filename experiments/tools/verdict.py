@@ -18,8 +18,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
-from experiments.engine import by_name, config as configs, disk, errors, log, mesh as meshes, workdir as workdirs
+from experiments.devices import mesh as meshes
+from experiments.folder import log, workdir as workdirs
 from experiments.studies import plan, results, runs as study_runs, sentences, statistics, study as studies
 from experiments.tools import command as commands
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from benchmarks import tpu_estimate
+from experiments.devices import compilation
 from experiments.dry_run import topology as topologies
-from experiments.engine import compilation
 
 
 def estimate(entry: str, *computations: str) -> tuple[dict[str, int], int]:

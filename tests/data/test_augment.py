@@ -7,8 +7,9 @@ from errors import raises
 from hypothesis import strategies as st
 from scipy import ndimage
 
+from experiments.config import errors
 from experiments.data import augment, images
-from experiments.engine import batches, errors
+from experiments.engine import batches
 
 B, Y, X = 11, 5, 3
 INDEX_B = np.arange(B)

@@ -12,8 +12,8 @@ from errors import raises
 from hypothesis import strategies as st
 from small_files import KING, hide_local_data  # noqa: F401
 
+from experiments.config import errors
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenization
-from experiments.engine import errors
 
 DOCUMENTS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
 

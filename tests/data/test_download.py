@@ -11,8 +11,8 @@ import pytest
 from errors import raises
 from small_files import write
 
+from experiments.config import errors
 from experiments.data import download, text
-from experiments.engine import errors
 
 GOOD = b"To be, or not to be: that is the question.\n" * 3001
 SHA256 = hashlib.sha256(GOOD).hexdigest()

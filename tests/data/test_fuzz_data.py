@@ -13,8 +13,8 @@ import tiny
 from hypothesis import strategies as st
 from PIL import Image
 
+from experiments.config import errors
 from experiments.data import image_file, images, pairs, pretrained_tokenizer, text, tokenization
-from experiments.engine import errors
 
 FORMAT = {"image": [4, 4, 1], "values": [0.0, 255.0], "mean": [0.5], "std": [0.5], "classes": ["a", "b"]}
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ import numpy as np
 from errors import raises
 from small_files import X, Y, encode_image, hide_local_data, image_folder as folder, pixels  # noqa: F401  a fixture
 
+from experiments.config import disk, errors
 from experiments.data import image_file, image_folder, images
-from experiments.engine import disk, errors
 
 CLASSES = ("cat", "dog")
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")

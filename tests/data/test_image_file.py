@@ -8,8 +8,8 @@ import pytest
 from errors import raises
 from PIL import Image
 
+from experiments.config import errors
 from experiments.data import image_file
-from experiments.engine import errors
 
 
 def save(folder, pixels):

@@ -8,8 +8,8 @@ import small_files
 from errors import raises
 from small_files import CODES, EVALUATION, TRAIN, X, Y, archive, hide_local_data, idx, idx_folder  # noqa: F401  a fixture
 
+from experiments.config import errors
 from experiments.data import images
-from experiments.engine import errors
 
 
 @pytest.mark.parametrize("dtype", sorted(CODES))

@@ -8,8 +8,8 @@ from errors import raises
 from PIL import Image
 from small_files import X, Y, encode_image, hide_local_data, image_folder as folder, pixels, write  # noqa: F401  a fixture
 
+from experiments.config import disk, errors
 from experiments.data import classes as class_names, files as data_files, image_file, image_folder, images
-from experiments.engine import disk, errors
 
 NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
 

@@ -10,8 +10,8 @@ import pytest
 from errors import raises
 from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, hide_local_data, idx_folder, npz  # noqa: F401  a fixture
 
+from experiments.config import errors
 from experiments.data import download, images
-from experiments.engine import errors
 
 # Data sets
 

@@ -11,8 +11,9 @@ from errors import raises
 from hypothesis import strategies as st
 from small_files import make_zip, write
 
+from experiments.config import errors
 from experiments.data import pairs, pretrained_tokenizer
-from experiments.engine import batches, errors
+from experiments.engine import batches
 
 WORDS = "a king who reads is worth two kings who fight".split()
 PAIRS = [(f"{a} {b} {c}.", f"{c} {b} {a}!") for a in WORDS for b in WORDS for c in WORDS]

@@ -15,8 +15,8 @@ from errors import raises
 from hypothesis import strategies as st
 from small_files import KING, documents, write
 
+from experiments.config import errors
 from experiments.data import files as data_files, images, labelled, pairs, text, tokenization
-from experiments.engine import errors
 
 
 def write_corpus(folder, *names):

@@ -10,8 +10,8 @@ import pytest
 from errors import raises
 from hypothesis import strategies as st
 
+from experiments.config import errors
 from experiments.data import corpus as corpora, pretrained_tokenizer, tokenization
-from experiments.engine import errors
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
 

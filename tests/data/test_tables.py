@@ -11,8 +11,8 @@ import pytest
 from errors import raises
 from small_files import documents, hide_local_data, write  # noqa: F401
 
+from experiments.config import errors
 from experiments.data import files as data_files, tables, text, tokenization, tokens
-from experiments.engine import errors
 
 pytestmark = pytest.mark.usefixtures("hide_local_data")
 TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]

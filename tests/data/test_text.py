@@ -10,8 +10,8 @@ from errors import raises
 from small_files import KING, documents, write
 
 from experiments import language
+from experiments.config import errors
 from experiments.data import corpus as corpora, files as data_files, text, tokenization
-from experiments.engine import errors
 
 STRANGE = {
     "a.png": (b"\x89PNG\r\n\x1a\n\0", 8),

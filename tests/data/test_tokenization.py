@@ -6,8 +6,8 @@ import pytest
 from errors import raises
 from hypothesis import strategies as st
 
+from experiments.config import errors
 from experiments.data import pretrained_tokenizer, tokenization
-from experiments.engine import errors
 
 DOCUMENTS = st.lists(st.text(max_size=11).map(str.encode), min_size=1, max_size=5)
 

@@ -13,8 +13,8 @@ from libraries import BYTES, LETTERS, bert, byte_level, gpt2, llama
 from small_files import write
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from experiments.config import errors
 from experiments.data import pretrained_tokenizer, tokenizer_files
-from experiments.engine import errors
 
 
 def roberta(**options: Any) -> Tokenizer:

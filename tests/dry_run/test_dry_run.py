@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs
-from experiments.engine import mesh as meshes, train_step
+from experiments.engine import train_step
 
 
 def test_collectives_of_a_program_are_counted_with_their_bytes():

@@ -9,8 +9,9 @@ import pytest
 import tiny
 from errors import raises
 
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import topology as topologies
-from experiments.engine import compilation, errors, mesh as meshes
 from experiments.model import model as models, sharding
 from experiments.tools import generation
 from tfm import head as heads

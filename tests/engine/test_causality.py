@@ -9,7 +9,9 @@ import small_files
 import tiny
 from errors import raises
 
-from experiments.engine import causality, errors, mesh as meshes, optim
+from experiments.config import errors
+from experiments.devices import mesh as meshes
+from experiments.engine import causality, optim
 from experiments.model import baselines, losses, splits
 
 

@@ -10,8 +10,9 @@ import pytest
 from errors import raises
 from hypothesis import strategies as st
 
+from experiments.config import errors
 from experiments.data import windows
-from experiments.engine import batches, errors
+from experiments.engine import batches
 
 SIZES = st.tuples(st.integers(1, 41), st.integers(1, 41)).map(sorted)  # batch <= n
 

@@ -10,7 +10,10 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, optim, train_step
+from experiments.config import errors
+from experiments.devices import mesh as meshes
+from experiments.engine import loop, optim, train_step
+from experiments.folder import checkpoint, log
 
 BAD, DEVICES = 7, 2
 

@@ -18,7 +18,9 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import by_name, errors, log, manifest, run as runs, summary as summaries
+from experiments.config import by_name, errors
+from experiments.engine import run as runs, summary as summaries
+from experiments.folder import log, manifest
 
 unbroken, unbroken_folder = dots.unbroken, dots.unbroken_folder
 
@@ -178,7 +180,7 @@ def test_a_sigterm_saves_and_then_calls_the_previous_handler(tmp_path, monkeypat
 USER_EXPERIMENT = """
 import dots
 import my_size
-from experiments.engine import errors
+from experiments.config import errors
 config = dots.config
 def prepare(settings, devices):
     raise errors.UserError(f"version {my_size.VERSION} takes {settings.train.steps} steps")

@@ -13,7 +13,8 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import disk, errors, log
+from experiments.config import disk, errors
+from experiments.folder import log
 from experiments.tools import command as commands
 
 SPY = """
@@ -97,7 +98,7 @@ def test_a_stopped_call_in_a_notebook_prints_the_call_that_resumes_it(spy, tmp_p
 def test_any_other_error_is_not_hidden(spy, monkeypatch):
     """Only a user's mistake is reduced to one sentence. An error of the program keeps its traceback."""
     # Treat the spy as code of the project.
-    monkeypatch.setattr("experiments.engine.by_name.is_user_code", lambda file: False)
+    monkeypatch.setattr("experiments.config.by_name.is_user_code", lambda file: False)
     with raises(ValueError, "a fault"):
         tiny.run("--config", spy, "--config.spy.text=a fault")
 

@@ -10,7 +10,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import compilation, errors, loop, mesh as meshes
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import loop
 
 
 class Recorder:

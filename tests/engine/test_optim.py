@@ -11,7 +11,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, freeze, mesh as meshes, optim, run_plan, summary as summaries, train_step
+from experiments.config import errors
+from experiments.devices import mesh as meshes
+from experiments.engine import freeze, optim, run_plan, summary as summaries, train_step
 from experiments.studies import programs, study as studies
 from tfm import layout as layouts, shapes
 

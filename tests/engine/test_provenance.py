@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 import tiny
 
+from experiments.config import by_name, files as config_files, settings as configs
 from experiments.data import files as data_files, images, text
-from experiments.engine import (
-    by_name,
-    config as configs,
-    config_file as config_files,
-    mesh as meshes,
-    workdir as workdirs,
-)
+from experiments.devices import mesh as meshes
+from experiments.folder import workdir as workdirs
 from tfm import mlp
 from tfm.attention import score
 

@@ -22,19 +22,10 @@ from errors import raises
 from resuming import SAVE, STEPS, break_off, have_equal_results, linear_task, run, summary
 
 from configs import base
-from experiments.engine import (
-    checkpoint,
-    compilation,
-    config as configs,
-    disk,
-    errors,
-    log,
-    mesh as meshes,
-    optim,
-    run as runs,
-    summary as summaries,
-    train_step,
-)
+from experiments.config import disk, errors, settings as configs
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import run as runs, summary as summaries, train_step
+from experiments.folder import checkpoint, log
 from experiments.studies import study as studies
 
 SUMMARY = "experiment steps params params_sha256 eval/loss eval/accuracy wall_seconds compile_seconds"
@@ -194,7 +185,7 @@ def train(folder, classes=CLASSES, sha256="a", task=None, **changes):
 def test_a_finished_run_is_resumed_with_more_steps_but_not_with_other_classes(tmp_path, capsys):
     """The default warm-up changes with the number of steps. test_workdir.py tests other changes of the data."""
     settings = [tiny.settings("vision", optim__warmup_steps=100, train__steps=n) for n in (5, 90, 100, 101)]
-    assert [optim.warmup_steps(one) for one in settings] == [0, 9, 10, 100]
+    assert [configs.warmup_steps(one) for one in settings] == [0, 9, 10, 100]
     folder = tmp_path / "run"
     train(folder)
     with raises(errors.UserError, folder, "3 classes before, 2 now"):
@@ -216,7 +207,7 @@ def test_a_warm_up_that_an_arm_sets_is_not_shortened(arm_warmup, warmup):
     changes = {"study.experiment": "language", "study.arms": arms, "study.seeds": [1], "optim.warmup_steps": 100}
     settings = tiny.settings("ablation", model=False, **changes | {"train.steps": 60})
     arm_settings = {one.arm: one.settings for one in studies.runs(settings, studies.read(settings))}
-    assert [optim.warmup_steps(arm_settings[name]) for name in ("own", "other")] == [warmup, 5]
+    assert [configs.warmup_steps(arm_settings[name]) for name in ("own", "other")] == [warmup, 5]
 
 
 @pytest.mark.parametrize(

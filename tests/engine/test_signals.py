@@ -15,7 +15,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, signals, train_step
+from experiments.config import errors
+from experiments.engine import signals, train_step
 
 ROOT = pathlib.Path(__file__).parents[2]
 quick, unbroken, unbroken_folder = dots.quick, dots.unbroken, dots.unbroken_folder

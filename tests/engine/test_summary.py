@@ -2,7 +2,8 @@
 
 import tiny
 
-from experiments.engine import mesh as meshes, run_plan, summary as summaries
+from experiments.devices import mesh as meshes
+from experiments.engine import run_plan, summary as summaries
 
 
 def test_a_step_takes_three_times_the_flops_of_the_forward_pass(capsys):

@@ -9,7 +9,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import compilation, errors, mesh as meshes, train_step
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import train_step
 
 EIGHT = 8
 

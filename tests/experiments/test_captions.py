@@ -10,7 +10,8 @@ import translate
 from errors import raises
 
 from experiments import captions
-from experiments.engine import errors, mesh as meshes
+from experiments.config import errors
+from experiments.devices import mesh as meshes
 from tfm import embed as embeds
 
 SMALL = {"image__patch": 4, "model__M": 1, "model__norm": "rms", "model__mlp": "relu", "model__attention": "explicit"}

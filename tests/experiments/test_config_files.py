@@ -8,7 +8,9 @@ import small_files
 import tiny
 
 from configs import base
-from experiments.engine import config as configs, config_file as config_files, mesh as meshes, run_plan
+from experiments.config import files as config_files, settings as configs
+from experiments.devices import mesh as meshes
+from experiments.engine import run_plan
 from experiments.studies import study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from cases import B, D, N
 from errors import raises
 
 from experiments import convolution
+from experiments.config import errors
 from experiments.data import depthwise
-from experiments.engine import errors
 
 APPLY = jax.jit(convolution.apply)
 

@@ -14,8 +14,8 @@ from errors import raises
 from small_files import KING, write
 
 from experiments import language
+from experiments.config import errors
 from experiments.data import corpus as corpora, files as data_files, pretrained_tokenizer, text, tokenization, windows
-from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import evaluate, sample
 

@@ -13,7 +13,9 @@ import small_files
 import tiny
 
 from configs import base
-from experiments.engine import by_name, config as configs, errors, mesh as meshes, run as runs, run_plan, train_step
+from experiments.config import by_name, errors, settings as configs
+from experiments.devices import mesh as meshes
+from experiments.engine import run as runs, run_plan, train_step
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import study as studies
 

@@ -13,9 +13,10 @@ from scipy import special
 from small_files import idx_folder
 
 from experiments import language
+from experiments.config import by_name, disk
 from experiments.data import corpus as corpora, tokenization
-from experiments.engine import by_name, disk, log
 from experiments.figures import images as image_figures
+from experiments.folder import log
 from experiments.model import checks, model as models, splits
 from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer
 from tfm.attention import implementations, mask as masks, relative_position, score, value

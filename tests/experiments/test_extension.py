@@ -15,7 +15,10 @@ import tiny
 from errors import raises
 
 from experiments import language
-from experiments.engine import by_name, checkpoint, errors, log, mesh as meshes, run_plan, train_step, watch as watches
+from experiments.config import by_name, errors
+from experiments.devices import mesh as meshes
+from experiments.engine import run_plan, train_step, watch as watches
+from experiments.folder import checkpoint, log
 from experiments.model import losses
 from experiments.tools import evaluate, sample
 from tfm import loss, mlp, norm, variant

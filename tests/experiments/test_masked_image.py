@@ -12,8 +12,9 @@ import translate
 from cases import B, D, N
 from errors import raises
 
+from experiments.config import errors
 from experiments.data import windows
-from experiments.engine import batches, errors
+from experiments.engine import batches
 from experiments.figures import images as image_figures
 from experiments.model import losses, model as models
 from tfm import embed as embeds, head as heads, loss

@@ -10,7 +10,7 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.engine import by_name, config as configs, config_file as config_files, errors
+from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.studies import study as studies
 from tfm import loss
 

@@ -9,8 +9,10 @@ import tiny
 from errors import raises
 
 from experiments import synthetic as synthetic_task
+from experiments.config import errors
 from experiments.data import synthetic
-from experiments.engine import batches, errors, mesh as meshes
+from experiments.devices import mesh as meshes
+from experiments.engine import batches
 from experiments.model import baselines, splits
 
 N, W = 11, 29

@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from scipy.special import softmax
 from small_files import write
 
+from experiments.config import errors
 from experiments.data import labelled, tokenization
-from experiments.engine import errors
 from experiments.model import task as tasks
 from experiments.pretrained import open_model
 from experiments.tools import classify

@@ -14,8 +14,9 @@ import pytest
 import tiny
 from errors import raises
 
+from experiments.config import errors
 from experiments.data import pairs, translation_score
-from experiments.engine import checkpoint, errors, log
+from experiments.folder import checkpoint, log
 from experiments.model import model as models
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import checkpoint, train_step
+from experiments.engine import train_step
+from experiments.folder import checkpoint
 
 LAYOUTS = {  # mesh sizes, axis names, PartitionSpec of matrices, PartitionSpec of vectors
     "1": ((1,), "a", PartitionSpec(), PartitionSpec()),

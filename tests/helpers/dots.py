@@ -10,7 +10,8 @@ import pytest
 import tiny
 from ml_collections import ConfigDict
 
-from experiments.engine import batches, log, run as runs, run_plan
+from experiments.engine import batches, run as runs, run_plan
+from experiments.folder import log
 
 # Every step is logged. The 29 held-out points are 6 batches.
 CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "mesh.data": 1}

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import launch
-from experiments.engine import compilation, summary as summaries
+from experiments.devices import compilation
+from experiments.engine import summary as summaries
 from experiments.studies import figures as study_figures
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import batches, mesh as meshes, run as runs, train_step
+from experiments.devices import mesh as meshes
+from experiments.engine import batches, run as runs, train_step
 from tfm import layout as layouts, loss
 
 D, C, ALL = 6, 3, 90  # features, classes, examples

@@ -21,7 +21,7 @@ import dots  # noqa: E402  imported before the forks, so that they need not
 import tiny  # noqa: E402
 
 import launch  # noqa: E402
-from experiments.engine import compilation  # noqa: E402
+from experiments.devices import compilation  # noqa: E402
 
 MARK = "changes a file:"
 NAMES = ("os.rename", "os.mkdir", "os.truncate", "os.link", "os.symlink")

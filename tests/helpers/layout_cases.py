@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tiny
 
+from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs
-from experiments.engine import mesh as meshes, optim, run as runs, train_step
+from experiments.engine import optim, run as runs, train_step
 
 SMALL = {"model__H": 4, "model__M": 1}
 FAST_TO_COMPILE = {"model__bias": "none", "model__norm": "rms", "model__mlp": "relu"}  # a model without biases

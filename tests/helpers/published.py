@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import by_name, checkpoint, run as runs
+from experiments.config import by_name
+from experiments.engine import run as runs
+from experiments.folder import checkpoint
 from experiments.pretrained import safetensors
 
 M, D, H, K, F, W, N = 2, 21, 3, 7, 19, 23, 13

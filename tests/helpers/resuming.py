@@ -6,7 +6,7 @@ import dots
 import pytest
 import tiny
 
-from experiments.engine import log
+from experiments.folder import log
 
 STEPS, SAVE = 9, 3
 SETTINGS = {"train__steps": STEPS, "train__save_every": SAVE, "train__log_every": 1, "train__evaluate_every": 4}

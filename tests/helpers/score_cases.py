@@ -2,7 +2,7 @@
 
 import cases
 
-from experiments.engine import by_name
+from experiments.config import by_name
 from tfm.attention import score
 
 SCORES = by_name.candidates(score)

@@ -17,17 +17,9 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import (
-    batches,
-    by_name,
-    compilation,
-    config as configs,
-    config_file as config_files,
-    mesh as meshes,
-    optim,
-    run as runs,
-    train_step,
-)
+from experiments.config import by_name, files as config_files, settings as configs
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import batches, optim, run as runs, train_step
 from experiments.tools import command as commands
 from tfm import loss
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 import tiny
 
-from experiments.engine import log
+from experiments.folder import log
 from experiments.studies import figures as study_figures
 
 STEPS = 6

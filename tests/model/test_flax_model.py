@@ -15,7 +15,9 @@ import tiny_study
 from errors import raises
 from flax import linen, nnx
 
-from experiments.engine import errors, mesh as meshes, run as runs, run_plan, train_step
+from experiments.config import errors
+from experiments.devices import mesh as meshes
+from experiments.engine import run as runs, run_plan, train_step
 from experiments.model import flax_model
 from experiments.pretrained import open_model
 from tfm import layout as layouts, shapes

@@ -4,7 +4,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, mesh as meshes
+from experiments.config import errors
+from experiments.devices import mesh as meshes
 from experiments.model import model as models, sharding
 from tfm import head as heads, layout as layouts
 from tfm.attention import flash, mask as masks, score, splash

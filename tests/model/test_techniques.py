@@ -14,7 +14,7 @@ import tiny
 from cases import B, D, H, K, N
 from errors import raises
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.model import model as models
 from tfm import head as heads, loss
 from tfm.attention import mask as masks, relative_position, spec as attentions, value

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import by_name, config_file as config_files, errors
+from experiments.config import by_name, errors, files as config_files
 from experiments.model import model as models, variants
 from tfm import head as heads, initial, mlp, norm, position, shapes
 from tfm.attention import mask as masks, relative_position, score, value

@@ -14,7 +14,10 @@ import tiny
 import tiny_study
 from errors import raises
 
-from experiments.engine import checkpoint, config as configs, errors, mesh as meshes, run as runs, run_plan, train_step
+from experiments.config import errors, settings as configs
+from experiments.devices import mesh as meshes
+from experiments.engine import run as runs, run_plan, train_step
+from experiments.folder import checkpoint
 from experiments.pretrained import adapters, families, gpt2, hub, open_model, safetensors
 from experiments.tools import export
 from tfm import layout as layouts, lora, shapes

@@ -9,8 +9,8 @@ from errors import raises
 from PIL import Image
 from transformers_models import VIT, make_random, torch, transformers
 
+from experiments.config import errors
 from experiments.data import image_file
-from experiments.engine import errors
 from experiments.pretrained import hub, open_model
 from experiments.tools import export
 

@@ -15,8 +15,9 @@ from errors import raises
 
 from configs import base, finetune
 from experiments import text_classification
+from experiments.config import errors, files as config_files, settings as configs
 from experiments.data import tokenization
-from experiments.engine import config as configs, config_file as config_files, errors, run as runs
+from experiments.engine import run as runs
 from experiments.model import model as models
 from experiments.pretrained import bert, hub, open_model, warm_start
 from tfm import head as heads, shapes

@@ -6,7 +6,7 @@ import published
 import pytest
 from errors import raises
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.pretrained import open_model
 
 N, LENGTHS = 11, (5, 11, 8)

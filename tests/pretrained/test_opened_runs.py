@@ -6,8 +6,8 @@ import pytest
 from errors import raises
 from PIL import Image
 
+from experiments.config import errors
 from experiments.data import image_file, images
-from experiments.engine import errors
 from experiments.pretrained import open_model
 
 

@@ -10,7 +10,7 @@ import pytest
 from errors import raises
 from published import D, F, H, K, M, N, W
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.pretrained import hub, open_model, safetensors, warm_start
 from tfm import embed as embeds
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from errors import raises
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.pretrained import safetensors
 
 SHAPES = ((), (2,), (3, 5), (0, 7), (1, 1, 11))

@@ -11,7 +11,9 @@ from tiny_study import ALL, ARMS, STEPS
 
 import launch
 from configs import base
-from experiments.engine import config as configs, config_file as config_files, log, loop
+from experiments.config import files as config_files, settings as configs
+from experiments.engine import loop
+from experiments.folder import log
 from experiments.studies import figures as study_figures, programs, run_folders, study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 import study_folder
 from errors import raises
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.studies import plan, results, statistics
 
 ARMS = ("a", "b", "c", "base")

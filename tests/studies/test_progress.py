@@ -8,7 +8,8 @@ import types
 import pytest
 import tiny
 
-from experiments.engine import log, run_plan
+from experiments.engine import run_plan
+from experiments.folder import log
 from experiments.studies import programs, progress
 
 STEP_SECONDS, COMPILE_SECONDS = 0.1, 20.0  # seconds

@@ -12,7 +12,8 @@ import tiny
 
 from configs import base, ladder, positions
 from configs.arms import stochastic_depth
-from experiments.engine import config as configs, config_file as config_files, mesh as meshes
+from experiments.config import files as config_files, settings as configs
+from experiments.devices import mesh as meshes
 from experiments.studies import figures as study_figures, results, study as studies
 from tfm import shapes
 

@@ -14,7 +14,7 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.studies import results, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from tiny_study import ARMS
 
-from experiments.engine import by_name
+from experiments.config import by_name
 from experiments.studies import figures as study_figures, programs
 from experiments.tools import report
 

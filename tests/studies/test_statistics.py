@@ -7,7 +7,7 @@ import study_folder
 from errors import raises
 from scipy import stats
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.studies import inference, runs as study_runs, statistics
 from experiments.studies.statistics import BETTER, CEILING, EQUAL, FEW, FLAT, OPEN, SAME, STUCK, UNSTABLE, WORSE
 

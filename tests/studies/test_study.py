@@ -8,7 +8,8 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.engine import config as configs, config_file as config_files, errors, workdir as workdirs
+from experiments.config import errors, files as config_files, settings as configs
+from experiments.folder import workdir as workdirs
 from experiments.studies import study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]

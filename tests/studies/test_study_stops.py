@@ -12,7 +12,10 @@ import pytest
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
-from experiments.engine import checkpoint, disk, errors, log, loop, mesh as meshes
+from experiments.config import disk, errors
+from experiments.devices import mesh as meshes
+from experiments.engine import loop
+from experiments.folder import checkpoint, log
 from experiments.studies import programs, results
 
 SECOND_PROGRAM, SECOND_PROGRAM_CHANGES = ALL[2:], {"study__arms": ARMS[1:]}

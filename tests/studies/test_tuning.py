@@ -13,7 +13,8 @@ import tiny_study
 from errors import raises
 
 from experiments import ablation
-from experiments.engine import checkpoint, errors
+from experiments.config import errors
+from experiments.folder import checkpoint
 from experiments.model import splits
 from experiments.studies import programs, results, study as studies, tuning
 

@@ -10,7 +10,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import compilation, errors, mesh as meshes, optim, train_step
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import optim, train_step
 from experiments.model import model as models
 from experiments.studies import vmapped_runs
 from tfm import shapes

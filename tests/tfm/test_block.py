@@ -12,7 +12,7 @@ from cases import B, D, F, H, K, N
 from errors import raises
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import mesh as meshes
+from experiments.devices import mesh as meshes
 from tfm import block as blocks, layout as layouts, norm, shapes
 from tfm.attention import mask as masks, spec as attentions
 

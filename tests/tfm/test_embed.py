@@ -12,7 +12,7 @@ from cases import B, C, D, N, W
 from errors import raises
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import mesh as meshes
+from experiments.devices import mesh as meshes
 from tfm import embed as embeds, head as heads, norm, position, transformer
 
 

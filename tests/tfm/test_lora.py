@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import mesh as meshes
+from experiments.devices import mesh as meshes
 from tfm import lora, shapes
 
 M, L, ALPHA = 2, 3, 5.0

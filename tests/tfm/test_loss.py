@@ -11,7 +11,7 @@ import reference
 from cases import B, D, N, W
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import mesh as meshes
+from experiments.devices import mesh as meshes
 from tfm import layout as layouts, linear, loss
 
 ROWS = 8  # the fewest tokens of a chunk: 14 tokens are two chunks, of which the second is not full

@@ -15,7 +15,8 @@ import translate
 from cases import B, D, F, N
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import by_name, mesh as meshes
+from experiments.config import by_name
+from experiments.devices import mesh as meshes
 from tfm import mlp, shapes
 
 MLPS = by_name.candidates(mlp)

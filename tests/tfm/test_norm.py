@@ -14,7 +14,8 @@ import translate
 from cases import B, D, N
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import by_name, mesh as meshes
+from experiments.config import by_name
+from experiments.devices import mesh as meshes
 from tfm import layout as layouts, norm
 
 NORMS = by_name.candidates(norm)

@@ -14,7 +14,7 @@ import translate
 from cases import ANY_BN, ANY_N, B, D, N
 from errors import raises
 
-from experiments.engine import by_name
+from experiments.config import by_name
 from tfm import position
 
 POSITIONS = by_name.candidates(position)

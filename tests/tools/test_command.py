@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.pretrained import families
 from experiments.tools import (
     classify,

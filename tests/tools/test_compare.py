@@ -8,7 +8,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.studies import figures as study_figures
 from experiments.tools import command as commands, compare
 

@@ -7,7 +7,9 @@ import tiny
 from errors import raises
 from scipy.special import log_softmax
 
-from experiments.engine import errors, mesh as meshes, optim, run_plan
+from experiments.config import errors
+from experiments.devices import mesh as meshes
+from experiments.engine import optim, run_plan
 from experiments.tools import coordinate_check
 from tfm import mup, shapes
 

@@ -15,8 +15,8 @@ from open_once import open_once  # noqa: F401  a fixture
 from scipy.special import log_softmax
 from small_files import KING
 
+from experiments.config import errors
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text
-from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import evaluate, export, sample
 

@@ -13,7 +13,7 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.pretrained import families, hub, open_model
 from experiments.tools import export, sample
 from tfm import shapes

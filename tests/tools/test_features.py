@@ -11,8 +11,8 @@ from errors import raises
 from open_once import open_once  # noqa: F401  a fixture
 from PIL import Image
 
+from experiments.config import disk, errors
 from experiments.data import images, labelled
-from experiments.engine import disk, errors
 from experiments.pretrained import open_model
 from experiments.tools import features
 

@@ -12,8 +12,8 @@ from open_once import open_once  # noqa: F401  a fixture
 from PIL import Image
 from scipy.special import expit, softmax
 
+from experiments.config import errors
 from experiments.data import image_file, images, pretrained_tokenizer, tokenization
-from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import classify, export, fill, sample
 

@@ -14,8 +14,8 @@ from PIL import Image
 from scipy.special import expit, softmax
 from small_files import KING
 
+from experiments.config import errors
 from experiments.data import images
-from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import classify, evaluate, fill
 

@@ -9,7 +9,10 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, run_plan, train_step
+from experiments.config import errors
+from experiments.devices import mesh as meshes
+from experiments.engine import run as runs, run_plan, train_step
+from experiments.folder import checkpoint, log
 from experiments.model import probe
 
 

@@ -14,8 +14,10 @@ import pytest
 import tiny
 from errors import raises
 
+from experiments.config import errors
 from experiments.data import pretrained_tokenizer, tokenization
-from experiments.engine import errors, log, mesh as meshes
+from experiments.devices import mesh as meshes
+from experiments.folder import log
 from experiments.model import checks
 from experiments.pretrained import open_model
 from experiments.tools import generation, sample

@@ -9,7 +9,8 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import errors, loop
+from experiments.config import errors
+from experiments.engine import loop
 from experiments.studies import figures as study_figures
 from experiments.tools import compare, sweep
 

@@ -8,7 +8,7 @@ import reference_symmetry as reference
 import tiny
 from errors import raises
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.model import model as models, probe
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as symmetry_tool

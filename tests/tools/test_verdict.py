@@ -16,7 +16,7 @@ import tiny
 from errors import raises
 from scipy import stats
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.studies import figures as study_figures, inference, results, statistics
 from experiments.tools import command as commands, verdict
 

@@ -19,7 +19,8 @@ from errors import raises
 from jax.sharding import PartitionSpec as P
 from score_cases import SCORES
 
-from experiments.engine import compilation, errors, mesh as meshes
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
 from experiments.model import model as models, sharding
 from tfm import head as heads, layout as layouts, shapes
 from tfm.attention import explicit, flash, mask as masks, relative_position, value

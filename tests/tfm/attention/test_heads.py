@@ -19,7 +19,7 @@ from cases import MASKS, B, N, S, paper_allowed
 from errors import raises
 from score_cases import SCORES, D, H, K, draw_params
 
-from experiments.engine import errors
+from experiments.config import errors
 from experiments.model import model as models
 from tfm import platform, shapes
 from tfm.attention import explicit, mask as masks, relative_position, score, spec as attentions, value

@@ -13,7 +13,8 @@ import tiny
 from score_cases import SYMMETRIC
 
 from experiments import synthetic as synthetic_task
-from experiments.engine import mesh as meshes, run_plan, train_step
+from experiments.devices import mesh as meshes
+from experiments.engine import run_plan, train_step
 from tfm.attention import explicit
 
 

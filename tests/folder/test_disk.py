@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from errors import raises
 
+from experiments.config import disk, errors
 from experiments.data import files as data_files, pretrained_tokenizer
-from experiments.engine import disk, errors
 
 
 def make_private_mount(commands: str, name: str) -> list[str]:
@@ -163,7 +163,9 @@ def test_json_has_null_for_numbers_that_are_not_finite():
 FULL_DISK_PROGRAM = """
 import contextlib, pathlib, resource, signal, subprocess, sys
 import jax, numpy as np
-from experiments.engine import checkpoint, disk, errors, log, run as runs, workdir as workdirs
+from experiments.config import disk, errors
+from experiments.engine import run as runs
+from experiments.folder import checkpoint, log, workdir as workdirs
 
 folder, size = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 state = {"params": {"x_D": np.random.default_rng(0).standard_normal(1 << 16, np.float32)}}

@@ -16,7 +16,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments.engine import disk, distributed, errors, manifest, mesh as meshes
+from experiments.config import disk, errors
+from experiments.devices import distributed, mesh as meshes
+from experiments.folder import manifest
 from tfm import shapes
 
 BETTER = {"loss": "less", "accuracy": "more", "explained": "more"}  # last part of a metric's name -> better values

@@ -7,7 +7,8 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import config as configs, disk, errors, log, records
+from experiments.config import disk, errors, settings as configs
+from experiments.folder import log, records
 from experiments.tools import command as commands
 
 CONFIG, SUMMARY, METRICS, DATA = "config.json", "summary.json", "metrics.jsonl", "data.json"

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, disk, distributed, errors
+from experiments.config import by_name, disk, errors
+from experiments.devices import distributed
 
 MOST_FAKE = 4096  # largest number of fake devices: each starts threads
 UNLIMITED = 2**50  # bytes: more than the memory of any device

@@ -16,7 +16,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh as meshes, records
+from experiments.config import disk, errors, settings as configs
+from experiments.devices import mesh as meshes
+from experiments.folder import checkpoint, manifest, records
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
 # A name that ends with a dot means all settings below it.

@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import by_name, config as configs, disk, errors, optim
+from experiments.config import by_name, disk, errors, settings as configs
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> config of defaults
 
@@ -33,7 +33,7 @@ def load_settings(path: str, changes: Mapping[str, Any], wrap: Callable | None =
     for key, value in changes.items():
         configs.assign(config, key, value)
     settings = configs.Settings(config, defaults(config, base), file=path, explicit=changes)
-    if (warmup := optim.warmup_steps(settings)) != (default := config.optim.warmup_steps):
+    if (warmup := configs.warmup_steps(settings)) != (default := config.optim.warmup_steps):
         print(f"optim.warmup_steps = {warmup}, a tenth of train.steps, because the default {default} is not below it")
     return settings
 

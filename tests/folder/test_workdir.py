@@ -14,7 +14,9 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import disk, errors, mesh as meshes, workdir as workdirs
+from experiments.config import disk, errors
+from experiments.devices import mesh as meshes
+from experiments.folder import workdir as workdirs
 from experiments.pretrained import open_model
 
 LOCKING_PROGRAM = """

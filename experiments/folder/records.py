@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.engine import config as configs, disk, errors
+from experiments.config import disk, errors, settings as configs
 
 CONFIG, SUMMARY, DATA = "config.json", "summary.json", "data.json"
 # A form is a type, a range, [the form of all items] or of each item, (alternatives), or {key: form}.

@@ -12,7 +12,7 @@ import tiny
 from errors import raises
 
 from configs import base
-from experiments.engine import by_name, config as configs, errors
+from experiments.config import by_name, errors, settings as configs
 from experiments.model import checks, model as models, variants
 from tfm import block as blocks, mlp, norm, position
 from tfm.attention import implementations, relative_position, score, value

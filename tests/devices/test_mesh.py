@@ -18,8 +18,10 @@ from errors import raises
 from jax.sharding import PartitionSpec as P
 from layout_cases import ADAMW, FAST_TO_COMPILE, KINDS, assert_agree, compile_gradient, gradient, mesh_of, tasks
 
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import dry_run as dry_runs
-from experiments.engine import compilation, errors, mesh as meshes, optim, train_step
+from experiments.engine import optim, train_step
 from tfm import head as heads, layout as layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -199,7 +201,7 @@ def test_device_i_of_n_has_every_nth_token_from_i_on():
 SPLIT_PROGRAM = """
 import os, sys, jax
 import launch
-from experiments.engine import compilation
+from experiments.devices import compilation
 
 os.cpu_count = lambda: 2
 for n in (3, 2):

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import distributed, errors
+from experiments.config import errors
+from experiments.devices import distributed
 from tfm import layout as layouts, shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from experiments.engine import errors
+from experiments.config import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # names the user's code: my_file:my_variant

@@ -16,7 +16,9 @@ import pytest
 from checkpoints import flip, list_names, make_state, resume, save_steps, to_bytes
 from errors import raises
 
-from experiments.engine import checkpoint, disk, distributed, errors, manifest
+from experiments.config import disk, errors
+from experiments.devices import distributed
+from experiments.folder import checkpoint, manifest
 
 LEAST_LOSS = checkpoint.choose_best("eval/loss", {})
 

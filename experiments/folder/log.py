@@ -17,7 +17,9 @@ from typing import Any
 
 import tqdm.auto
 
-from experiments.engine import by_name, disk, distributed, errors, records
+from experiments.config import by_name, disk, errors
+from experiments.devices import distributed
+from experiments.folder import records
 
 # Characters that a terminal acts on: control characters, and those that reverse the direction of text.
 CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))

@@ -10,8 +10,10 @@ import pytest
 import tiny
 from hypothesis import strategies as st
 
+from experiments.config import disk
 from experiments.dry_run import topology as topologies
-from experiments.engine import disk, run_plan, train_step, workdir as workdirs
+from experiments.engine import run_plan, train_step
+from experiments.folder import workdir as workdirs
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}

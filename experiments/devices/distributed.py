@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from experiments.engine import errors
+from experiments.config import errors
 from tfm import shapes
 
 START_SECONDS = 120  # timeout for all processes to connect

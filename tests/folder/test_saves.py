@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from errors import raises
 
-from experiments.engine import batches, checkpoint, errors, log, loop, run_plan, train_step
-from experiments.engine.checkpoint import Checkpoints
+from experiments.config import errors
+from experiments.engine import batches, loop, run_plan, train_step
+from experiments.folder import checkpoint, log
+from experiments.folder.checkpoint import Checkpoints
 from experiments.pretrained import open_model
 
 quick, unbroken, unbroken_folder = dots.quick, dots.unbroken, dots.unbroken_folder

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.config import errors
 
 DRAFT = ".tfm-draft"  # suffix of a file that is being written; a killed process leaves such a file
 LONGEST_NAME = 255 - len(f".{secrets.token_hex(4)}{DRAFT}")  # bytes of the name of a file that has a draft

@@ -9,7 +9,8 @@ import pytest
 from errors import raises
 from tensorboardX.proto import event_pb2
 
-from experiments.engine import errors, log
+from experiments.config import errors
+from experiments.folder import log
 
 
 def read_scalars(folder):

@@ -19,16 +19,9 @@ from checkpoints import save_steps
 from errors import raises
 from resuming import Stopped, run
 
-from experiments.engine import (
-    batches,
-    compilation,
-    disk,
-    errors,
-    mesh as meshes,
-    run as runs,
-    summary as summaries,
-    train_step,
-)
+from experiments.config import disk, errors
+from experiments.devices import compilation, mesh as meshes
+from experiments.engine import batches, run as runs, summary as summaries, train_step
 from tfm import loss
 from tfm.attention import explicit, flash, mask as masks, splash
 

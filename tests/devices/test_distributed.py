@@ -20,7 +20,10 @@ import tiny
 from errors import raises
 
 import launch
-from experiments.engine import checkpoint, distributed, errors, log, mesh as meshes, run as runs
+from experiments.config import errors
+from experiments.devices import distributed, mesh as meshes
+from experiments.engine import run as runs
+from experiments.folder import checkpoint, log
 
 SECONDS = 150  # timeout of each process, also on a busy machine
 STEPS = 6

@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from experiments.engine import by_name, errors
+from experiments.config import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 # Ranges of numbers: those of the sections model, optim and train are at least 0, these at least 1, or less than 1.
@@ -316,3 +316,10 @@ class Settings:
             defaults = " ".join(f"--config.{key}={format_value(self._defaults.get(key))}" for key in unused)
             rule = f"Remove these settings, or set the defaults: {defaults}"
             raise errors.UserError(f"this experiment does not use {', '.join(unused)}. {rule}")
+
+
+def warmup_steps(settings: Settings) -> int:
+    """Return optim.warmup_steps; a tenth of train.steps if it is the default and not below train.steps."""
+    key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
+    is_default = warmup == settings.defaults()[key] and not settings.is_explicit(key)
+    return max(steps, 0) // 10 if is_default and steps <= warmup else warmup

@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.engine import disk, errors, records
+from experiments.config import disk, errors
+from experiments.folder import records
 
 FILE, STATE = "manifest.json", "state"
 WRITING, DELETING = ".writing", ".deleting"
