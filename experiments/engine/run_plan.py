@@ -179,14 +179,3 @@ def forward_flops(plan: Plan, state: train_step.State, *, kernels: bool = False)
 def is_due(n: Any, *, every: int, steps: int) -> Any:
     """Return True if n is the last step or a multiple of `every` (0: only the last). n may be an array."""
     return (n == steps) | (n % every == 0) if every else n == steps
-
-
-def count_due(n: int, *, every: int, steps: int) -> int:
-    """Return for how many of the steps n, n + 1, ..., steps `is_due` is True."""
-    return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
-
-
-def evaluation_work(task: train_step.Task, *, batch: int) -> float:
-    """Return the cost of an evaluation, in training steps of `batch` examples (a forward pass is a third of a step)."""
-    examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
-    return examples / (3 * batch)

@@ -217,6 +217,11 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
     return result == steps
 
 
+def has_checkpoint(folder: pathlib.Path | None) -> bool:
+    """Return True if the folder of a run has a checkpoint to resume from."""
+    return folder is not None and checkpoint.newest(folder / records.CHECKPOINTS) is not None
+
+
 def may_change(key: str) -> bool:
     """Return True if a run may be resumed with another value of this setting."""
     return key in MAY_CHANGE or key.startswith(tuple(name for name in MAY_CHANGE if name.endswith(".")))

@@ -53,8 +53,6 @@ class Checked(NamedTuple):
     steps: int
     params: int  # of one run
     flops: int  # of the forward pass for one batch of one run
-    evaluation: float  # the cost of one evaluation, in training steps
-    every: int  # steps between evaluations
     data: dict[str, Any] = {}  # the identity of the data, as in runs.Work
 
     @property
@@ -62,10 +60,10 @@ class Checked(NamedTuple):
         """FLOPs of one step of all runs; positive also for a model without matrix products."""
         return 3.0 * max(self.flops, 1) * len(self.program.runs)
 
-    def remaining_flops(self, n: int) -> tuple[float, float]:
-        """Return the FLOPs of all runs after step n: for their steps, and for their evaluations."""
-        evaluations = run_plan.count_due(n, every=self.every, steps=self.steps)
-        return self.step_flops * (self.steps - n), self.step_flops * self.evaluation * evaluations
+    @property
+    def work(self) -> float:
+        """FLOPs of all steps of all runs."""
+        return self.step_flops * self.steps
 
     def __str__(self) -> str:
         size = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
@@ -96,8 +94,6 @@ def check(program: studies.Program, session: Session) -> Checked:
         steps=plan.steps,
         params=shapes.total(params),
         flops=compilation.flops(task.loss, params, task.train[0]),
-        evaluation=run_plan.evaluation_work(task, batch=plan.growth.sizes[0]),
-        every=plan.every["evaluate"],
         data=work.data,
     )
 
@@ -169,23 +165,18 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
         stack.enter_context(train_step.device_errors())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         start, state, sketches = _begin(ready, saves)
-        progress.resume(start)
         compiled, compile_seconds = _compile(ready, state)
         session.requests.raise_if_requested()  # before anything is written
-        training = loop.Training(
-            ready.plan,
-            folder,
-            [folder / run.name for run in program.runs],
-            saves,
-            start=start,
-            line=progress,
-            requests=session.requests,
-            evaluate=vmapped_runs.evaluator(ready.vmapped),
-            probe=jax.jit(jax.vmap(task.probe)) if session.measure and task.probe else lambda params: {},
-        )
-        stack.enter_context(contextlib.closing(training))
-        if not start or training.is_due("evaluate", start):  # also at step 0
-            training.catch_up(start, state)
+        logs = loop.Logs(ready.plan, [folder / run.name for run in program.runs], progress, start=start)
+        stack.enter_context(contextlib.closing(logs))
+        clock = loop.Clock(ready.plan, session.requests)
+        saver = loop.Saver(ready.plan, folder, saves, clock, [], start=start)
+        training = loop.Training(ready.plan, clock, saver, logs, vmapped_runs.evaluator(ready.vmapped))
+        if session.measure and task.probe:
+            training = training._replace(probe=jax.jit(jax.vmap(task.probe)))
+        if not start or clock.is_due("evaluate", start):  # also at step 0
+            loop.catch_up(training, start, state)
+        progress.start(start)
         state = loop.train(
             training,
             lambda state, batch, alive: compiled(state, batch, alive, ready.numbers),
@@ -195,7 +186,8 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
             alive=np.asarray(jax.device_get(state.step) == start),
             place=meshes.place_rows,
         )
-        training.finish(state)
+        if logs.final_step != job.steps:  # all runs have failed before
+            loop.evaluate(training, job.steps, state, saves=False)
         seconds = time.perf_counter() - began if start == 0 else None  # unknown after a resume
         common = _describe(job, ready, seconds, compile_seconds) | {"sources": dict(sources)}
         _write_results(job, ready, folder, session, training, state, sketches, common)
@@ -274,7 +266,7 @@ def _write_results(
     """Write the results of every run. common: the entries of summary.json that all runs share."""
     take_row = jax.jit(lambda state, r: jax.tree.map(lambda x: x[r], state))
     for r, run in enumerate(job.program.runs):
-        training.stop_if_requested(now=True)
+        training.saver.stop_if_requested(session.requests.agree())
         place, row = folder / run.name, take_row(state, r)
         last_step = int(row.step)
         if session.keep_weights:
@@ -284,7 +276,7 @@ def _write_results(
             "arm": run.arm,
             "seed": run.seed,
             "params_sha256": checkpoint.digest(jax.device_get(row.params)),
-            **{name: log.finite(column[r]) for name, column in training.final.items()},
+            **{name: log.finite(column[r]) for name, column in training.logs.final.items()},
             "diverged_at": None if last_step == job.steps else last_step + 1,
             "training_crc32": study_runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": sketches[r],

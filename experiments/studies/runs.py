@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from experiments.config import errors
-from experiments.folder import checkpoint, log, records
+from experiments.folder import checkpoint, records
 from experiments.studies import study as studies
 from tfm import shapes
 
@@ -92,7 +92,7 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
         summaries = ((part, records.read_summary(part / name)) for part in (folder, *study.also))
         part, summary = next(filter(lambda pair: pair[1], summaries), (None, {}))
         if part:
-            run = condition.name, arm.name, seed, summary["steps"], summary, log.read(part / name), part
+            run = condition.name, arm.name, seed, summary["steps"], summary, records.read_metrics(part / name), part
             runs.append(Run(*run))
     return runs
 

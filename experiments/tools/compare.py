@@ -104,7 +104,7 @@ def load(path: str, label: str) -> Run:
     settings, data = configs.flat(content["config"]), content.get("data") or {}
     if "study.arms" in settings:
         raise errors.UserError(f"{path} is a study: its report.html compares its runs. Name folders of single runs")
-    rows, summary = log.read(folder), records.read_summary(folder)
+    rows, summary = records.read_metrics(folder), records.read_summary(folder)
     ends_early = settings.get("train.patience", 0) > 0
     if summary.get("steps") != settings.get("train.steps") and not ends_early:  # the run goes on with more steps
         summary = {}

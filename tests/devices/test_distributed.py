@@ -23,7 +23,7 @@ import launch
 from experiments.config import errors
 from experiments.devices import distributed, mesh as meshes
 from experiments.engine import run as runs
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, log, records
 
 SECONDS = 150  # timeout of each process, also on a busy machine
 STEPS = 6
@@ -146,7 +146,7 @@ def wait_for(condition, processes: list[Running]) -> None:
 
 
 def losses(folder: pathlib.Path) -> dict[int, float]:
-    return {row["step"]: row["train/loss"] for row in log.read(folder) if "train/loss" in row}
+    return {row["step"]: row["train/loss"] for row in records.read_metrics(folder) if "train/loss" in row}
 
 
 def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_path):
@@ -173,7 +173,7 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
     flags = "--config.mesh.data=1", f"--config.train.steps={step + STEPS}"
     with tiny.without_figures():
         assert tiny.run(*arguments, "--workdir", str(alone), *flags).code == 0
-    assert log.read(folder) == log.read(alone)  # bit for bit
+    assert records.read_metrics(folder) == records.read_metrics(alone)  # bit for bit
     summaries = [json.loads((run / "summary.json").read_text()) for run in (folder, alone)]
     digest = checkpoint.digest(checkpoint.parameters(folder / "checkpoints", step + STEPS))
     assert [(summary["devices"], summary["params_sha256"]) for summary in summaries] == [(2, digest)] * 2

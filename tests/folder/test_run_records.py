@@ -8,11 +8,12 @@ import tiny
 from errors import raises
 
 from experiments.config import disk, errors, settings as configs
-from experiments.folder import log, records
+from experiments.folder import records
 from experiments.tools import command as commands
 
 CONFIG, SUMMARY, METRICS, DATA = "config.json", "summary.json", "metrics.jsonl", "data.json"
-READERS = {CONFIG: records.read_config, SUMMARY: records.read_summary, METRICS: log.read, DATA: records.read_data}
+READERS = {CONFIG: records.read_config, SUMMARY: records.read_summary, DATA: records.read_data}
+READERS[METRICS] = records.read_metrics
 VALID = {
     CONFIG: b'{"config": {"train": {"steps": 3}, "model": {"cap": 0}}, "data": null, "devices": null}',
     SUMMARY: b'{"steps": 3, "eval/loss": NaN, "diverged_at": null, "initial": {"a": [1, 2, 3, 4]}}',
