@@ -62,37 +62,30 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
     """Build the optimiser and the training step. Raises UserError if settings are invalid or exclude each other."""
     t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_training(settings, task, growth, devices)
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    meshes.check_layout(devices, task.layout, params, task.train[0])
-    before = [*task.frozen, *task.fixed]
-    freeze.check_frozen(settings.optim.frozen, params, before=before)
-    metrics = list_metrics(task)
-    task = task._replace(
-        frozen=[*before, *settings.optim.frozen, *task.fixed],
-        watch=watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics]),
-        deterministic=t.deterministic,
+    params, before, metrics = (
+        jax.eval_shape(task.init, jax.random.key(0)),
+        [*task.frozen, *task.fixed],
+        list_metrics(task),
     )
+    meshes.check_layout(devices, task.layout, params, task.train[0])
+    freeze.check_frozen(settings.optim.frozen, params, before=before)
+    watch = watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics])
+    frozen = [*before, *settings.optim.frozen, *task.fixed]
+    task = task._replace(frozen=frozen, watch=watch, deterministic=t.deterministic)
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *metrics]))
     if missing := [name for name in task.better if f"{EVAL}{name}" not in metrics]:
         raise errors.UserError(f"train.metrics: this experiment does not measure {missing[0]}; set train.metrics = []")
-    probes = log.SYMMETRY in settings.log
     rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check_updates(settings.optim.name, rule, params)
-    step = train_step.update(
-        task=task,
-        optimiser=rule,
-        rate=rate,
-        mesh=devices,
-        accumulation=t.accumulation,
-        nan=t.nan,
-        probe_due=functools.partial(is_due, every=t.log_every, steps=t.steps) if probes else None,
-    )
+    options = {"mesh": devices, "accumulation": t.accumulation, "nan": t.nan}
+    if log.SYMMETRY in settings.log:
+        options["probe_due"] = functools.partial(is_due, every=t.log_every, steps=t.steps)
     plan = Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
-        step=step,
+        step=train_step.update(task=task, optimiser=rule, rate=rate, **options),
         accumulation=t.accumulation,
         growth=growth,
         steps=t.steps,

@@ -136,7 +136,7 @@ def write_report(
     """
     settings = combine([folder, *(study.also if study else ())])
     session = {"config": settings.to_dict(), "versions": meshes.versions()}
-    session |= {"device": device, "commit": workdirs.describe_commit()}
+    session |= {"device": device, "commit": workdirs.read_commit()[0]}
     return write(folder, study or studies.read(settings), session=session)
 
 

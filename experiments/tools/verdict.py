@@ -83,7 +83,7 @@ def run(
     if count := count_without_partner(conditions):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
     if str(workdir):
-        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.describe_commit()}
+        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.read_commit()[0]}
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             files = results.write_files(folder, study, analysis, session=session)
