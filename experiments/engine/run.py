@@ -5,7 +5,6 @@ import dataclasses
 import json
 import pathlib
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from experiments.folder import checkpoint, log, records, workdir as workdirs
 
 TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
 DATA = records.DATA
-SHARED_SECONDS = 60  # timeout for all processes to see a new file: NFS caches its absence for 30 s
 # (params, folder, rows of metrics.jsonl) -> dicts of further metrics, then paths of figures (drawing may fail)
 Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
@@ -88,7 +86,8 @@ def run(
     writes = distributed.is_main()
     with workdirs.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         resumed = workdirs.has_checkpoint(folder)
-        if open_run(settings, folder, devices, work.data, resume=resume):
+        hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
+        if workdirs.open_run(folder, settings.to_dict(), hardware, data=work.data, resume=resume):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / records.SUMMARY}")
             params = checkpoint.parameters(folder / records.CHECKPOINTS, plan.steps) if resumed else None
             summary = records.read_summary(folder)
@@ -174,35 +173,6 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
     except OSError as error:
         place = f"{error.filename or folder}: {disk.reason(error)}"
         raise errors.RunError(f"{place}. Fix it, then the same command resumes from the last checkpoint") from error
-
-
-def open_run(
-    settings: configs.Settings,
-    folder: pathlib.Path,
-    devices: Mesh,
-    data: Mapping[str, Any] | None = None,
-    *,
-    resume: int | None = None,
-) -> bool:
-    """Call `workdirs.open_run` in process 0, and return its result in every process.
-
-    Raises UserError as it does, and if processes have different configs, or no shared disk.
-    """
-    values = settings.to_dict()
-    if not distributed.is_same(zlib.crc32(disk.as_json(values)) >> 1):
-        raise errors.UserError(
-            "the processes have different configs. Start all with the same command, except for --process"
-        )
-    hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.call_in_main(lambda: workdirs.open_run(folder, values, hardware, data=data, resume=resume))
-    deadline = time.monotonic() + SHARED_SECONDS
-    while not distributed.is_main() and not (folder / records.CONFIG).exists():
-        if time.monotonic() > deadline:
-            raise errors.UserError(
-                f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
-            )
-        time.sleep(0.5)
-    return bool(finished)
 
 
 def start_state(

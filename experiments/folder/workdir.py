@@ -11,13 +11,14 @@ import shlex
 import socket
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
-from experiments.devices import mesh as meshes
+from experiments.devices import distributed, mesh as meshes
 from experiments.folder import checkpoint, manifest, records
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
@@ -29,6 +30,7 @@ MAY_CHANGE = tuple(
 LOCK, OWNER = "lock", "process "  # the file, and the beginning of its content
 SOURCES, DIFF = "source", "checkout.diff"  # folder of copies of the user's code; in it, `git diff HEAD` of ours
 COMPUTES = ("jax", "jaxlib")  # packages whose version a resume compares with the previous one
+SHARED_SECONDS = 60  # timeout for all processes to see a new file: NFS caches its absence for 30 s
 PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
 
 
@@ -122,11 +124,31 @@ def open_run(
 ) -> bool:
     """Create or reopen the folder of a run, which is locked. Return True if its run has taken all steps of the config.
 
-    devices: their number and kind; if not None, print what differs from the previous session. data: the identity of the
-    data (runs.Work.data). resume: the step of the checkpoint to resume from; summary.json is then deleted. Raises
-    UserError if the folder cannot be written or has other files, if settings outside MAY_CHANGE differ from its run's,
-    if its run has other classes or more steps, or if it has no checkpoint of the step `resume`.
+    Every process must call this. devices: their number and kind; if not None, print what differs from the previous
+    session. data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to resume from;
+    summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, if settings
+    outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no checkpoint of the
+    step `resume`, and if processes have different configs, or no shared disk.
     """
+    if not distributed.is_same(zlib.crc32(disk.as_json(config)) >> 1):
+        raise errors.UserError(
+            "the processes have different configs. Start all with the same command, except for --process"
+        )
+    finished = distributed.call_in_main(lambda: _open(folder, config, devices, data, resume))
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not distributed.is_main() and not (folder / records.CONFIG).exists():
+        if time.monotonic() > deadline:
+            raise errors.UserError(
+                f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
+            )
+        time.sleep(0.5)
+    return bool(finished)
+
+
+def _open(
+    folder: pathlib.Path, config: dict, devices: str | None, data: Mapping[str, Any] | None, resume: int | None
+) -> bool:
+    """Do the work of `open_run` in one process."""
     saves = folder / records.CHECKPOINTS
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,7 @@ from errors import raises
 import launch
 from experiments.config import errors
 from experiments.devices import distributed, mesh as meshes
-from experiments.engine import run as runs
-from experiments.folder import checkpoint, log, records
+from experiments.folder import checkpoint, log, records, workdir as workdirs
 
 SECONDS = 150  # timeout of each process, also on a busy machine
 STEPS = 6
@@ -237,10 +236,10 @@ def test_a_disk_that_is_not_shared_is_refused_after_a_minute(tmp_path, monkeypat
 
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     monkeypatch.setattr(distributed, "call_in_main", lambda action: 0)
-    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(runs.time, "sleep", sleep)
+    monkeypatch.setattr(workdirs.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(workdirs.time, "sleep", sleep)
     with contextlib.nullcontext() if is_shared else raises(errors.UserError, tmp_path):
-        assert not runs.open_run(settings, tmp_path, meshes.make(data=1))
+        assert not workdirs.open_run(tmp_path, settings.to_dict())
 
 
 def test_loaded_arrays_get_the_types_of_the_leaves_that_they_replace():
