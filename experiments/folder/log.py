@@ -35,11 +35,6 @@ def say(text: str, end: str = "") -> None:
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
-def finite(value: float) -> float | None:
-    """Return the number as a float, or None for infinity and NaN, which JSON does not have."""
-    return float(value) if math.isfinite(value) else None
-
-
 class Log:
     """The log of a run that starts or resumes at step `start`. Existing rows of later steps are deleted first.
 
@@ -64,7 +59,7 @@ class Log:
         """Write one line {"step": ..., name: value, ...}, with null for NaN; the writers get the finite values."""
         if not self._writes:
             return
-        row = {name: finite(value) for name, value in values.items()}
+        row = disk.finite({name: float(value) for name, value in values.items()})
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._file.flush()
         for writer in self._writers:

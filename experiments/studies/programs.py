@@ -27,7 +27,7 @@ from experiments.engine import (
     summary as summaries,
     train_step,
 )
-from experiments.folder import checkpoint, log, workdir as workdirs
+from experiments.folder import checkpoint, workdir as workdirs
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import runs as study_runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress
@@ -276,7 +276,7 @@ def _write_results(
             "arm": run.arm,
             "seed": run.seed,
             "params_sha256": checkpoint.digest(jax.device_get(row.params)),
-            **{name: log.finite(column[r]) for name, column in training.logs.final.items()},
+            **{name: float(column[r]) for name, column in training.logs.final.items()},
             "diverged_at": None if last_step == job.steps else last_step + 1,
             "training_crc32": study_runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": sketches[r],
