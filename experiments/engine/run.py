@@ -68,10 +68,10 @@ def make_mesh(
     m = settings.mesh
     devices = meshes.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds, devices=chips)
     print(meshes.describe(devices, chips), flush=True)
-    sections, backend = settings.to_dict(), meshes.backend(devices)
-    if sections.get("model", {}).get("compute_dtype") == "bfloat16" and backend == "cpu":
+    values, backend = configs.flat(settings.to_dict()), meshes.backend(devices)
+    if values.get("model.compute_dtype") == "bfloat16" and backend == "cpu":
         print("  model.compute_dtype = bfloat16 is slower than float32 on a CPU: it is for GPUs and TPUs", flush=True)
-    if sections.get("train", {}).get("deterministic") and backend != "gpu":
+    if values.get("train.deterministic") and backend != "gpu":
         print(f"  train.deterministic = true changes nothing on a {backend.upper()}: it is for GPUs", flush=True)
     return devices
 

@@ -130,17 +130,13 @@ def open_run(
     outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no checkpoint of the
     step `resume`, and if processes have different configs, or no shared disk.
     """
-    if not distributed.is_same(zlib.crc32(disk.as_json(config)) >> 1):
-        raise errors.UserError(
-            "the processes have different configs. Start all with the same command, except for --process"
-        )
+    differ = "the processes have different configs. Start all with the same command, except for --process"
+    errors.refuse((not distributed.is_same(zlib.crc32(disk.as_json(config)) >> 1), differ))
     finished = distributed.call_in_main(lambda: _open(folder, config, devices, data, resume))
     deadline = time.monotonic() + SHARED_SECONDS
+    hidden = f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
     while not distributed.is_main() and not (folder / records.CONFIG).exists():
-        if time.monotonic() > deadline:
-            raise errors.UserError(
-                f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
-            )
+        errors.refuse((time.monotonic() > deadline, hidden))
         time.sleep(0.5)
     return bool(finished)
 
@@ -216,10 +212,8 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
     except errors.UserError as error:
         raise errors.UserError(f"{error}. Delete it, and the run writes it again") from error
     newest = max(result, checkpoint.newest(folder / records.CHECKPOINTS) or 0)
-    if newest > steps:
-        raise errors.UserError(
-            f"{folder} holds a run that has taken {newest:,} steps. train.steps = {steps:,} must be at least {newest:,}"
-        )
+    taken = f"{folder} holds a run that has taken {newest:,} steps"
+    errors.refuse((newest > steps, f"{taken}. train.steps = {steps:,} must be at least {newest:,}"))
     return result == steps
 
 

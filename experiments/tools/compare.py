@@ -77,13 +77,12 @@ def run(
     file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
     disk.check_new(file, "--output", is_file=True)
     paths = list(dict.fromkeys(map(os.fspath, runs)))
-    if len(paths) < 2:
-        raise errors.UserError("name at least two runs: python -m experiments.tools.compare runs/a runs/b")
+    errors.refuse((len(paths) < 2, "name at least two runs: python -m experiments.tools.compare runs/a runs/b"))
     common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
     loaded = [load(path, f"{i} {os.path.relpath(path, common)}") for i, path in enumerate(paths, 1)]
-    if not stack(loaded, metric):
-        available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
-        raise errors.UserError(f"--metric={metric} has no finite value in these runs. They have: {available}")
+    available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
+    missing = f"--metric={metric} has no finite value in these runs. They have: {available}"
+    errors.refuse((not stack(loaded, metric), missing))
     with disk.writing(file):
         draw(loaded, metric, file)
     blocks = [tables.align(tabulate_settings(loaded)), tables.align(tabulate_results(loaded, metric))]
@@ -100,8 +99,8 @@ def load(path: str, label: str) -> Run:
     content = records.read_config(folder)
     errors.refuse((not content, f"{path} is neither a CSV file nor the folder of a run, which has a config.json"))
     settings, data = configs.flat(content["config"]), content.get("data") or {}
-    if "study.arms" in settings:
-        raise errors.UserError(f"{path} is a study: its report.html compares its runs. Name folders of single runs")
+    is_study = f"{path} is a study: its report.html compares its runs. Name folders of single runs"
+    errors.refuse(("study.arms" in settings, is_study))
     rows, summary = records.read_metrics(folder), records.read_summary(folder)
     ends_early = settings.get("train.patience", 0) > 0
     if summary.get("steps") != settings.get("train.steps") and not ends_early:  # the run goes on with more steps
