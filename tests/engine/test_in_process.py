@@ -25,7 +25,7 @@ from experiments.folder import log, manifest
 unbroken, unbroken_folder = dots.unbroken, dots.unbroken_folder
 
 
-def draw_figures(params, folder, rows):
+def draw_figures(work, params, folder, rows):
     (folder / "figures" / "dots.png").write_bytes(b"dots")
     return [folder / "figures" / "dots.png"]
 
