@@ -60,18 +60,20 @@ def write_result(
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    figures: run.Work.figures. final: the experiment's name, the digest of its data, and the final metrics. began: the
-    time of the run's start (time.perf_counter).
+    figures: run.Work.figures of the work. final: the experiment's name, the digest of its data, and the final metrics.
+    began: the time of the run's start (time.perf_counter).
     """
     first = {"steps": plan.steps, "params": shapes.total(params), "params_sha256": checkpoint.digest(params), **final}
-    last = {f"baseline/{name}": value for name, value in plan.task.baseline.items()}
-    last |= {"guess": dict(plan.task.guess), **({"better": dict(plan.task.better)} if plan.task.better else {})}
+    last = {f"baseline/{name}": value for name, (value, _) in plan.baseline.items()}
+    last |= {"guess": {name: guess for name, (_, guess) in plan.baseline.items()}}
+    last |= {"better": dict(plan.task.better)} if plan.task.better else {}
     last |= {"wall_seconds": time.perf_counter() - began, **workdirs.provenance(plan.mesh)}
     if metric := plan.keep_best.metric:
         best = checkpoint.find_best(folder / records.CHECKPOINTS, plan.keep_best)
         first["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
     disk.write_json(folder / records.SUMMARY, first | last)
     files, metrics = draw(figures, params, folder)
+    last["guess"] |= metrics.pop("guess", {})
     summary = first | metrics | last
     disk.write_json(folder / records.SUMMARY, summary)
     paths = [str(file) for file in [*files, folder / records.METRICS, folder / records.SUMMARY]]
