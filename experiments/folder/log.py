@@ -202,13 +202,17 @@ class Progress(Line):
 
     def advance(self, step: int, loss: float | None) -> None:
         """Count the step, and show the progress. loss: None if it was not fetched; the last one stays on the bar."""
+        done = self._tokens(step) - self._tokens(step - 1)
         self._last = time.perf_counter() - self._paused, self._tokens(step)
-        self._first = self._first or self._last
+        if self._first is None:
+            self._first = self._last
+            if self._live:  # tqdm's speed leaves out the first step, too
+                self._bar.initial += done
+                self._bar.unpause()
         if loss is not None:
             speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
             self._text += f", {speed:,.0f} tokens/s" * (speed > 0)
             self._text += f", {100 * speed * self._share:.0f} % of matrix-product speed" * (speed * self._share > 0)
-        done = self._tokens(step) - self._tokens(step - 1)
         self._show(f"step {step:,}/{self._steps:,}", self._text, done=done, prints=loss is not None)
 
     def tokens_per_second(self) -> float:
