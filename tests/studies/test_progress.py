@@ -80,7 +80,7 @@ def simulate_study(clock, jobs, *, start, power, finished_elsewhere):
     for number, job in enumerate(jobs):
         step_seconds, first = STEP_SECONDS * job.step_flops**power / 3, 0 if number else start
         line.begin(job)
-        clock.now += COMPILE_SECONDS + 5 * step_seconds  # and the first evaluation
+        clock.now += 4 * COMPILE_SECONDS + 5 * step_seconds  # and the first evaluation
         line.start(first)
         for n in range(first + 1, job.steps + 1):
             clock.now += step_seconds
