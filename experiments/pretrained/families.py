@@ -63,7 +63,7 @@ class Family(NamedTuple):
     lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
     # (settings, arrays, family) -> settings of the heads that the file holds
     head: Callable[..., Settings] = lambda settings, arrays, family: {"head": "causal"}
-    # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
+    # kind (trained.DOES) -> text.head, or its activation, or image.head (`output`)
     outputs: Mapping[str, str] = {"causal": ""}
     plain: Settings = PLAIN  # settings that are not in config.json
     fixed: Mapping[str, Any] = {}  # fields for which one value is supported
@@ -168,6 +168,11 @@ def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Lin
     for name, (axes, weight, bias, biased) in zip(names.split(), rows, strict=True):
         lines += tensors.pair(layer + name, axes, f"blocks/{weight}", bias, biased=biased)
     return lines
+
+
+def untied(settings: Settings, output: str) -> list[tensors.Line]:
+    """Return the rule of an output that is not tied to the embedding, if there is one. output: the tensor's name."""
+    return [] if settings["tied_output"] else [tensors.Line(f"{output}.weight", "W D", ("head/G_WD",))]
 
 
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:

@@ -13,7 +13,7 @@ from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tokenizer_files
 from experiments.engine import run as runs
 from experiments.folder import log, records
-from experiments.pretrained import adapters, open_model, tensors
+from experiments.pretrained import adapters, open_model, tensors, trained
 from tfm import lora, shapes
 
 # Fields of `model` that may differ from the trained model's, because they do not change the function that it computes.
@@ -49,7 +49,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         required = list_required(experiment, model, fresh)
         if experiment == "text_classification" and (layer := model.extras.get("class_layer")):
             required = {"text.head": layer} | required  # that of transformers, also in a new head
-        tokenizer = open_model.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
+        tokenizer = trained.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
         if tokenizer and open_model.read_saved(tokenizer).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
@@ -60,7 +60,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     return settings
 
 
-def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[str]) -> dict[str, Any]:
+def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
     """Return the settings that the model requires of an experiment.
 
     fresh: the parts in init_fresh. A fresh position, relative_position or head removes the requirement on its setting;
@@ -111,7 +111,7 @@ def load(
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
-    open_model.check_finite(model.path, start)
+    trained.check_finite(model.path, start)
     new = ", ".join(part for part in fresh if _contains(part, expected))
     new += " (except head/pooler, the pooler of the model)" * ("head" in fresh and bool(pooler))
     unused = ", ".join(part for part in fresh if not _contains(part, expected))
@@ -122,7 +122,7 @@ def load(
 
 
 def _find_pooler(
-    settings: configs.Settings, model: open_model.Trained, fresh: Sequence[str], expected: Mapping[str, Any]
+    settings: configs.Settings, model: trained.Trained, fresh: Sequence[str], expected: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """Return the part of BERT's pooler with which the run's head begins, by path, as in transformers; {} if none.
 
@@ -143,7 +143,7 @@ def _contains(part: str, paths: Iterable[str]) -> bool:
     return any(path == part or path.startswith((f"{part}/", f"blocks/{part}/")) for path in paths)
 
 
-def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
+def _order_classes(model: trained.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Return the parameters with the head's rows in the order of the data. Raises UserError if class names differ."""
     theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
     ours = json.loads(files.get(runs.DATA, b"{}")).get("classes")
@@ -168,7 +168,7 @@ def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 
 
 def _resize_positions(
-    config: Mapping[str, Any], model: open_model.Trained, start: dict, ours: dict
+    config: Mapping[str, Any], model: trained.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
     """Return the parameters `start` with learned positions resized to the number in `ours`.
 
@@ -192,11 +192,11 @@ def _resize_positions(
 
 
 def _list_differences(
-    settings: configs.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
+    settings: configs.Settings, model: trained.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit, as phrases for an error."""
     current, is_text = configs.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizer = list_required(settings.experiment, model, fresh), open_model.find_tokenizer(model)
+    required, tokenizer = list_required(settings.experiment, model, fresh), trained.find_tokenizer(model)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
     W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)

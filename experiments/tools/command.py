@@ -14,7 +14,7 @@ from absl import flags
 from experiments.config import by_name, disk, errors, files as config_files
 from experiments.devices import compilation
 from experiments.folder import log
-from experiments.pretrained import open_model
+from experiments.pretrained import open_model, trained
 
 DEFINE = {
     str: flags.DEFINE_string,
@@ -34,7 +34,7 @@ HELP = {  # of the arguments that most tools have
 }
 
 
-def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> open_model.Trained:
+def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> trained.Trained:
     """Start the device (None: no device) and open the model. Raises UserError if its kind is not one of `kinds`."""
     config_files.forget_user_modules(pathlib.Path())
     if device is not None:
@@ -42,7 +42,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
         compilation.start(device)
     model = open_model.open(checkpoint, trust=trust)
     if kinds:
-        open_model.check_kind(model, *kinds)
+        trained.check_kind(model, *kinds)
     return model
 
 
@@ -90,11 +90,14 @@ def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: s
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
     """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
 
+    The annotation of **options is a NamedTuple, and each of its fields is a flag.
     positional: the argument without a flag; it gets the list of all positional arguments. "": they are errors.
     """
     values = flags.FlagValues()
     parameters = dict(inspect.signature(tool).parameters)
     parameters.pop(positional, None)
+    if "options" in parameters:
+        parameters |= inspect.signature(parameters.pop("options").annotation).parameters
     for name, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else parameter.default
         DEFINE[type(default)](name, default, help[name], flag_values=values)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from experiments.config import disk, errors
 from experiments.data import images, labelled
-from experiments.pretrained import open_model
+from experiments.pretrained import open_model, trained
 from experiments.tools import features
 
 RNG = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def texts(tmp_path_factory):
 
 def test_arrays_of_images(vision, tmp_path):
     """The last of three batches is not full. The labels and the held-out part are those of a run with this source."""
-    image_BYX, label_B = RNG.integers(0, 17, (2 * features.BATCH + 5, 8, 8), np.uint8), np.arange(69) % 3
+    image_BYX, label_B = RNG.integers(0, 17, (2 * trained.BATCH + 5, 8, 8), np.uint8), np.arange(69) % 3
     np.savez(tmp_path / "images.npz", x=image_BYX, y=label_B)
     arrays, data = compute(vision, tmp_path / "images.npz", names="hidden,A"), images.load(str(tmp_path / "images.npz"))
     raw_BYXZ = np.concatenate([data.train_image_BYXZ, data.evaluation_image_BYXZ])
