@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,15 +13,7 @@ import numpy as np
 import tqdm
 
 from experiments.config import by_name, disk, errors, settings as configs
-from experiments.data import (
-    files as data_files,
-    image_file,
-    image_folder,
-    labelled,
-    pretrained_tokenizer,
-    tokenization,
-    tokenizer_files,
-)
+from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization, tokenizer_files
 from experiments.model import model as models
 from experiments.pretrained import families, tensors
 from tfm import embed as embeds, head as heads, shapes
@@ -183,16 +174,9 @@ def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
     return lambda index_B: (id_BN[index_B, :T], valid_BN[index_B, :T] if is_padded else None)
 
 
-def fetch_images(files: Sequence[data_files.File], form: Mapping[str, Any]) -> Fetch:
+def fetch_images(files: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
     """Return a function for `in_batches`: image files, processed and normalised like the model's images (`form`)."""
-
-    def fetch(index_B: np.ndarray) -> tuple[np.ndarray, None]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged metadata
-            image_BYXZ = np.stack([*image_folder.make([files[b] for b in index_B], form)])
-        return image_file.normalise(image_file.scale(image_BYXZ, form), form), None
-
-    return fetch
+    return lambda index_B: (image_folder.read_batch([files[b] for b in index_B], form), None)
 
 
 def choose_activation(model: "Trained") -> Callable[[np.ndarray], jax.Array] | None:

@@ -6,9 +6,10 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from experiments.config import by_name, disk, errors, files as config_files
@@ -71,6 +72,15 @@ def output_table(output: Path) -> pathlib.Path | None:
     file = pathlib.Path(output).expanduser()
     errors.refuse((file.suffix != ".csv", f"--output = {output} must be a file that ends in .csv"))
     return disk.check_new(file, "--output", is_file=True)
+
+
+def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib.Path:
+    """Write the arrays into a new .npz file, and return its path. Its folder is created if it is missing."""
+    with disk.writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with disk.draft(file) as content:
+            np.savez(content, **arrays)
+    return file
 
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:

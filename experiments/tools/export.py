@@ -17,8 +17,6 @@ import pathlib
 import sys
 from typing import Any
 
-import numpy as np
-
 from experiments.config import by_name, disk
 from experiments.data import image_file, tokenizer_files
 from experiments.folder import log, records
@@ -40,7 +38,10 @@ def run(
     folder = disk.check_new(pathlib.Path(workdir), "--workdir")
     model = commands.load(checkpoint, trust, "any")
     if family == NPZ:
-        return [write_npz(model, folder)]
+        arrays = shapes.flat(model.params)
+        file = commands.save_arrays(folder / "model.npz", arrays)
+        log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
+        return [file]
     trained.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
     trained.check_finite(model.path, shapes.flat(model.params))
     params, fields = model.params, vars(model.fields)
@@ -62,17 +63,6 @@ def run(
     files = [folder / name for name in names]
     log.say(f"{model.path}, written as {family}: {', '.join(map(str, files))}", "\n")
     return files
-
-
-def write_npz(model: trained.Trained, folder: pathlib.Path) -> pathlib.Path:
-    """Write the parameters as arrays with our names into a new folder. Return the path of the file."""
-    arrays, file = shapes.flat(model.params), folder / "model.npz"
-    with disk.writing(file):
-        folder.mkdir(parents=True, exist_ok=True)
-        with disk.draft(file) as new:
-            np.savez(new, **arrays)
-    log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
-    return file
 
 
 def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:

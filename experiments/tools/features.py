@@ -66,12 +66,8 @@ def run(
     else:
         inputs = read_texts(str(file), field, model)
     log.say("".join(f"{line}\n" for line in inputs.lines))
-    arrays = compute(look, inputs, new)
-    with disk.writing(new):
-        new.parent.mkdir(parents=True, exist_ok=True)
-        with disk.draft(new) as content:
-            np.savez(content, **arrays, **inputs.labels, names=np.array(inputs.names))
-    return new
+    arrays = compute(look, inputs, new) | inputs.labels | {"names": np.array(inputs.names)}
+    return commands.save_arrays(new, arrays)
 
 
 def read_images(source: str, form: dict[str, Any]) -> Inputs:
