@@ -13,6 +13,8 @@ import numpy as np
 from experiments.pretrained import families, rope, tensors
 from tfm import block as blocks
 
+LAYER = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj input_layernorm"
+LAYER += " mlp.up_proj mlp.down_proj post_attention_layernorm mlp.gate_proj"  # as families.layers takes them
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # activation -> the gated MLP
 GATED = {"silu": "swiglu"} | {name: GATES[ours] for name, ours in families.ACTIVATIONS.items() if ours in GATES}
 GEMMA_GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | GATED | {"gelu": "geglu_tanh"}  # Gemma's gelu is the tanh form
@@ -84,21 +86,12 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
     """Return the rules of all tensors."""
-    attention, feed, GK = "layers.{m}.self_attn.", "layers.{m}.mlp.", "GK" if settings["G"] < settings["H"] else "HK"
-    score, output, mlp = (stage in blocks.BIASES[settings["bias"]] for stage in ("score", "output", "mlp"))
-    qk_norms = "qk" if settings["score"] == "asymmetric_qknorm" else ""
+    biases, GK = blocks.BIASES[settings["bias"]], "GK" if settings["G"] < settings["H"] else "HK"
+    norms = [f"gain{x}_K" for x in "qk" if settings["score"] == "asymmetric_qknorm"]
     return [
         tensors.Line("embed_tokens.weight", "W D", ("embed/E_WD",)),
-        tensors.Line("layers.{m}.input_layernorm.weight", "D", ("blocks/norm1/gain_D",)),
-        *tensors.pair(attention + "q_proj", "HK D; HK", "blocks/score/Uq_HKD", "bq_HK", biased=score),
-        *tensors.pair(attention + "k_proj", f"{GK} D; {GK}", f"blocks/score/Uk_{GK}D", f"bk_{GK}", biased=score),
-        *tensors.pair(attention + "v_proj", f"{GK} D; {GK}", f"blocks/value/Uv_{GK}D", f"bv_{GK}", biased=score),
-        *tensors.pair(attention + "o_proj", "D HK; D", "blocks/value/Uo_HDK", "bo_D", biased=output),
-        *(tensors.Line(f"{attention}{x}_norm.weight", "K", (f"blocks/score/gain{x}_K",)) for x in qk_norms),
-        tensors.Line("layers.{m}.post_attention_layernorm.weight", "D", ("blocks/norm2/gain_D",)),
-        *tensors.pair(feed + "gate_proj", "F D; F", "blocks/mlp/Wg_FD", "bg_F", biased=mlp),
-        *tensors.pair(feed + "up_proj", "F D; F", "blocks/mlp/W1_FD", "b1_F", biased=mlp),
-        *tensors.pair(feed + "down_proj", "D F; D", "blocks/mlp/W2_DF", "b2_D", biased=mlp),
+        *families.layers("layers.{m}.", LAYER, biases=biases, GK=GK),
+        *(tensors.Line(f"layers.{{m}}.self_attn.{x[4]}_norm.weight", "K", (f"blocks/score/{x}",)) for x in norms),
         tensors.Line("norm.weight", "D", ("norm/gain_D",)),
         *families.untied(settings, "lm_head"),
     ]
