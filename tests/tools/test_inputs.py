@@ -225,7 +225,7 @@ def test_tables_and_files_of_texts_are_classified(runs, tmp_path):
     assert "b.jsonl: line 4" in error and not (tmp_path / "x.csv").exists()
 
 
-def test_the_lines_of_a_text_and_the_files_of_a_folder_are_classified_like_prompts(runs, tmp_path):
+def test_the_lines_of_a_text_and_the_files_of_a_folder_are_classified_like_prompts(runs, tmp_path, monkeypatch):
     run, texts = runs["classes"], ["good", "evil"]
     (tmp_path / "texts.txt").write_bytes(b"good\r\nevil\n")
     (tmp_path / "folder" / "praise").mkdir(parents=True)
@@ -237,13 +237,8 @@ def test_the_lines_of_a_text_and_the_files_of_a_folder_are_classified_like_promp
         for part, prompt in zip(names, prompts, strict=True):
             assert f"{part}\n{prompt}" in out
         assert ("accuracy" in out) == (name == "folder")
-
-
-def test_many_classes_have_no_columns(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(classify, "MOST_COLUMNS", 1)
-    (tmp_path / "texts.txt").write_text("good")
-    values = {"file": tmp_path / "texts.txt", "output": tmp_path / "out.csv"}
-    run_tool(classify, checkpoint=runs["classes"], **values)
+    run_tool(classify, checkpoint=run, file=tmp_path / "texts.txt", output=tmp_path / "out.csv")
     assert [*read_csv(tmp_path / "out.csv")[0]] == ["text", "class", "probability"]
 
 
@@ -308,10 +303,14 @@ def test_one_output_is_a_regression_unless_the_config_names_another_problem(tmp_
 
 
 def test_the_weights_of_a_head_decide_the_number_of_classes(tmp_path, capsys):
-    for labels, names in (({"1": "b", "2": "c"}, ["LABEL_0", "b", "c"]), ({"2": "c", "0": "a", "1": "b"}, list("abc"))):
-        folder = published.save(tmp_path / names[0], "vit", id2label=labels)
+    for labels, *names in (
+        ({"1": "b", "2": "c"}, "LABEL_0", "b", "c"),
+        ({"2": "c", "0": "a", "1": "b"}, "a", "b", "c"),
+        (None, "LABEL_0", "LABEL_1", "LABEL_2"),
+    ):
+        folder = published.save(tmp_path / "_".join(names), "vit", id2label=labels)
         assert open_model.open(folder).extras["class_names"] == names
-        assert ("3 classes" in capsys.readouterr().out) == (len(labels) < 3)
+        assert ("3 classes" in capsys.readouterr().out) == (labels is not None and len(labels) < 3)
 
 
 def test_an_image_file_is_classified_like_its_pixels(runs, tmp_path):
