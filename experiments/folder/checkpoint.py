@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from experiments.config import disk, errors
 from experiments.devices import distributed, mesh as meshes
-from experiments.folder import manifest
+from experiments.folder import manifest, records
 from tfm import shapes
 
 BETTER = {"loss": "less", "accuracy": "more", "explained": "more"}  # last part of a metric's name -> better values
@@ -211,6 +211,23 @@ def find_best(folder: pathlib.Path, best: Best) -> dict[str, Any] | None:
     rows = ({"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder))
     row = max(rows, key=lambda row: (score(row, best), row["step"]), default={})
     return row if score(row, best) > -math.inf else None
+
+
+def choose_step(folder: pathlib.Path, best: Best, step: int | None, *, label: str = "") -> int:
+    """Return the step of the checkpoint to open in a run's folder: `step`, or the best by `best`, or the newest.
+
+    Raises UserError if there is no such checkpoint. label: the beginning of its message.
+    """
+    saves = folder / records.CHECKPOINTS
+    steps, wanted = manifest.steps(saves), "checkpoint" if step is None else f"checkpoint of step {step}"
+    if step is None and steps:
+        step = (find_best(saves, best) or {"step": max(steps)})["step"]
+        if step != max(steps):
+            newest = f"the newest is {saves / str(max(steps))}"
+            print(f"{folder}: opening step {step:,}, the best by {best.metric}; {newest}", flush=True)
+    listed = ", ".join(map(str, sorted(steps))) or "none"
+    errors.refuse((step not in steps, f"{label}{folder} has no {wanted}; its steps are: {listed}"))
+    return step
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
 from experiments.devices import distributed, mesh as meshes
-from experiments.folder import checkpoint, manifest, records
+from experiments.folder import checkpoint, records
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
 # A name that ends with a dot means all settings below it.
@@ -145,7 +145,6 @@ def _open(
     folder: pathlib.Path, config: dict, devices: str | None, data: Mapping[str, Any] | None, resume: int | None
 ) -> bool:
     """Do the work of `open_run` in one process."""
-    saves = folder / records.CHECKPOINTS
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
@@ -154,9 +153,7 @@ def _open(
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
-            if resume not in (steps := manifest.steps(saves)):
-                listed = ", ".join(map(str, sorted(steps))) or "none"
-                raise errors.UserError(f"--resume={resume}: {saves} has no checkpoint of this step. It has: {listed}")
+            checkpoint.choose_step(folder, checkpoint.NONE, resume, label=f"--resume={resume}: ")
             (folder / records.SUMMARY).unlink(missing_ok=True)  # the result changes
         finished = is_finished(folder, config["train"]["steps"])
         content = {"config": config, "versions": meshes.versions(), "devices": devices, "commit": read_commit()[0]}
@@ -195,6 +192,14 @@ def _check_data(folder: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, 
         )
     if None not in (digests := {old.get("sha256"), new.get("sha256")}) and len(digests) > 1:
         print(f"warning: the data differ from those that {folder} was trained on before", flush=True)
+
+
+def locate(path: str | os.PathLike) -> tuple[pathlib.Path, int | None]:
+    """Return the folder and the step that a path names: RUN, RUN/config.json or RUN/checkpoints/40."""
+    place = pathlib.Path(os.path.expanduser(path))
+    if place.parent.name == records.CHECKPOINTS and place.name.isdecimal():
+        return place.parents[1], int(place.name)
+    return place.parent if place.name == records.CONFIG else place, None
 
 
 def suggest_newest(folder: pathlib.Path, flag: str) -> str:
