@@ -98,7 +98,7 @@ def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: s
 
 
 def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
-    """Return the arguments of the tool, which are its flags, by name. The fields of **options: Options are arguments."""
+    """Return the arguments of the tool by name, which are its flags. The fields of **options: Options are flags too."""
     parameters = dict(inspect.signature(tool).parameters)
     if "options" in parameters:
         parameters |= inspect.signature(parameters.pop("options").annotation).parameters
