@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import pathlib
 import re
 import runpy
