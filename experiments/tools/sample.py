@@ -109,7 +109,7 @@ def make_generator(
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
         if model.kind == "prefix" and length_B is not None:
-            return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
+            return models.add_window(model.fields, masks.prefix(length_B))
         return models.add_window(model.fields, masks.causal)
 
     N, stop = model.facts["N"], open_model.list_end_ids(model, tokenizer)

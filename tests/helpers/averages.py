@@ -24,7 +24,7 @@ def padded_window(N: int) -> masks.Mask:
     return masks.both(masks.both(masks.causal, masks.window(9)), masks.padding(valid_BS))
 
 
-MASKS = {"padding": padded_window, "prefix": lambda N: masks.either(masks.causal, masks.prefix(LENGTH_B))}
+MASKS = {"padding": padded_window, "prefix": lambda N: masks.prefix(LENGTH_B)}
 
 
 def gradients(

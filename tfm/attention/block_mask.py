@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.attention import mask as masks
+
 Tree = Any
 EMPTY, PARTIAL, FULL = range(3)  # the mask allows none, some or all weights of a block
 
@@ -47,17 +49,12 @@ def zero(tree: Tree) -> jax.Array:
     return sum(jnp.zeros_like(leaf, jnp.int32, ()) for leaf in jax.tree.leaves(tree))
 
 
-def as_partial(function: Callable | None) -> Callable | None:
-    """Return a mask or a bias as a pytree: itself if it is None or a jax.tree_util.Partial, else Partial(function)."""
-    return function if function is None or isinstance(function, Partial) else Partial(function)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The mask and the bias as pytrees (`as_partial`) or None, and the soft cap of the logits (explicit.soft_cap)."""
+    """The mask and the bias (masks.as_partial), or None, and the soft cap of the logits (explicit.soft_cap)."""
 
-    mask: Partial | None
+    mask: masks.Mask | None
     bias: Partial | None
     cap: float = dataclasses.field(metadata={"static": True})
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.attention import block_mask, chunked, groups, online_softmax, ring
+from tfm.attention import block_mask, chunked, groups, mask as masks, online_softmax, ring
 
 # Forward and gradient in seconds with a causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32:
 #   8,192 tokens, 4 heads: 0.47 (blocks of 512 x 512), 0.47 (512 x 256), 0.52 (1024 x 256), 0.85 (256 x 256)
@@ -60,7 +60,7 @@ def attention(
         return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
     side = next((side for side in SIDES if tables * side**2 <= MAX_WEIGHTS), SIDES[-1])
     sizes = block_mask.size(N, queries or side), block_mask.size(S, keys or side)
-    rules = block_mask.Rules(block_mask.as_partial(mask), block_mask.as_partial(bias), cap)
+    rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
     query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, n=n, sizes=sizes, axis=axis)
     y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
     return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
