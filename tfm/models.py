@@ -34,9 +34,10 @@ def language_model(
 ) -> tuple[Init, Apply]:
     """Return (init, apply) of a language model with W token ids, for up to N tokens (Turner 2023; E1-E24).
 
-    init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE, look=()) -> logits_BNW. key_B: in training, a
-    random key for each sequence, for dropout. look: names of activations (block.Order); if there are any, apply returns
-    (logits_BNW, {name: activation}), with a leading axis of layers M. mask: None lets every token attend to every
+    init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE, look=(), edit={}) -> logits_BNW. key_B: in
+    training, a random key for each sequence, for dropout. look: names of activations (block.Order); if there are any,
+    apply returns (logits_BNW, {name: activation}), with a leading axis of layers M. edit: {name: (x, m) -> x}, which
+    replaces activations x of layer m. mask: None lets every token attend to every
     other. tied_output: the head uses the embedding as its matrix. choices: further arguments of `make_spec`, and K, F
     and bias of `_bind`.
     """

@@ -40,6 +40,12 @@ def count(q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> int:
     return min(several) if len(several) > 1 else 1
 
 
+def repeat(*qkv: jax.Array) -> list[jax.Array]:
+    """Return queries, keys and values with one head, or as many heads as the array with most heads."""
+    H = max(x.shape[1] for x in qkv)
+    return [x if x.shape[1] in (1, H) else jnp.repeat(x, H // x.shape[1], axis=1) for x in qkv]
+
+
 def map_groups(attend: Callable, *qkv: jax.Array, bias: masks.Bias | None, **options: Any) -> tuple:
     """Return (y_BHNV, A_BHNS or None): attend(q, k, v, bias=..., **options) for every group, by jax.vmap.
 

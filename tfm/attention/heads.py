@@ -24,14 +24,16 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tu
     With call.cache, keys and values are written to the positions call.n of the cache, and the tokens attend to all of
     its S positions. `call.mask` must then forbid later positions.
     """
-    n = jnp.arange(x_BND.shape[1]) if call.n is None else call.n
+    n, look = jnp.arange(x_BND.shape[1]) if call.n is None else call.n, {}
     with jax.named_scope("score"):
         pair = spec.score.apply(params["score"], x_BND, x_BND)
         (q_BHNK, plain_BHNK), measures = variant.split_measures(spec.score, pair)
         q_BHNK, k_BHNK = spec.relative_position.rotate(params["relative_position"], q_BHNK, plain_BHNK, n)
+        q_BHNK, k_BHNK = call.visit(look, "q", q_BHNK), call.visit(look, "k", k_BHNK)
     with jax.named_scope("value"):
         v_BHNV = spec.value.apply(params["value"], plain_BHNK if spec.value.from_keys else x_BND)
         v_BHNV, value_measures = variant.split_measures(spec.value, v_BHNV)
+        v_BHNV = call.visit(look, "v", v_BHNV)
         measures = variant.add_measures(measures, value_measures)
     cache = join_cache(k_BHNK, v_BHNV)
     with jax.named_scope("average"):
@@ -39,13 +41,13 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tu
         options = {"mask": call.mask, "scale": scale, "cap": spec.cap, "bias": bias, "n": call.n}
         if call.cache is None:
             attend = choose_attend(spec, call, "A")
-            y_BHNV, A_BHNS = attend(q_BHNK, k_BHNK, v_BHNV, axis=call.layout.sequence, **options)
+            y_BHNV, look["A"] = attend(q_BHNK, k_BHNK, v_BHNV, axis=call.layout.sequence, **options)
         else:
             cache = {name: platform.write_cache(call.cache["self"][name], new, call.n) for name, new in cache.items()}
-            y_BHNV, A_BHNS = explicit.attention(q_BHNK, *split_cache(cache), by_keys=True, **options)
+            y_BHNV, look["A"] = explicit_attend(spec, call, "A")(q_BHNK, *split_cache(cache), by_keys=True, **options)
     with jax.named_scope("combine"):
         y_BND = combine(params["value"], y_BHNV, x_BND, v_BHNV, spec, call)
-    look = {"q": q_BHNK, "k": k_BHNK, "v": v_BHNV, "A": A_BHNS, "attention": y_BND}
+        y_BND = call.visit(look, "attention", y_BND)
     return y_BND, {"cache": cache, "measures": measures, "look": look}
 
 
@@ -63,7 +65,8 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> t
     if call.cache:
         cache = call.cache["cross"]
         with jax.named_scope("average"):
-            y_BHNV, A_BHNS = explicit.attention(q_BHNK, *split_cache(cache), by_keys=True, **options)
+            attend = explicit_attend(spec, call, "A_cross")
+            y_BHNV, A_BHNS = attend(q_BHNK, *split_cache(cache), by_keys=True, **options)
     else:
         with jax.named_scope("value"):
             v_BHSV = spec.value.apply(params["value_cross"], k_BHSK if spec.value.from_keys else source_BSD)
@@ -87,9 +90,24 @@ def combine(
     return shapes.check_shape(spec.value.out_proj, y_BND, x_BND)
 
 
-def choose_attend(spec: Spec, call: Call, weights: str) -> Callable:
-    """Return spec.attend; or, if call.look has the name of these weights, explicit.attention, which returns them."""
-    return explicit.attention if weights in call.look else spec.attend
+def choose_attend(spec: Spec, call: Call, name: str) -> Callable:
+    """Return spec.attend; or explicit attention, if the weights of this name are looked at, edited, or the user's."""
+    return explicit_attend(spec, call, name) if name in call.look or name in call.edit or spec.weigh else spec.attend
+
+
+def explicit_attend(spec: Spec, call: Call, name: str) -> Callable:
+    """Return explicit.attention with the user's weights, 0 for forbidden keys, and the edit of weights of this name."""
+    if not spec.weigh and name not in call.edit:
+        return explicit.attention
+
+    def weigh(l_BHNS: jax.Array, allowed: jax.Array | None) -> jax.Array:
+        allowed = jnp.ones(l_BHNS.shape[-2:], bool) if allowed is None else allowed
+        allowed = allowed[:, None] if allowed.ndim == 3 else allowed  # broadcasts over heads
+        A_BHNS = shapes.check_shape(weights, weights(l_BHNS, allowed), l_BHNS)
+        return call.visit({}, name, jnp.where(allowed, A_BHNS, 0))
+
+    weights = spec.weigh or explicit.weights
+    return functools.partial(explicit.attention, weigh=weigh)
 
 
 def join_cache(k_BHSK: jax.Array, v_BHSV: jax.Array) -> KVCache:
