@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from tfm import layout as layouts
 from tfm.attention import block_mask, chunked, groups, mask as masks, online_softmax, ring
 
 # Forward and gradient in seconds with a causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32:
@@ -72,16 +73,16 @@ def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, in
     sizes: tokens in a block of queries and in a block of keys.
     """
     (queries, keys), N, S = sizes, q_BHNK.shape[2], k_BHSK.shape[2]
-    varying = None if axis is None else jax.lax.axis_index(axis)
-    zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, varying, rules))
-    n, s_S = (x + zero for x in ring.positions(n, N, S, axis))
+    device = None if axis is None else jax.lax.axis_index(axis)
+    arrays = q_BHNK, k_BHSK, v_BHSV, *ring.positions(n, N, S, axis), jnp.ones(S, bool)
+    q_BHNK, k_BHSK, v_BHSV, n, s_S, real_S = layouts.vary_alike(arrays, device, rules)
     # Padding repeats the last position, so that it never makes an EMPTY block PARTIAL.
     query, key = {"n": block_mask.cut(n, -1, queries, mode="edge")}, {"s": block_mask.cut(s_S, -1, keys, mode="edge")}
     if S % keys:
-        key["real"] = block_mask.cut(jnp.broadcast_to(zero == 0, S), 0, keys)
-    key["k"], key["v"] = (block_mask.cut(x + zero, 2, keys) for x in (k_BHSK, v_BHSV))
+        key["real"] = block_mask.cut(real_S, 0, keys)
+    key["k"], key["v"] = (block_mask.cut(x, 2, keys) for x in (k_BHSK, v_BHSV))
     q_BHNK = scale * q_BHNK.astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
-    query["q"] = block_mask.cut(q_BHNK + zero, 2, queries)
+    query["q"] = block_mask.cut(q_BHNK, 2, queries)
     return query, key
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import platform, shapes, variant
-from tfm.attention import block_mask, explicit, groups, mask as masks, relative_position
+from tfm import layout as layouts, platform, shapes, variant
+from tfm.attention import explicit, groups, mask as masks, relative_position
 from tfm.attention.spec import Call, KVCache, Spec
 
 
@@ -128,9 +128,8 @@ def logit_bias(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> masks.
     """
     bias, table, layout = None, params["relative_position"], call.layout
     if spec.relative_position.bias is not None:
-        # The zero makes the table vary over devices, so its gradient is summed over devices once, after all blocks.
-        if layout.batch:
-            table = jax.tree.map(lambda leaf: leaf + block_mask.zero((x_BND, call.n)), table)
+        if layout.batch:  # the gradient of the table is then summed over devices once, after all blocks
+            table = layouts.vary_alike(table, x_BND, call.n)
         bias = Partial(functools.partial(spec.relative_position.bias, H=spec.H), table)
     if not spec.score.attend_to_self:
         bias = Partial(relative_position.self_bias, bias)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
+from tfm import layout as layouts
 from tfm.attention import mask as masks
 
 LANES = 128  # lanes of a TPU's vector registers; the sides of a block are multiples of this number
@@ -186,19 +187,11 @@ def _trace_untyped(function: Callable, *arguments: Tree) -> Tree:
     Each result then varies over all axes over which an argument varies.
     """
     leaves = jax.tree.leaves(arguments)
-    axes = frozenset().union(*map(_varying, leaves))
+    axes = layouts.varying(leaves)
     if not axes:
         return function(*arguments)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     with futures.ThreadPoolExecutor(1) as thread:
         program, result = thread.submit(jax.make_jaxpr(function, return_shape=True), *shapes).result()
-    vary = jax.lax.pvary if hasattr(jax.lax, "pvary") else functools.partial(jax.lax.pcast, to="varying")
-    results = jax.extend.core.jaxpr_as_fun(program)(*leaves)
-    typed = [vary(x, tuple(sorted(axes - _varying(x)))) if axes - _varying(x) else x for x in results]
+    typed = layouts.vary(jax.extend.core.jaxpr_as_fun(program)(*leaves), axes)
     return jax.tree.unflatten(jax.tree.structure(result), typed)
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    """Return the mesh axes over which x varies, inside `jax.shard_map`."""
-    kind = jax.typeof(x)
-    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)  # the second since JAX 0.11
