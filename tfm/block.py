@@ -63,15 +63,13 @@ def has_bias(stage: str, bias: bool | str) -> bool:
     return bias if isinstance(bias, bool) else stage in BIASES[bias]
 
 
-def init(
-    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, spec: Spec, bias: bool | str, cross=False
-) -> dict:
-    """Return the parameters of one block.
+def init(key: jax.Array, *, M: int, N: int, spec: Spec, bias: bool | str, cross: bool = False, **sizes: int) -> dict:
+    """Return the parameters of one block. sizes: D, H, K and F.
 
     M: number of layers of the model, which sets the initial scale of the output projections, 1/sqrt(2 M). N: largest
     number of tokens. bias: see `has_bias`. cross: add cross-attention.
     """
-    attention, params = spec.attention, {}
+    attention, params, (D, H, K, F) = spec.attention, {}, (sizes[letter] for letter in "DHKF")
     M = M if spec.order.residual else 0.5  # without residual connections no sum grows with M, so 1/sqrt(2 M) = 1
 
     def add(name: str, stage: Any, **sizes: Any) -> None:

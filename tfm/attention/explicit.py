@@ -45,8 +45,6 @@ def attention(
     cap: float = 0.0,
     bias: masks.Bias | None = None,
     n: jax.Array | None = None,
-    axis: None = None,
-    by_keys: bool = False,
     weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A.
@@ -54,17 +52,13 @@ def attention(
     mask, bias: functions of positions (mask.py). The bias is added to the scaled and capped logits.
     n: positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1.
     weigh: (l_BHNS, allowed) -> A_BHNS; None: `weights`. It gets the logits of all heads.
-    by_keys: compute k q^T instead of q k^T. If there are few queries, this avoids a copy of the keys.
-    Raises ValueError if `axis` is not None: only flash.attention attends to tokens that are sharded over a mesh axis.
     """
-    if axis is not None:
-        raise ValueError(f"axis = {axis!r}, but explicit attention needs unsharded tokens. Use flash.attention.")
     if weigh:
         q_BHNK, k_BHSK, v_BHSV = groups.repeat(q_BHNK, k_BHSK, v_BHSV)
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
-        options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "by_keys": by_keys}
+        options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n}
         return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)
-    if by_keys:
+    if q_BHNK.shape[2] == 1:  # without a copy of the keys
         l_BHNS = logits(k_BHSK, q_BHNK, scale=scale, cap=cap).swapaxes(-1, -2)
     else:
         l_BHNS = logits(q_BHNK, k_BHSK, scale=scale, cap=cap)

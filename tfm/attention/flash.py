@@ -25,46 +25,39 @@ Tree = Any
 
 
 def attention(
-    q_BHNK,
-    k_BHSK,
-    v_BHSV,
-    *,
-    mask,
-    scale,
-    cap=0.0,
-    bias=None,
-    n=None,
-    queries=None,
-    keys=None,
-    axis=None,
-    parallel_groups: int = 1,
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis: str | None = None
 ) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
     Logits, weights and sums are float32 or float64. Blocks in which the mask allows no key are skipped. The result has
     gradients in reverse mode, also with respect to the arrays of the bias.
 
-    queries, keys: the largest number of tokens in a block; None: chosen from SIDES.
     axis: the mesh axis over which sequences are sharded (inside `jax.shard_map`). q, k, v, n and y then hold the tokens
     of this device, which attend to the tokens of all devices.
-    parallel_groups: how many groups of heads are computed at once (groups.py), for the choice of the block size.
     Raises ValueError if `axis` is set and n is not (N,) or N is not S.
     """
-    if (G := groups.count(q_BHNK, k_BHSK, v_BHSV)) > 1:
-        options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "axis": axis}
-        options |= {"parallel_groups": G, "queries": queries, "keys": keys}
-        return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    tables = parallel_groups * q_BHNK.shape[0] * max(q_BHNK.shape[1], k_BHSK.shape[1], v_BHSV.shape[1])
-    chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
-    if chunks:
-        return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
+    tables = q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
+    chunks = chunked.cut(mask, N, S, tables=tables) if n is None and axis is None else None
+
+    def attend(q_BHNK, k_BHSK, v_BHSV, *, bias) -> tuple[jax.Array, None]:
+        if chunks:
+            return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
+        rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
+        options = {"rules": rules, "n": n, "sizes": choose_sizes(N, S, tables=tables), "axis": axis}
+        query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, **options)
+        y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
+        return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
+
+    if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
+        return groups.map_groups(attend, q_BHNK, k_BHSK, v_BHSV, bias=bias)
+    return attend(q_BHNK, k_BHSK, v_BHSV, bias=bias)
+
+
+def choose_sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
+    """Return the numbers of queries and of keys in a block. tables: the number of N x S tables of weights."""
     side = next((side for side in SIDES if tables * side**2 <= MAX_WEIGHTS), SIDES[-1])
-    sizes = block_mask.size(N, queries or side), block_mask.size(S, keys or side)
-    rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
-    query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, n=n, sizes=sizes, axis=axis)
-    y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
-    return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
+    return block_mask.size(N, side), block_mask.size(S, side)
 
 
 def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, int], axis: str | None) -> tuple:

@@ -14,7 +14,7 @@ from tfm.attention import groups, mask as masks
 MIN_JAX = 0, 10, 2
 
 
-def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axis: str | None) -> str:
+def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float) -> str:
     """Return the reason why cuDNN's kernel cannot compute these averages, or '' if it can.
 
     bias: whether the logits have a bias; JAX supports the gradient of a bias for some shapes only. The arrays may be
@@ -22,7 +22,6 @@ def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axi
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     for applies, reason in (
-        (axis is not None, "devices share the tokens"),
         (cap > 0, "the logits are capped"),
         (bias, "the logits have a bias"),
         (q_BHNK.dtype not in (jnp.bfloat16, jnp.float16), "the numbers have more than 16 bits"),
@@ -43,7 +42,7 @@ def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axi
     return ""
 
 
-def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis=None) -> tuple[jax.Array, None]:
+def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
     `find_limitation` must return '' for these arguments.

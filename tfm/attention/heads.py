@@ -40,11 +40,12 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tu
         scale, bias = spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), logit_bias(params, x_BND, spec, call)
         options = {"mask": call.mask, "scale": scale, "cap": spec.cap, "bias": bias, "n": call.n}
         if call.cache is None:
-            attend = choose_attend(spec, call, "A")
-            y_BHNV, look["A"] = attend(q_BHNK, k_BHNK, v_BHNV, axis=call.layout.sequence, **options)
+            attend, axis = choose_attend(spec, call, "A"), call.layout.sequence
+            options |= {"axis": axis} if axis else {}  # only flash attention can attend around a ring of devices
+            y_BHNV, look["A"] = attend(q_BHNK, k_BHNK, v_BHNV, **options)
         else:
             cache = {name: platform.write_cache(call.cache["self"][name], new, call.n) for name, new in cache.items()}
-            y_BHNV, look["A"] = explicit_attend(spec, call, "A")(q_BHNK, *split_cache(cache), by_keys=True, **options)
+            y_BHNV, look["A"] = explicit_attend(spec, call, "A")(q_BHNK, *split_cache(cache), **options)
     with jax.named_scope("combine"):
         y_BND = combine(params["value"], y_BHNV, x_BND, v_BHNV, spec, call)
         y_BND = call.visit(look, "attention", y_BND)
@@ -66,7 +67,7 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> t
         cache = call.cache["cross"]
         with jax.named_scope("average"):
             attend = explicit_attend(spec, call, "A_cross")
-            y_BHNV, A_BHNS = attend(q_BHNK, *split_cache(cache), by_keys=True, **options)
+            y_BHNV, A_BHNS = attend(q_BHNK, *split_cache(cache), **options)
     else:
         with jax.named_scope("value"):
             v_BHSV = spec.value.apply(params["value_cross"], k_BHSK if spec.value.from_keys else source_BSD)
@@ -92,7 +93,11 @@ def combine(
 
 def choose_attend(spec: Spec, call: Call, name: str) -> Callable:
     """Return spec.attend; or explicit attention, if the weights of this name are looked at, edited, or the user's."""
-    return explicit_attend(spec, call, name) if name in call.look or name in call.edit or spec.weigh else spec.attend
+    if name not in call.look and name not in call.edit and not spec.weigh:
+        return spec.attend
+    if call.layout.sequence:
+        raise ValueError(f"the weights {name} need all keys of a query, but devices share the tokens of a sequence.")
+    return explicit_attend(spec, call, name)
 
 
 def explicit_attend(spec: Spec, call: Call, name: str) -> Callable:

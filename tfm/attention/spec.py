@@ -10,6 +10,7 @@ from tfm.attention import mask as masks, relative_position, score, value
 
 # {"k_BHSK": keys, "v_BHSV": values}, with G heads if heads share them (groups.py); without "v_BHSV" if values are keys.
 KVCache = dict[str, jax.Array]
+Edit = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Spec(NamedTuple):
@@ -44,7 +45,7 @@ class Call(NamedTuple):
     cache: dict[str, KVCache] | None = None  # this layer's keys and values of earlier tokens, "self" and "cross"
     keep: bool = False  # return keys and values as aux["cache"]
     look: tuple[str, ...] = ()  # activations to return in aux["look"] (block.Order)
-    edit: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}  # (activation, m) -> its replacement, by name
+    edit: dict[str, Edit] | tuple[()] = ()  # (activation, m) -> its replacement, by name; () can be hashed
     m: jax.Array | int = 0  # number of this layer, 0 ... M-1
 
     def visit(self, look: dict, name: str, x: jax.Array) -> jax.Array:
@@ -52,7 +53,8 @@ class Call(NamedTuple):
 
         Raises ValueError if the replacement has another shape.
         """
-        if edit := self.edit.get(name):
+        if name in self.edit:
+            edit = self.edit[name]
             x = shapes.check_shape(edit, edit(x, self.m), x).astype(x.dtype)
         look[name] = x
         return x

@@ -27,14 +27,13 @@ MAX_FEATURES = 512  # features of a head; more do not fit into the memory next t
 Tree = Any
 
 
-def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | None) -> str:
+def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool) -> str:
     """Return the reason why the kernel cannot compute these averages, or '' if it can.
 
     bias: whether the logits have a bias. The arrays may be jax.ShapeDtypeStruct.
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     for applies, reason in (
-        (axis is not None, "devices share the tokens"),
         (bias, "the logits have a bias, which the kernel does not support"),
         (k_BHSK.dtype == jnp.float64, "the numbers have 64 bits"),
         (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > MAX_FEATURES, f"a head has more than {MAX_FEATURES} features"),
@@ -46,14 +45,14 @@ def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | Non
 
 
 def attention(
-    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis=None, interpret: bool = False
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, interpret: bool = False
 ) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
     Logits, weights and sums are float32. The result has gradients in reverse mode. interpret: run the interpreter of
     Pallas, which works on any device. Raises ValueError if n is not None or `find_limitation` gives a reason.
     """
-    reason = find_limitation(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None, axis=axis)
+    reason = find_limitation(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None)
     if reason or n is not None:
         raise ValueError(f"splash.attention: {reason or 'n must be None'}. Use flash.attention.")
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]

@@ -123,13 +123,12 @@ def test_cudnn_gets_an_array_only_for_a_mask_that_it_cannot_compute(monkeypatch)
         (jnp.bfloat16, 7, 5, {"mask": masks.window(5)}, "7 queries"),
         (jnp.bfloat16, 8, 129, {}, "128 features"),
         (jnp.bfloat16, 8, 5, {"bias": True}, "bias"),  # JAX 0.7.2 has the gradient of a bias for one shape only
-        (jnp.bfloat16, 8, 5, {"axis": "sequence"}, "devices"),
     ],
 )
 def test_cudnn_refuses_what_it_cannot_do(monkeypatch, dtype, length, features, changes, reason):
     """test_splash.py tests other refusals: float32, capped logits."""
     x_BHNK = jax.ShapeDtypeStruct((1, 1, length, features), dtype)
-    call = {"mask": masks.causal, "bias": False, "cap": 0.0, "axis": None} | changes
+    call = {"mask": masks.causal, "bias": False, "cap": 0.0} | changes
     monkeypatch.setattr(jax, "__version_info__", fused.MIN_JAX)
     limitation = fused.find_limitation(x_BHNK, x_BHNK, x_BHNK, **call)
     assert reason in limitation and bool(limitation) == bool(reason)
