@@ -416,7 +416,8 @@ def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
         cap=m.cap,
         weigh=variants.choose_weights(m),
     )
-    order = by_name.choose("block", m.block, blocks.ORDERS)
+    order, form = by_name.choose("block", m.block, blocks.ORDERS), "Order(apply, residual), with residual True or False"
+    errors.refuse((not isinstance(order.residual, bool), f"model.block = {m.block} must have the form {form}"))
     output_std = m.output_std * optim.measure_growth(m).output_std
     return blocks.Spec(attention, chosen["norm"], chosen["mlp"], order, eps, m.dropout, m.score_std, output_std)
 

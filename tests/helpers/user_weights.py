@@ -1,4 +1,4 @@
-"""A user's functions for model.weights."""
+"""A user's functions for model.weights, and a block of the wrong form."""
 
 import jax
 import jax.numpy as jnp
@@ -18,3 +18,6 @@ def shares(logits, allowed):
 def one_row(logits, allowed):
     """Return weights of the wrong shape."""
     return logits[:, :, :1]
+
+
+pair = one_row, shares  # not Order(apply, residual)

@@ -201,16 +201,17 @@ def test_weights_of_the_user_are_those_of_look():
 
 
 @pytest.mark.parametrize(
-    ("weights", "words"),
+    ("changes", "words"),
     [
-        ("sigmoid", ["weights", "sigmoid", "softmax", "my_file"]),
-        ("user_weights:missing", ["user_weights", "missing"]),
-        ("user_weights:one_row", ["model.weights", "one_row", "shape"]),
+        ({"weights": "sigmoid"}, ["weights", "sigmoid", "softmax", "my_file"]),
+        ({"weights": "user_weights:missing"}, ["user_weights", "missing"]),
+        ({"weights": "user_weights:one_row"}, ["model.weights", "one_row", "shape"]),
+        ({"block": "user_weights:pair"}, ["model.block", "residual"]),
     ],
 )
-def test_wrong_weights_are_refused(weights, words):
+def test_wrong_parts_are_refused(changes, words):
     with raises(errors.UserError, *words):
-        language(weights=weights)
+        language(**changes)
 
 
 EXCLUSIVE = {"model__value": "exclusive"}
