@@ -10,8 +10,8 @@ import pytest
 from cases import B, M, N
 from errors import raises
 
-from tfm import encoder_decoder, transformer
-from tfm.attention import flash, mask as masks, spec as attentions, value
+from tfm import encoder_decoder, layout as layouts, transformer
+from tfm.attention import flash, heads as attention_heads, mask as masks, spec as attentions, value
 from tfm.decode import kv_cache
 
 NAMES = ("q", "k", "v", "A", "attention", "mlp", "hidden")
@@ -119,3 +119,12 @@ def test_the_weights_of_cross_attention_can_be_edited():
 
     (plain, _), (edited, aux) = jax.device_get(compute())
     assert not aux["look"]["A_cross"].any() and np.abs(plain - edited).max() > 1e-3
+
+
+def test_weights_cannot_be_edited_or_seen_if_devices_share_a_sequence():
+    spec, x_BND = MODEL.spec.block.attention, np.ones((1, 4, cases.D), np.float32)
+    params = jax.tree.map(lambda leaf: leaf[0], draw()["blocks"])
+    for option in ({"look": ("A",)}, {"edit": {"A": lambda A_BHNS, m: A_BHNS}}):
+        call = attentions.Call(layout=layouts.Layout(sequence="ring"), **option)
+        with raises(ValueError, "A", "devices"):
+            jax.eval_shape(lambda call=call: attention_heads.self_attention(params, x_BND, spec, call))

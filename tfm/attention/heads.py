@@ -39,13 +39,10 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tu
     with jax.named_scope("average"):
         scale, bias = spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), logit_bias(params, x_BND, spec, call)
         options = {"mask": call.mask, "scale": scale, "cap": spec.cap, "bias": bias, "n": call.n}
-        if call.cache is None:
-            attend, axis = choose_attend(spec, call, "A"), call.layout.sequence
-            options |= {"axis": axis} if axis else {}  # only flash attention can attend around a ring of devices
-            y_BHNV, look["A"] = attend(q_BHNK, k_BHNK, v_BHNV, **options)
-        else:
+        if call.cache is not None:
             cache = {name: platform.write_cache(call.cache["self"][name], new, call.n) for name, new in cache.items()}
-            y_BHNV, look["A"] = explicit_attend(spec, call, "A")(q_BHNK, *split_cache(cache), **options)
+        attend = choose_attend(spec, call, "A", axis=call.layout.sequence)
+        y_BHNV, look["A"] = attend(q_BHNK, *split_cache(cache), **options)
     with jax.named_scope("combine"):
         y_BND = combine(params["value"], y_BHNV, x_BND, v_BHNV, spec, call)
         y_BND = call.visit(look, "attention", y_BND)
@@ -62,20 +59,17 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> t
     with jax.named_scope("score"):
         pair = spec.score.apply(params["score_cross"], x_BND, source_BSD)
         (q_BHNK, k_BHSK), measures = variant.split_measures(spec.score, pair)
-    options = {"mask": call.memory.mask, "scale": spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), "cap": spec.cap}
     if call.cache:
         cache = call.cache["cross"]
-        with jax.named_scope("average"):
-            attend = explicit_attend(spec, call, "A_cross")
-            y_BHNV, A_BHNS = attend(q_BHNK, *split_cache(cache), **options)
     else:
         with jax.named_scope("value"):
             v_BHSV = spec.value.apply(params["value_cross"], k_BHSK if spec.value.from_keys else source_BSD)
             v_BHSV, value_measures = variant.split_measures(spec.value, v_BHSV)
             measures = variant.add_measures(measures, value_measures)
         cache = join_cache(k_BHSK, v_BHSV)
-        with jax.named_scope("average"):
-            y_BHNV, A_BHNS = choose_attend(spec, call, "A_cross")(q_BHNK, k_BHSK, v_BHSV, **options)
+    with jax.named_scope("average"):
+        options = {"mask": call.memory.mask, "scale": spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), "cap": spec.cap}
+        y_BHNV, A_BHNS = choose_attend(spec, call, "A_cross")(q_BHNK, *split_cache(cache), **options)
     with jax.named_scope("combine"):
         y_BND = combine(params["value_cross"], y_BHNV, x_BND, None, spec, call)
     return y_BND, {"cache": cache, "measures": measures, "look": {"A_cross": A_BHNS}}
@@ -91,18 +85,19 @@ def combine(
     return shapes.check_shape(spec.value.out_proj, y_BND, x_BND)
 
 
-def choose_attend(spec: Spec, call: Call, name: str) -> Callable:
-    """Return spec.attend; or explicit attention, if the weights of this name are looked at, edited, or the user's."""
-    if name not in call.look and name not in call.edit and not spec.weigh:
-        return spec.attend
-    if call.layout.sequence:
+def choose_attend(spec: Spec, call: Call, name: str, *, axis: str | None = None) -> Callable:
+    """Return the function that computes the averages: spec.attend, or explicit.attention.
+
+    It is explicit with a cache, and if the weights of this name are looked at, edited, or the user's (which become 0
+    for forbidden keys). axis: the mesh axis over which keys are sharded; if attention must be explicit, it raises
+    ValueError.
+    """
+    is_changed = spec.weigh or name in call.edit
+    if not (is_changed or name in call.look or call.cache is not None):
+        return functools.partial(spec.attend, axis=axis) if axis else spec.attend
+    if axis:
         raise ValueError(f"the weights {name} need all keys of a query, but devices share the tokens of a sequence.")
-    return explicit_attend(spec, call, name)
-
-
-def explicit_attend(spec: Spec, call: Call, name: str) -> Callable:
-    """Return explicit.attention with the user's weights, 0 for forbidden keys, and the edit of weights of this name."""
-    if not spec.weigh and name not in call.edit:
+    if not is_changed:
         return explicit.attention
 
     def weigh(l_BHNS: jax.Array, allowed: jax.Array | None) -> jax.Array:
