@@ -83,7 +83,7 @@ def test_a_second_call_returns_the_first_result_also_with_the_saved_config(call_
 
 
 def test_the_step_to_resume_from_is_an_argument(call_result):
-    with raises(errors.UserError, "resume=5", "It has: 6"):
+    with raises(errors.UserError, "resume=5", "its steps are: 6"):
         launch_run(call_result[0].folder.parent, resume=5)
 
 
