@@ -128,9 +128,8 @@ class Logs:
 
         Raises RunError after PATIENCE of them.
         """
-        if "skipped" in metrics:
-            skipped = int(jax.device_get(metrics["skipped"]))
-            self._in_a_row, self._skipped = self._in_a_row + 1 if skipped > self._skipped else 0, skipped
+        skipped = int(jax.device_get(metrics.get("skipped", 0)))
+        self._in_a_row, self._skipped = self._in_a_row + 1 if skipped > self._skipped else 0, skipped
         if self._in_a_row >= PATIENCE:
             raise errors.RunError(
                 f"step {n:,}: the last {PATIENCE} steps were skipped (train.nan). Resume from an earlier checkpoint"
@@ -232,11 +231,11 @@ def _log(run: Training, n: int, batch: Any, metrics: dict, state: train_step.Sta
 
 def _ends_early(run: Training, n: int, state: train_step.State) -> bool:
     """Return True if training ends after step n because of train.patience. The state is then saved."""
-    if run.saver.is_stale():
+    if is_stale := run.saver.is_stale():
         run.saver.save(n, state)
         reason = f"{run.plan.keep_best.metric} did not improve in {run.plan.patience} evaluations"
         run.logs.line.say(f"step {n:,}: {reason}: training ends here")
-    return run.saver.is_stale()
+    return is_stale
 
 
 def catch_up(run: Training, n: int, state: train_step.State) -> None:
