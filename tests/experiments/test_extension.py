@@ -17,10 +17,12 @@ from scipy.special import log_softmax
 
 from experiments import language
 from experiments.config import by_name, errors
+from experiments.data import corpus as corpora
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step, watch as watches
 from experiments.folder import checkpoint, log
 from experiments.model import losses
+from experiments.pretrained import open_model
 from experiments.tools import evaluate, sample
 from tfm import loss, mlp, norm, variant
 
@@ -313,8 +315,51 @@ def test_a_run_with_a_second_target_is_opened_by_the_tools(guide):
         (sample, dict(prompt="A king", max_new_tokens=3)),
         (evaluate, dict(file=str(guide / "text.txt"))),
     ):
-        outcome = tiny.command(tool, checkpoint=str(guide / "run"), **flags)
-        assert outcome.code == 0 and "head/G2_WD" in outcome.out
+        assert "--trust=my_two_tokens" in tiny.refusal(tool, checkpoint=str(guide / "run"), **flags)
+        outcome = tiny.command(tool, checkpoint=str(guide / "run"), trust="my_two_tokens", **flags)
+        assert outcome.code == 0, outcome
+
+
+QUANTISED = """
+import jax
+import jax.numpy as jnp
+from experiments import language
+from experiments.model import model as models
+
+config = language.config
+
+
+def quantise(params):
+    return jax.tree.map(lambda x: jnp.round(4 * x) / 4, params)
+
+
+def prepare(settings, mesh):
+    work = language.prepare(settings, mesh, change=lambda model: models.map_params(model, quantise))
+    return work._replace(kind="language")
+"""
+
+
+def test_a_changed_model_is_trained_sampled_and_opened_with_its_change(guide, monkeypatch):
+    monkeypatch.delitem(sys.modules, "my_quantised", raising=False)
+    (guide / "my_quantised.py").write_text(QUANTISED)
+    run(guide, "my_quantised", **{"train.steps": 1})
+    opened = open_model.open(guide / "run", trust="my_quantised")
+    work = tiny.work_of(settings(guide, "my_quantised"))
+    plain = tiny.work_of(settings(guide, "language"))
+    batch, params = work.task.evaluation[0], opened.params
+    results = jax.device_get([jax.jit(one.apply)(params, batch) for one in (work, plain)])
+    np.testing.assert_allclose(opened(batch["w_BN"]), results[0], atol=1e-5)
+    assert np.abs(results[0] - results[1]).max() > 1e-2
+    rounded = sys.modules["my_quantised"].quantise(params)
+    texts = [
+        language.generate_sample(settings(guide), corpus_of(guide), model, tree)
+        for model, tree in ((work.model, params), (plain.model, rounded))
+    ]
+    assert texts[0] == texts[1]
+
+
+def corpus_of(folder):
+    return corpora.read_corpus(settings(folder).text, ())
 
 
 def test_an_own_objective_reaches_the_loss_the_baseline_and_the_samples(guide):
