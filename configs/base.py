@@ -81,6 +81,11 @@ FIELDS: dict[str, Any] = {
             "asymmetric_qknorm, constant (tfm/attention/score.py). With the suffix _noself, as in tied_noself, a token "
             "attends to itself only if it may attend to no other",
         ),
+        "weights": (
+            "softmax",
+            "weights from logits: softmax, or my_file:my_weights, a function (logits_BHNS, allowed) -> A_BHNS, where "
+            "allowed is True at keys that a query may attend to",
+        ),
         "score_std": (1.0, "factor on the initial standard deviation of the matrices of queries and keys"),
         "output_std": (
             1.0,

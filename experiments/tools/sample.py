@@ -116,7 +116,7 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
         if model.kind == "prefix" and length_B is not None:
-            return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
+            return models.add_window(model.fields, masks.prefix(length_B))
         return models.add_window(model.fields, masks.causal)
 
     N, stop = model.facts["N"], trained.list_end_ids(model, model.tokenizer)
