@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
     "init_fresh": (
         "",
         "with init_from: parts, separated by commas, that start from random parameters, or are left out if this config "
-        "lacks them: 'head,embed/h_D'",
+        "lacks them: 'head,embed/h_D'; * stands for anything: 'blocks/mlp/b*'",
     ),
     "log": (
         ["tensorboard"],

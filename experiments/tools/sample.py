@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from experiments import command as commands
 from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.folder import log
 from experiments.model import checks, model as models
 from experiments.pretrained import trained
-from experiments.tools import command as commands, generation
+from experiments.tools import generation
 from tfm.attention import mask as masks
 from tfm.decode import sampling
 
