@@ -26,31 +26,24 @@ ROTARY = ("rotary", "rotary_halves")
 NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
 DEFAULTS = {"relative_position": "10000", "norm": "1e-5"}
 NOSELF = "_noself"  # suffix of a score: tokens attend to themselves only if they may attend to no other
+TAKE_LAYOUT = {"norm": "apply", "mlp": "apply", "value": "out_proj"}  # the function that may take `layout`
 
 
 def choose(m: configs.Settings, setting: str) -> Any:
     """Return the variant that this setting of the section `m` names. Raises UserError for an unknown name."""
-    name, numbers = split(setting, getattr(m, setting))
-    noself = setting == "score" and name.endswith(NOSELF) and ":" not in name
-    name = name.removesuffix(NOSELF) if noself else name
+    name, suffix = split(setting, getattr(m, setting))
     chosen = by_name.choose(setting, name, by_name.candidates(MODULES[setting]))
-    if noself:
-        chosen = chosen._replace(attend_to_self=False)
+    if suffix == NOSELF:
+        return chosen._replace(attend_to_self=False)
     if name in ROTARY:
-        return _make_rotary(m, name, *numbers.split(":"))
-    return _ignore_layout(setting, chosen)
-
-
-def _ignore_layout(setting: str, chosen: Any) -> Any:
-    """Return the variant with an argument `layout`, which is ignored if the variant does not declare takes_layout."""
-    if setting not in ("norm", "mlp", "value") or chosen.takes_layout:
+        return _make_rotary(m, name, *suffix.split(":"))
+    if setting not in TAKE_LAYOUT or chosen.takes_layout:
         return chosen
-    if setting == "value":
-        return chosen._replace(out_proj=_drop_layout(chosen.out_proj))
-    return chosen._replace(apply=_drop_layout(chosen.apply))
+    field = TAKE_LAYOUT[setting]
+    return chosen._replace(**{field: _ignore_layout(getattr(chosen, field))})
 
 
-def _drop_layout(function: Callable) -> Callable:
+def _ignore_layout(function: Callable) -> Callable:
     """Return the function with an additional argument `layout`, which it ignores."""
 
     @functools.wraps(function, updated=())
@@ -61,20 +54,17 @@ def _drop_layout(function: Callable) -> Callable:
 
 
 def split(setting: str, text: str) -> tuple[str, str]:
-    """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
+    """Return the name of a variant and its suffix: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
 
-    The colon in the user's my_file:my_norm belongs to the name, so the numbers are the defaults.
+    The suffix of 'tied_noself' is '_noself'. The colon in the user's my_file:my_norm belongs to the name, so the
+    numbers are the defaults.
     """
     name, colon, numbers = text.partition(":")
+    if setting == "score" and text.endswith(NOSELF) and not colon:
+        return text.removesuffix(NOSELF), NOSELF
     if name not in NUMBERED.get(setting, ()):
         return text, DEFAULTS.get(setting, "")
     return name, numbers if colon else DEFAULTS[setting]
-
-
-def has_number(setting: str, text: str) -> bool:
-    """Return True if numbers follow the name of a variant of ours: rms:1e-6."""
-    name, colon, _ = text.partition(":")
-    return bool(colon) and name in NUMBERED.get(setting, ())
 
 
 def join(setting: str, name: str, numbers: str) -> str:
@@ -117,34 +107,25 @@ def _make_rotary(
             f"model.relative_position = {m.relative_position} must have the form {form}, with base >= 1 and other "
             "numbers >= 0 that give finite angles (factor > 0)"
         )
-    return relative_position.rotary_of(
+    rotary = relative_position.rotary_of(
         base, halves=name == "rotary_halves", scaling=lambda n, K, base: scale(n, K, base, *values)
     )
+    return rotary._replace(is_dynamic=kind == "dynamic")
 
 
-def choose_all(m: configs.Settings, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the variants of the section `m` by setting.
-
-    Raises UserError if the section has G < H or rotary positions, and the score does not support this.
-    """
+def choose_all(m: configs.Settings) -> dict[str, Any]:
+    """Return the variants of the section `m` by setting, with G heads of keys and values where they support this."""
     chosen = {setting: choose(m, setting) for setting in MODULES}
-    if m.G < sizes["H"]:
-        if not chosen["score"].supports_gqa:
-            names = [name for name, variant in by_name.candidates(score).items() if variant.supports_gqa]
-            raise errors.UserError(
-                f"model.G = {m.G} is less than model.H = {sizes['H']}, and model.score = {m.score} does not support "
-                f"shared keys. Set model.G = {sizes['H']}, or choose one of: {', '.join(names)}"
-            )
-        for setting in ("score", "value"):
-            if chosen[setting].supports_gqa:
-                chosen[setting] = chosen[setting]._replace(init=functools.partial(chosen[setting].init, G=m.G))
-    if split("relative_position", m.relative_position)[0] in ROTARY and not chosen["score"].supports_rope:
-        raise errors.UserError(
-            f"model.relative_position = {m.relative_position} rotates queries and keys, which model.score = {m.score} "
-            "does not support. Choose another relative_position or score; a score of yours that supports it declares "
-            "score.Score(init, apply, supports_rope=True)"
-        )
+    for setting in ("score", "value"):
+        variant = chosen[setting]
+        if m.G < m.H and variant.supports_gqa:
+            chosen[setting] = variant._replace(init=functools.partial(variant.init, G=m.G))
     return chosen
+
+
+def is_users(m: configs.Settings, setting: str) -> bool:
+    """Return True if this setting names code of the user's."""
+    return by_name.CODE.fullmatch(getattr(m, setting)) is not None
 
 
 def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int], *, cross: bool = False) -> None:
@@ -153,9 +134,9 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     Raises UserError if a variant of the user's fails or returns arrays of the wrong shape, or if the features of keys
     do not suit the positions or the values.
     """
-    users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if ":" in split(name, getattr(m, name))[0]]
-    rotary = split("relative_position", m.relative_position)[0] in ROTARY
-    from_keys = spec.block.attention.value.from_keys and ":" not in m.value  # the user's value takes keys of any width
+    users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if is_users(m, name)]
+    rotary = spec.block.attention.relative_position.is_rotary
+    from_keys = spec.block.attention.value.from_keys and not is_users(m, "value")  # the user's takes keys of any width
     if not (users or rotary or from_keys):
         return
     label = " and ".join(users) or f"model.score = {m.score} with model.value = {m.value}"
@@ -240,12 +221,11 @@ def check_scales(m: configs.Settings, spec: blocks.Spec, params: dict, changed: 
     ):
         paths = [path for path in shapes.flat(params) if stage in re.split("/|_cross/", path)[:-1]]
         matrices = [path.rpartition("/")[2] for path in paths if shapes.is_matrix(path)]
-        unscaled, is_users = [name for name in matrices if not name.startswith(names)], ":" in getattr(m, stage)
-        if stage == "score" and len(unscaled) == len(matrices):
+        unscaled = [name for name in matrices if not name.startswith(names)]
+        declares = names not in ((), attentions.score.Score._field_defaults["inner"])
+        misses = is_users(m, stage) and unscaled and not declares
+        if stage == "score" and unscaled == matrices:
             misses = True
-        else:
-            declares = names not in ((), attentions.score.Score._field_defaults["inner"])
-            misses = is_users and bool(unscaled) and not declares
         scales = setting in changed or getattr(m, setting) != 1
         if setting == "output_std" and m.mup_depth:  # which multiplies the same matrices
             setting, scales = "mup_depth", True
