@@ -129,8 +129,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
-    m, last = settings.model, growth.firsts[-1]
-    batch_norm = t.accumulation > 1 and (train_step.has_batch_norm(task) if m.flax else m.norm.startswith("batch"))
+    last, batch_norm = growth.firsts[-1], t.accumulation > 1 and train_step.has_batch_norm(task)
     no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
     mup = settings.model.mup
     errors.refuse(

@@ -78,11 +78,9 @@ def check_variants(m: configs.Settings, chosen: Mapping[str, Any]) -> None:
 
 def check_causal(m: configs.Settings) -> None:
     """Raise UserError if model.norm needs all tokens of a sequence, also those that a causal model must not see."""
-    if variants.choose(m, "norm").needs_all_tokens:
-        raise errors.UserError(
-            f"model.norm = {m.norm} needs all tokens of a sequence, but a causal model sees only the earlier ones. "
-            "Choose another norm"
-        )
+    needs_all = variants.choose(m, "norm").needs_all_tokens
+    rule = "needs all tokens of a sequence, but a causal model sees only the earlier ones. Choose another norm"
+    errors.refuse((needs_all, f"model.norm = {m.norm} {rule}"))
 
 
 def has_unlimited_context(m: configs.Settings, *, N: int) -> bool:

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -142,66 +142,59 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     label = " and ".join(users) or f"model.score = {m.score} with model.value = {m.value}"
     label += f" and model.relative_position = {m.relative_position}" if rotary and not users else ""
     n = min(sizes["N"], 3)
-    x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
 
-    def trace_stages(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
+    def trace(key: jax.Array, x_BND: jax.Array) -> tuple[jax.Array, dict]:
         params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
-        shapes.check(params)
         score, code = spec.block.attention.score, spec.position.init(key, N=sizes["N"], D=sizes["D"])
         (q, k), _ = variant.split_measures(score, score.apply(params["score"], x_BND, x_BND))
-        return {"params": params, "queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
-
-    def trace_block(params: dict, x_BND: jax.Array) -> tuple[jax.Array, dict]:
-        memory = attentions.Memory(x_BND, None) if cross else None
-        apply = blocks.choose(params, spec.block.order)
-        return apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))
-
-    with by_name.user_errors(label):
-        arrays = jax.eval_shape(trace_stages, jax.random.key(0), x_BND)
-    params = arrays.pop("params")
-    sizes = sizes | {"G": m.G}
-    if misfit := _find_misfit(arrays, shapes.check(params), sizes, n, rotary=rotary, from_keys=from_keys):
-        raise errors.UserError(f"{label}: {misfit}")
-    with by_name.user_errors(label):
-        y_BND, aux = jax.eval_shape(trace_block, params, x_BND)
-        weights = blocks.weigh_measures(spec.block)
-    if y_BND.shape != x_BND.shape:
-        raise errors.UserError(f"{label}: its block returns tokens of shape {y_BND.shape}, not {x_BND.shape}")
-    _check_measures(label, aux.get("measures", {}), weights)
-
-
-def _check_measures(label: str, measures: variant.Measures, weights: dict[str, float]) -> None:
-    """Raise UserError if a block's measures are not two numbers for each declared name, or if a name is reserved."""
-    if measures.keys() != weights.keys() or any(leaf.shape for leaf in jax.tree.leaves(measures)):
-        raise errors.UserError(
-            f"{label}: its block returns the measures {sorted(measures)}, and declares {sorted(weights)}. Return "
-            "(array, {name: (sum, count)}), with two numbers for each name in `measures`"
+        arrays = {"queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
+        array_shapes = {name: jnp.shape(x) for name, x in arrays.items()}
+        faults = _find_misfits(
+            array_shapes, shapes.check(params), sizes | {"G": m.G}, n, rotary=rotary, from_keys=from_keys
         )
-    if reserved := weights.keys() & checkpoint.BETTER.keys():
-        raise errors.UserError(f"{label}: choose another name for the measure {min(reserved)}, which every run has")
+        errors.refuse(*((fault, f"{label}: {sentence}") for fault, sentence in faults))
+        call = attentions.Call(mask=masks.causal, memory=attentions.Memory(x_BND, None) if cross else None)
+        return blocks.choose(params, spec.block.order)(params, x_BND, spec.block, call)
+
+    with by_name.user_errors(label):
+        x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
+        y_BND, aux = jax.eval_shape(trace, jax.random.key(0), x_BND)
+        weights = blocks.weigh_measures(spec.block)
+    measures = aux.get("measures", {})
+    unlike = measures.keys() != weights.keys() or any(leaf.shape for leaf in jax.tree.leaves(measures))
+    reserved = sorted(weights.keys() & checkpoint.BETTER.keys())
+    errors.refuse(
+        (y_BND.shape != x_BND.shape, f"{label}: its block returns tokens of shape {y_BND.shape}, not {x_BND.shape}"),
+        (
+            unlike,
+            f"{label}: its block returns the measures {sorted(measures)}, and declares {sorted(weights)}. Return "
+            "(array, {name: (sum, count)}), with two numbers for each name in `measures`",
+        ),
+        (reserved, f"{label}: choose other names for the measures {', '.join(reserved)}, which every run has"),
+    )
 
 
-def _find_misfit(arrays: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
-    """Return a sentence on the first wrong size in parameters, queries, keys or position code; '' if all are right.
+def _find_misfits(
+    arrays: dict[str, tuple], letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool
+) -> Iterator[tuple[bool, str]]:
+    """Yield (whether it is wrong, a sentence) on sizes of the parameters, queries, keys and position code.
 
-    letters: the sizes of the parameters. n: number of tokens.
+    arrays: the shapes of queries, keys and position code. letters: the sizes of the parameters. n: number of tokens.
     """
     for letter in "HKDF":
-        if letters.get(letter, sizes[letter]) != sizes[letter]:
-            return f"{letter} is {letters[letter]} in its parameters, not {sizes[letter]}"
-    K = (arrays["queries"].shape or (0,))[-1]
+        size = letters.get(letter, sizes[letter])
+        yield size != sizes[letter], f"{letter} is {size} in its parameters, not {sizes[letter]}"
+    K = (arrays["queries"] or (0,))[-1]
     for name in ("queries", "keys"):
-        shape = arrays[name].shape
-        if len(shape) != 4 or shape[:1] + shape[2:] != (2, n, K) or shape[1] not in (1, sizes["G"], sizes["H"]):
-            return f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
-    if not K:
-        return "its queries have 0 features"
-    if rotary and K % 2:
-        return f"its queries have {K} features, but rotary positions need an even number"
-    if from_keys and K != sizes["K"]:
-        return f"its keys have {K} features, but values made of keys need model.K = {sizes['K']}"
-    shape, tokens = arrays["position"].shape, (2, n, sizes["D"])
-    return "" if shape == tokens else f"its position code returns the shape {shape}, not {tokens}"
+        shape = arrays[name]
+        fits = len(shape) == 4 and shape[:1] + shape[2:] == (2, n, K) and shape[1] in (1, sizes["G"], sizes["H"])
+        yield not fits, f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
+    yield not K, "its queries have 0 features"
+    yield rotary and K % 2, f"its queries have {K} features, but rotary positions need an even number"
+    wrong_keys = from_keys and K != sizes["K"]
+    yield wrong_keys, f"its keys have {K} features, but values made of keys need model.K = {sizes['K']}"
+    shape, tokens = arrays["position"], (2, n, sizes["D"])
+    yield shape != tokens, f"its position code returns the shape {shape}, not {tokens}"
 
 
 def check_scales(m: configs.Settings, spec: blocks.Spec, params: dict, changed: set[str]) -> None:

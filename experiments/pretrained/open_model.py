@@ -16,7 +16,7 @@ import tqdm
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization, tokenizer_files
 from experiments.folder import checkpoint, manifest, records, workdir as workdirs
-from experiments.model import losses, model as models
+from experiments.model import losses, model as models, variants
 from experiments.pretrained import adapters, families, hub, tensors
 from tfm import embed as embeds, head as heads, shapes
 from tfm.attention import mask as masks
@@ -203,8 +203,8 @@ class Trained:
 
     def _arguments(self, inputs: jax.Array, valid: jax.Array | None) -> tuple[models.Model, Any, masks.Mask | None]:
         """Return the network, and its inputs and mask for ids or normalised images. Raises UserError as `network`."""
-        N, is_dynamic = self.facts.get("N"), ":dynamic:" in self.model["relative_position"]
-        if self.table and is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
+        N, positions = self.facts.get("N"), variants.choose(self.fields, "relative_position")
+        if self.table and positions.is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
             raise errors.UserError(
                 f"the model in {self.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
             )

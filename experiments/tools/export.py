@@ -22,6 +22,7 @@ import numpy as np
 from experiments.config import by_name, disk
 from experiments.data import image_file, tokenizer_files
 from experiments.folder import log, records
+from experiments.model import variants
 from experiments.pretrained import adapters, hub, open_model, rope
 from experiments.tools import command as commands
 from tfm import shapes
@@ -44,7 +45,7 @@ def run(
     open_model.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
     open_model.check_finite(model.path, shapes.flat(model.params))
     params, fields = model.params, vars(model.fields)
-    if family in hub.LLAMAS and fields["relative_position"].split(":")[0] == "rotary":
+    if family in hub.LLAMAS and variants.split("relative_position", fields["relative_position"])[0] == "rotary":
         params, fields = rope.in_halves(params, fields)
     extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
     if model.kind == "image":
