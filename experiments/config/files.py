@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,21 +19,17 @@ import ml_collections
 
 from experiments.config import by_name, disk, errors, settings as configs
 
-Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> config of defaults
-
 
 def load_settings(path: str, changes: Mapping[str, Any], wrap: Callable | None = None) -> configs.Settings:
     """Return the settings of a config file with changes: key -> a value, or its text from the command line.
 
-    wrap: (config, base) -> the config to use in place of the file's, before the changes.
+    wrap: config -> the config to use in place of the file's, before the changes.
     """
-    # Imported here, because `forget_user_modules` removes configs.base between two runs of a process.
-    base = importlib.import_module("configs.base").get_config
-    config = load(find_config(path), base=base, explicit=changes)
-    config = wrap(config, base) if wrap else config
+    config = load(find_config(path), explicit=changes)
+    config = wrap(config) if wrap else config
     for key, value in changes.items():
         configs.assign(config, key, value)
-    settings = configs.Settings(config, defaults(config, base), file=path, explicit=changes)
+    settings = configs.Settings(config, file=path, explicit=changes)
     if (warmup := configs.warmup_steps(settings)) != (default := config.optim.warmup_steps):
         print(f"optim.warmup_steps = {warmup}, a tenth of train.steps, because the default {default} is not below it")
     return settings
@@ -52,60 +49,42 @@ def find_config(path: str) -> str:
     raise errors.UserError(f"there is no config file {path}{hint}")
 
 
-def load(path: str, *, base: Base, explicit: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
-    """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, in the fields of `base`).
+def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({})) -> ml_collections.ConfigDict:
+    """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, and defaults).
 
     The folder of a `.py` is the last place from which the user's modules are imported; the folder of a `.json` is not
     searched. Raises UserError if a `.json` names code, except in `explicit`, the keys that the command line sets.
     """
     file = pathlib.Path(path)
     if file.suffix == ".json":
-        return _from_json(file, base, explicit or {})
+        return _from_json(file, explicit)
     if file.suffix != ".py":
         raise errors.UserError(f"{path} must be a .py or a .json file")
     config = _from_python(file)
     try:
-        defaults(config, base)
+        configs.load_defaults(config)
     except errors.UserError as error:
         raise errors.UserError(f"{file}: {error}") from error
     return config
 
 
-def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.ConfigDict:
-    """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
-    values = configs.flat(configs.values_of(config))
-    for key in configs.EXPERIMENT_KEYS:
-        configs.check_type(key, values.get(key, ""), str)
-    default = base(config.experiment, of=values.get("study.experiment", ""))
-    expected = configs.flat(configs.values_of(default))
-    for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
-        argument = ', of="language"' if "study.arms" in expected else ""
-        raise errors.UserError(
-            f'the config {"has the unknown" if key in values else "lacks the"} key "{key}". A config of the experiment'
-            f' {config.experiment} must begin with base.get_config("{config.experiment}"{argument})'
-        )
-    for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
-        configs.check_type(key, value, type(expected[key]))
-    return default
-
-
-def _from_json(file: pathlib.Path, base: Base, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def _from_json(file: pathlib.Path, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """Return the config in a JSON file: {key: value}, or config.json of a run. Raises UserError if it is invalid."""
     try:
         saved = json.loads(disk.read_bytes(file))
         values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error
-    config = base(*_experiments(file, values, explicit))
-    settings = configs.flat(configs.values_of(config))
-    saved_values = {configs.check_known(key, settings): value for key, value in configs.leaves(values)}
+    config = configs.get_base(*_experiments(file, values, explicit))
+    settings = configs.flat(config)
+    saved_values = {configs.check_known(key, settings): value for key, value in configs.flat(values).items()}
     for key, value in sorted(saved_values.items()):  # D and H come before F and K, which derive from them
         if key in configs.EXPERIMENT_KEYS:
             continue
         if (code := next(configs.find_code(key, value), None)) is not None:
             if key not in explicit:
                 raise distrust(file, *code, inside=key)
-        elif value != configs.flat(configs.values_of(config)).get(key):  # a derived value stays derived
+        elif value != configs.flat(config).get(key):  # a derived value stays derived
             configs.assign(config, key, value)
     return config
 

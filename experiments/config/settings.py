@@ -1,12 +1,12 @@
 """Settings: read, assign and check the values of a config, and reject settings that nothing reads."""
 
-import contextlib
+import ast
 import copy
+import importlib
 import json
 import math
 import os
 import pathlib
-import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,37 +32,60 @@ BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 PARSERS = {bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, list: json.loads}
 
 
-def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Return the config as nested dicts, with derived values (K = D // H). Raises UserError if model.H is 0."""
+def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any]:
+    """Return {"a": {"b": 1}} as {"a.b": 1}, with derived values (K = D // H), and lists in place of tuples.
+
+    Raises UserError if model.H is 0, or if a section or list contains itself.
+    """
     try:
-        return config.to_dict()
+        values = values.to_dict() if isinstance(values, ml_collections.ConfigDict) else values
     except ZeroDivisionError as error:
         raise errors.UserError("model.H = 0 must be at least 1, because model.K is model.D // model.H") from error
-
-
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"a": {"b": 1}} as {"a.b": 1}. Raises UserError for a section or list that contains itself."""
     settings: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            settings |= leaves({name: value})
+            settings |= _leaves(name, value)
         except RecursionError as error:
             raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
     return settings
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of every setting, with keys such as "train.steps", and lists in place of tuples."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, _lists(value)
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of every setting in a value, with keys such as "train.steps"."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, _lists(value)
 
 
 def _lists(value: Any) -> Any:
     """Return the value with lists in place of tuples, as in JSON."""
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def get_base(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
+    """Return get_config(experiment, of) of configs/base.py: an experiment's settings with their defaults."""
+    # Imported here, because `forget_user_modules` removes configs.base between two runs of a process.
+    return importlib.import_module("configs.base").get_config(experiment, of=of)
+
+
+def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
+    values = flat(config)
+    for key in EXPERIMENT_KEYS:
+        check_type(key, values.get(key, ""), str)
+    defaults = get_base(config.experiment, of=values.get("study.experiment", ""))
+    expected = flat(defaults)
+    for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
+        argument = ', of="language"' if "study.arms" in expected else ""
+        raise errors.UserError(
+            f'the config {"has the unknown" if key in values else "lacks the"} key "{key}". A config of the experiment'
+            f' {config.experiment} must begin with base.get_config("{config.experiment}"{argument})'
+        )
+    for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
+        check_type(key, value, type(expected[key]))
+    return defaults
 
 
 def check_known(key: str, settings: Mapping[str, Any]) -> str:
@@ -79,7 +102,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
     Raises UserError if the key is unknown, or if the value has another type.
     """
-    values, value = flat(values_of(config)), to_plain(value)
+    values, value = flat(config), to_plain(value)
     kind = type(values[check_known(key, values)])
     example = f", as '{_write_list(value)}'" if kind is list else ""
     try:
@@ -93,13 +116,13 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     config.update_from_flattened_dict({key: value})
 
 
-def _write_list(text: Any) -> str:
+def _write_list(value: Any) -> str:
     """Return the list, in JSON, that a text without brackets and quotes means: 0.9,.95 is [0.9, 0.95]."""
-    items: list = [item.strip(" []()'\"") for item in shorten(str(text)).split(",")]
-    for i, item in enumerate(items):
-        with contextlib.suppress(ValueError):
-            items[i] = float(item) if re.search("[.e]", item) else int(item)
-    return json.dumps(items)
+    text = shorten(str(value)).strip(" []()")
+    try:
+        return json.dumps(ast.literal_eval(f"[{text}]"))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return json.dumps([item.strip(" '\"") for item in text.split(",")])
 
 
 def check_type(key: str, value: Any, kind: type) -> None:
@@ -120,7 +143,7 @@ def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
     Importing the code executes a module. Texts of the settings in TEXTS never name code, and are not yielded.
     """
     if isinstance(value, Mapping):
-        for name, item in leaves(value):
+        for name, item in flat(value).items():
             yield from find_code(name, item)
     elif isinstance(value, list | tuple):
         is_grid = key == TUNE and len(value) == 2 and isinstance(value[0], str)  # a setting and its values
@@ -147,7 +170,7 @@ def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield 'train.steps = 1000  # updates of the parameters' for every field of a section."""
-    values = values_of(section(fields))
+    values = section(fields).to_dict()
     for name, field in fields.items():
         if isinstance(field, Mapping):
             yield from describe_fields(field, f"{prefix}{name}.")
@@ -163,7 +186,7 @@ def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
     with by_name.user_errors(label):
         added = {key: section(fields) for key, fields in module.config().items()}
-    for key, value in flat({key: values_of(fields) for key, fields in added.items()}).items():
+    for key, value in flat(ml_collections.ConfigDict(added)).items():
         if not isinstance(value, TYPES):
             types = ", ".join(kind.__name__ for kind in TYPES)
             raise errors.UserError(f"{label}: {key} = {format_value(value)} must have one of the types {types}")
@@ -184,27 +207,31 @@ def at_least(least: float, values: Mapping[str, float], most: float = math.inf) 
         )
 
 
-def check_numbers(values: Mapping[str, Any]) -> None:
+def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None:
     """Raise UserError if a number is infinite, NaN, too large for int32 (a seed: uint32) or float32, or out of range.
 
     FROM_ONE and BELOW_ONE have the ranges.
     """
-    for key, value in leaves(values):
-        numbers = [item for item in value if not isinstance(item, Mapping)] if isinstance(value, list) else [value]
-        for number in numbers:
-            if isinstance(number, list):
-                check_numbers({key: number})
-                continue
-            is_integer, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
-            infinite = isinstance(number, float) and not abs(number) <= LARGEST_FLOAT
-            least, is_number = int(key in FROM_ONE), isinstance(number, int | float)
-            small = is_number and number < least and key.startswith(("model.", "optim.", "train."))
+    for key, value in flat(values).items():
+        largest = LARGEST_SEED if key in SEEDS else LARGEST
+        least = int(key in FROM_ONE) if key.startswith(("model.", "optim.", "train.")) else -math.inf
+        for number in _numbers(value):
+            text = f"{key} = {format_value(number)}"
             errors.refuse(
-                (is_integer and abs(number) > largest, f"{key} = {format_value(number)} must be at most +-{largest:,}"),
-                (infinite, f"{key} = {format_value(number)} must be a finite number"),
-                (small, f"{key} = {format_value(value)} must be at least {least}"),
-                (is_number and key in BELOW_ONE and number >= 1, f"{key} = {format_value(value)} must be less than 1"),
+                (isinstance(number, int) and abs(number) > largest, f"{text} must be at most +-{largest:,}"),
+                (not abs(number) <= LARGEST_FLOAT, f"{text} must be a finite number"),
+                (number < least, f"{text} must be at least {least}"),
+                (key in BELOW_ONE and number >= 1, f"{text} must be less than 1"),
             )
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """Yield the numbers in a value, and in the lists in it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def format_value(value: Any) -> str:
@@ -226,15 +253,19 @@ class Settings:
     def __init__(
         self,
         config: ml_collections.ConfigDict,
-        defaults: ml_collections.ConfigDict,
+        defaults: ml_collections.ConfigDict | None = None,
         *,
-        file: str | None = None,
+        file: str = "",
         explicit: Iterable[str] = (),
     ):
-        """defaults: a config with the same keys. file: the config file. explicit: keys set on the command line."""
-        self._config, self._base, self._file, self._explicit = config, defaults, file, frozenset(explicit)
-        self._values, self._defaults = values_of(config), flat(values_of(defaults))
-        check_numbers(self._values)
+        """defaults: a config with the same keys; None: those of the experiment, which may be code of the user's.
+
+        file: the config file. explicit: keys set on the command line.
+        """
+        self._config, self._file, self._explicit = config, file, frozenset(explicit)
+        self._base = load_defaults(config) if defaults is None else defaults
+        check_numbers(config)
+        self._defaults, self._values = flat(self._base), config.to_dict()
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:
@@ -255,18 +286,13 @@ class Settings:
         without: the name of a section to remove. explicit: further keys that count as set by the user. Call this for a
         whole config, not for a section.
         """
-        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
-        if without:
-            for values in (config, defaults):
-                with values.unlocked():
-                    del values[without]
+        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
+        for part in (config, defaults) if without else ():
+            with part.unlocked():
+                del part[without]
         for key, value in sorted(changes.items()):  # sorted: D and H come before F and K, which are derived from them
             assign(config, key, value)
         return Settings(config, defaults, file=self._file, explicit=self._explicit.union(explicit))
-
-    def is_explicit(self, key: str) -> bool:
-        """Return True if the command line, or an arm or condition of a study, sets this key."""
-        return key in self._explicit
 
     def list_chosen(self) -> set[str]:
         """Return the keys whose values the user chose.
@@ -277,7 +303,7 @@ class Settings:
         """
         expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._explicit)
         for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
-            if values[key] != flat(values_of(expected))[key]:
+            if values[key] != flat(expected)[key]:
                 assign(expected, key, values[key])
                 chosen.add(key)
         return chosen
@@ -297,10 +323,10 @@ class Settings:
         folders of these.
         """
         values = flat(self._values)
-        modules = [text.partition(":")[0] for setting in values.items() for _, text in find_code(*setting)]
+        modules = [text.partition(":")[0] for _, text in find_code("", values)]
         modules += [values[key] for key in EXPERIMENT_KEYS if by_name.is_user_experiment(values.get(key, ""))]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
-        files = {self._file or "": pathlib.Path(self._file or "").name}
+        files = {self._file: pathlib.Path(self._file).name}
         files |= {imported[name]: f"{name}.py" for name in modules if name in imported}
         folders = {str(pathlib.Path(file).absolute().parent) for file in files if file}
         for name, file in imported.items():
@@ -310,10 +336,9 @@ class Settings:
 
     def refuse_unused(self) -> None:
         """Raise UserError if the user chose a value of a setting other than its default, but nothing has read it."""
-        values = flat(self._values)
-        unused = [key for key in values if key not in self._read and values[key] != self._defaults.get(key)]
-        if unused := [key for key in unused if key in self.list_chosen()]:
-            defaults = " ".join(f"--config.{key}={format_value(self._defaults.get(key))}" for key in unused)
+        values, chosen = flat(self._values), self.list_chosen() - self._read
+        if unused := [key for key in values if key in chosen and values[key] != self._defaults[key]]:
+            defaults = " ".join(f"--config.{key}={format_value(self._defaults[key])}" for key in unused)
             rule = f"Remove these settings, or set the defaults: {defaults}"
             raise errors.UserError(f"this experiment does not use {', '.join(unused)}. {rule}")
 
@@ -321,5 +346,5 @@ class Settings:
 def warmup_steps(settings: Settings) -> int:
     """Return optim.warmup_steps; a tenth of train.steps if it is the default and not below train.steps."""
     key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
-    is_default = warmup == settings.defaults()[key] and not settings.is_explicit(key)
+    is_default = warmup == settings.defaults()[key] and key not in settings._explicit
     return max(steps, 0) // 10 if is_default and steps <= warmup else warmup

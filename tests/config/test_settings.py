@@ -324,7 +324,7 @@ def test_values_of_a_program_get_the_types_of_a_config():
 def settings(**changes):
     config = base.get_config()
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
-    return configs.Settings(config, defaults=base.get_config())
+    return configs.Settings(config)
 
 
 def test_settings_are_values_by_name():

@@ -9,7 +9,6 @@ import pytest
 import tiny
 from errors import raises
 
-from configs import base
 from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.studies import study as studies
 from tfm import loss
@@ -124,8 +123,8 @@ def test_the_experiment_of_the_guide_learns_and_can_be_studied(tmp_path, monkeyp
     assert len(code.splitlines()) <= 60
     file = tmp_path / "my_regression.py"
     file.write_text(code, encoding="utf-8")
-    config = config_files.load(str(file), base=base.get_config)
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    config = config_files.load(str(file))
+    settings = configs.Settings(config)
     runs = studies.runs(settings, studies.read(settings))
     assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
     assert not any("study" in run.settings.to_dict() or run.settings.experiment != "my_regression" for run in runs)

@@ -248,7 +248,7 @@ def test_a_variant_is_imported_from_the_working_directory_or_else_the_folder_of_
     (folders[1] / "own_beside.py").write_text(OWN.format("beside"))
     for folder in folders:
         (folder / "own_twice.py").write_text(OWN.format(folder.name))
-    config_files.load(tiny.config_file(folders[1], "vision"), base=tiny.base.get_config)
+    config_files.load(tiny.config_file(folders[1], "vision"))
     assert find("own_beside:mine").init == "beside" and capsys.readouterr().out == ""
     assert find("own_twice:mine").init == "here"
 
