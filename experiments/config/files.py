@@ -69,40 +69,29 @@ def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({}))
 
 
 def _from_json(file: pathlib.Path, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return the config in a JSON file: {key: value}, or config.json of a run. Raises UserError if it is invalid."""
+    """Return the config in a JSON file: {key: value}, or config.json of a run. Raises UserError if it is invalid.
+
+    This includes code that the file names, except the values of the keys in `explicit`.
+    """
     try:
         saved = json.loads(disk.read_bytes(file))
-        values = dict(saved.get("config", saved))
+        values = configs.flat(dict(saved.get("config", saved)))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error
-    config = configs.get_base(*_experiments(file, values, explicit))
+    code = {key: names for key, value in values.items() if (names := [*configs.find_code(key, value)])}
+    for key in code:
+        if key not in explicit:
+            raise distrust(file, *code[key][0], inside=key)
+    experiments = {key: {**values, **explicit}.get(key, "") for key in configs.EXPERIMENT_KEYS}
+    for key, name in experiments.items():
+        configs.check_type(key, name, str)
+    config = configs.get_base(*experiments.values())
     settings = configs.flat(config)
-    saved_values = {configs.check_known(key, settings): value for key, value in configs.flat(values).items()}
-    for key, value in sorted(saved_values.items()):  # D and H come before F and K, which derive from them
-        if key in configs.EXPERIMENT_KEYS:
-            continue
-        if (code := next(configs.find_code(key, value), None)) is not None:
-            if key not in explicit:
-                raise distrust(file, *code, inside=key)
-        elif value != configs.flat(config).get(key):  # a derived value stays derived
+    for key, value in sorted(values.items()):  # D and H come before F and K, which derive from them
+        is_derived = configs.check_known(key, settings) and value == configs.flat(config)[key]
+        if not (is_derived or key in code or key in experiments):
             configs.assign(config, key, value)
     return config
-
-
-def _experiments(file: pathlib.Path, values: Mapping[str, Any], explicit: Mapping[str, Any]) -> list[str]:
-    """Return the names of the experiment, and of the experiment of a study's runs ("" if there is none).
-
-    Raises UserError if a name is that of a user's module and its key is not in `explicit`.
-    """
-    study = values.get("study")
-    of_runs = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
-    names = {"experiment": values.get("experiment", ""), "study.experiment": of_runs}
-    for key, name in (names | {key: explicit[key] for key in configs.EXPERIMENT_KEYS if key in explicit}).items():
-        configs.check_type(key, name, str)
-        if key not in explicit and by_name.is_user_experiment(name):
-            raise distrust(file, key, name, inside=key)
-        names[key] = name
-    return list(names.values())
 
 
 def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:

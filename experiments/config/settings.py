@@ -12,12 +12,14 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
 from experiments.config import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
+SEEDS = ("seed", "study.seeds", "study.tune_seeds")
 # Ranges of numbers: those of the sections model, optim and train are at least 0, these at least 1, or less than 1.
 FROM_ONE = ("model.M", "model.D", "model.H", "model.G", "model.K", "model.F", "train.steps", "train.batch_size")
 FROM_ONE += ("train.accumulation",)
@@ -26,10 +28,9 @@ TEXTS = ("source", "init_from", "init_fresh", "lora")  # last parts of the keys 
 TUNE = "study.tune"  # its value is a list of pairs [setting, values to try]
 EXPERIMENT_KEYS = ("experiment", "study.experiment")  # their values may name a file of the user's
 BASE_KEYS = ("model.D", "model.H")  # other settings are derived from them
-SEEDS = ("seed", "study.seeds")
-TYPES = (bool, int, float, str, list)  # allowed types of settings
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-PARSERS = {bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, list: json.loads}
+# The types of settings, and how the command line writes them.
+PARSERS = {str: str, bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, list: json.loads}
 
 
 def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any]:
@@ -37,16 +38,15 @@ def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any
 
     Raises UserError if model.H is 0, or if a section or list contains itself.
     """
+    settings: dict[str, Any] = {}
     try:
         values = values.to_dict() if isinstance(values, ml_collections.ConfigDict) else values
+        for name, value in values.items():
+            settings |= _leaves(name, value)
     except ZeroDivisionError as error:
         raise errors.UserError("model.H = 0 must be at least 1, because model.K is model.D // model.H") from error
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        try:
-            settings |= _leaves(name, value)
-        except RecursionError as error:
-            raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
+    except RecursionError as error:
+        raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
     return settings
 
 
@@ -106,10 +106,8 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     kind = type(values[check_known(key, values)])
     example = f", as '{_write_list(value)}'" if kind is list else ""
     try:
-        if isinstance(value, str) and kind in PARSERS:
+        if isinstance(value, str) or (kind is float and type(value) is int):
             value = PARSERS[kind](value)
-        if kind is float and type(value) is int:
-            value = float(value)
     except (ValueError, KeyError, OverflowError, RecursionError) as error:
         raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}{example}") from error
     check_type(key, value, kind)
@@ -138,9 +136,9 @@ def to_plain(value: Any) -> Any:
 
 
 def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for every text in a value that names code, such as "my_file:my_score".
+    """Yield (setting, text) for every text in a value that names code of the user's, which executes a module.
 
-    Importing the code executes a module. Texts of the settings in TEXTS never name code, and are not yielded.
+    This is "my_file:my_score", except in the settings TEXTS, or the user's experiment, "my_file".
     """
     if isinstance(value, Mapping):
         for name, item in flat(value).items():
@@ -149,8 +147,9 @@ def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
         is_grid = key == TUNE and len(value) == 2 and isinstance(value[0], str)  # a setting and its values
         for item in value:
             yield from find_code(value[0] if is_grid else key, item)
-    elif isinstance(value, str) and by_name.CODE.fullmatch(value) and key.rpartition(".")[2] not in TEXTS:
-        yield key, value
+    elif isinstance(value, str) and key.rpartition(".")[2] not in TEXTS:
+        if by_name.CODE.fullmatch(value) or (key in EXPERIMENT_KEYS and by_name.is_user_experiment(value)):
+            yield key, value
 
 
 def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -187,24 +186,25 @@ def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     with by_name.user_errors(label):
         added = {key: section(fields) for key, fields in module.config().items()}
     for key, value in flat(ml_collections.ConfigDict(added)).items():
-        if not isinstance(value, TYPES):
-            types = ", ".join(kind.__name__ for kind in TYPES)
+        if type(value) not in PARSERS:
+            types = ", ".join(kind.__name__ for kind in PARSERS)
             raise errors.UserError(f"{label}: {key} = {format_value(value)} must have one of the types {types}")
     return added
-
-
-def check_seed(seed: int) -> None:
-    """Raise UserError unless 0 <= seed < 2**32."""
-    at_least(0, {"seed": seed}, LARGEST_SEED)
 
 
 def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
     """Raise UserError unless the value of each key is a finite number from `least` to `most`."""
     for key, value in values.items():
-        errors.refuse(
-            (value > most, f"{key} = {value:,} must be at most {most:,}"),
-            (not least <= value < math.inf, f"{key} = {value} must be at least {least}"),
-        )
+        _check_range(f"{key} = {format_value(value)}", value, least, most)
+
+
+def _check_range(label: str, number: float, least: float, most: float) -> None:
+    """Raise UserError, which begins with the label, unless the number is finite and from `least` to `most`."""
+    errors.refuse(
+        (number > most, f"{label} must be at most {most:,}"),
+        (number < least, f"{label} must be at least {least:,}"),
+        (not abs(number) < math.inf, f"{label} must be a finite number"),
+    )
 
 
 def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None:
@@ -213,25 +213,13 @@ def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None
     FROM_ONE and BELOW_ONE have the ranges.
     """
     for key, value in flat(values).items():
-        largest = LARGEST_SEED if key in SEEDS else LARGEST
-        least = int(key in FROM_ONE) if key.startswith(("model.", "optim.", "train.")) else -math.inf
-        for number in _numbers(value):
-            text = f"{key} = {format_value(number)}"
-            errors.refuse(
-                (isinstance(number, int) and abs(number) > largest, f"{text} must be at most +-{largest:,}"),
-                (not abs(number) <= LARGEST_FLOAT, f"{text} must be a finite number"),
-                (number < least, f"{text} must be at least {least}"),
-                (key in BELOW_ONE and number >= 1, f"{text} must be less than 1"),
-            )
-
-
-def _numbers(value: Any) -> Iterator[int | float]:
-    """Yield the numbers in a value, and in the lists in it."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, int | float):
-        yield value
+        label, in_sections = f"{key} = {format_value(value)}", key.startswith(("model.", "optim.", "train."))
+        for number in jax.tree.leaves(value, is_leaf=lambda item: isinstance(item, Mapping)):
+            if isinstance(number, int | float):
+                most = LARGEST_FLOAT if isinstance(number, float) else LARGEST_SEED if key in SEEDS else LARGEST
+                least = int(key in FROM_ONE) if in_sections or key in SEEDS else -most
+                _check_range(label, number, least, most)
+                errors.refuse((key in BELOW_ONE and number >= 1, f"{label} must be less than 1"))
 
 
 def format_value(value: Any) -> str:
@@ -322,9 +310,7 @@ class Settings:
         These are the config, the modules that settings name ("my_file:my_score"), and other imported modules from the
         folders of these.
         """
-        values = flat(self._values)
-        modules = [text.partition(":")[0] for _, text in find_code("", values)]
-        modules += [values[key] for key in EXPERIMENT_KEYS if by_name.is_user_experiment(values.get(key, ""))]
+        modules = [text.partition(":")[0] for _, text in find_code("", self._values)]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
         files = {self._file: pathlib.Path(self._file).name}
         files |= {imported[name]: f"{name}.py" for name in modules if name in imported}

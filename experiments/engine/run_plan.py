@@ -112,7 +112,7 @@ def check_users_code(settings: configs.Settings, plan: Plan) -> None:
 
     So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
     """
-    code = ", ".join(f"{key} = {text}" for key, text in configs.find_code("", settings.to_dict()))
+    code = ", ".join(f"{key} = {text}" for key, text in configs.find_code("", settings.to_dict()) if ":" in text)
     if code:
         state = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
         batch, alive = meshes.abstract_batch(plan.mesh, plan.task.train[0]), train_step.abstract_alive(plan.mesh)

@@ -68,7 +68,7 @@ def run(
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options["repetition_penalty"] = repetition_penalty
     configs.at_least(0, {"samples": samples, "max_new_tokens": max_new_tokens})
-    configs.check_seed(seed)
+    configs.at_least(0, {"seed": seed}, configs.LARGEST_SEED)
     try:
         sampling.check_options(**options)
     except ValueError as error:
