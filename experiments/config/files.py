@@ -121,12 +121,10 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
 def _explain(error: BaseException) -> str:
     """Return one sentence for an exception of a config file, without the whole config, which ml_collections adds."""
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
-        return f'the config of this experiment has no "{section.group(1)}"'
+        return f'the config of this experiment has no "{section[1]}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
-        name, suggestion = unknown.group(1), re.search(r'Did you mean "(.*?)"', str(error))
-        values = [entry for entry in by_name.translate_value(name) if entry[0] != "="]  # such as qk_norm
-        similar = [*by_name.translate_foreign(name), *values, *(suggestion.groups() if suggestion else ())]
-        return f'unknown config key "{name}"' + (f' (did you mean "{similar[0]}"?)' if similar else "")
+        name, close = unknown[1], re.findall(r'Did you mean "(.*?)"', str(error))
+        return f'unknown config key "{name}"{by_name.suggest(name, [*by_name.FOREIGN_NAMES, *close])}'
     return by_name.describe_error(error)
 
 

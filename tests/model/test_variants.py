@@ -15,6 +15,8 @@ import tiny
 from errors import raises
 
 from experiments.config import by_name, errors, files as config_files
+from experiments.devices import mesh as meshes
+from experiments.engine import run_plan
 from experiments.model import model as models, variants
 from tfm import head as heads, initial, mlp, norm, position, shapes
 from tfm.attention import mask as masks, relative_position, score, value
@@ -105,6 +107,14 @@ def test_a_plain_tuple_becomes_a_variant_of_its_stage(stage, name):
     assert type(variant) is type(next(iter(by_name.candidates(variants.MODULES[stage]).values())))
     plain = (plain.init, plain.apply) if stage == "score" and not isinstance(plain, tuple) else plain
     assert tuple(variant[: len(plain)]) == plain
+
+
+def test_a_norm_of_the_users_with_running_averages_is_a_batch_norm():
+    values = tiny.settings("language", model__norm="test_variants:norm_three", train__accumulation=2)
+    with raises(errors.UserError, "text.head = linear+gelu", "model.norm = test_variants:norm_three"):
+        models.build_language_model(values.model, head=heads.masked_word, W=7, N=8, output="linear+gelu")
+    with raises(errors.UserError, "train.accumulation = 2"):
+        run_plan.make_plan(values, tiny.task_of(values), meshes.make(data=1))
 
 
 def test_a_tuple_with_too_few_parts_is_refused():
