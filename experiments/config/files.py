@@ -50,58 +50,61 @@ def find_config(path: str) -> str:
 
 
 def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({})) -> ml_collections.ConfigDict:
-    """Return the config of a `.py` file (its get_config()) or of a `.json` file (its values, and defaults).
+    """Return the config of a `.py` file (its get_config()) or of a `.json` file: {key: value}, or a run's config.json.
 
     The folder of a `.py` is the last place from which the user's modules are imported; the folder of a `.json` is not
     searched. Raises UserError if a `.json` names code, except in `explicit`, the keys that the command line sets.
     """
     file = pathlib.Path(path)
-    if file.suffix == ".json":
-        return _from_json(file, explicit)
-    if file.suffix != ".py":
-        raise errors.UserError(f"{path} must be a .py or a .json file")
-    config = _from_python(file)
+    errors.refuse((file.suffix not in (".py", ".json"), f"{path} must be a .py or a .json file"))
+    config = _from_python(file) if file.suffix == ".py" else _from_json(file)
     try:
-        configs.load_defaults(config)
+        values = configs.flat(config)
+        if file.suffix == ".json":
+            return _trust(file, values, explicit)
+        defaults = _get_base(values)
+        for key in sorted(values.keys() ^ configs.flat(defaults).keys()):  # unlocked, or from another base
+            fault, of = "has the unknown" if key in values else "lacks the", ', of="language"' * ("study" in defaults)
+            begin = f'base.get_config("{config.experiment}"{of})'
+            raise errors.UserError(f'the config {fault} key "{key}". Begin a config of this experiment with {begin}')
+        configs.update(defaults, values)  # checks the types
+        return config
     except errors.UserError as error:
         raise errors.UserError(f"{file}: {error}") from error
-    return config
 
 
-def _from_json(file: pathlib.Path, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return the config in a JSON file: {key: value}, or config.json of a run. Raises UserError if it is invalid.
+def _get_base(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Return the defaults of the experiment in these values by key. Raises UserError if there is no such experiment."""
+    names = {key: values.get(key, "") for key in configs.EXPERIMENT_KEYS}
+    for key, name in names.items():
+        configs.check_type(key, name, str)
+    return configs.get_base(*names.values())
 
-    This includes code that the file names, except the values of the keys in `explicit`.
-    """
+
+def _from_json(file: pathlib.Path) -> dict[str, Any]:
+    """Return the settings in a JSON file. Raises UserError if it has no object of settings."""
     try:
         saved = json.loads(disk.read_bytes(file))
-        values = configs.flat(dict(saved.get("config", saved)))
+        return dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error
-    code = {key: names for key, value in values.items() if (names := [*configs.find_code(key, value)])}
-    for key in code:
-        if key not in explicit:
-            raise distrust(file, *code[key][0], inside=key)
-    experiments = {key: {**values, **explicit}.get(key, "") for key in configs.EXPERIMENT_KEYS}
-    for key, name in experiments.items():
-        configs.check_type(key, name, str)
-    config = configs.get_base(*experiments.values())
-    settings = configs.flat(config)
-    for key, value in sorted(values.items()):  # D and H come before F and K, which derive from them
-        is_derived = configs.check_known(key, settings) and value == configs.flat(config)[key]
-        if not (is_derived or key in code or key in experiments):
-            configs.assign(config, key, value)
+
+
+def _trust(file: pathlib.Path, values: dict[str, Any], explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Return the config with these values of a JSON file. Raises UserError for code, except of the keys `explicit`."""
+    code = {key: texts for key, value in values.items() if (texts := [*configs.find_code(key, value)])}
+    for inside, [(key, value), *_] in code.items():
+        if inside not in explicit:
+            container, argument = ("", value) if inside == key else (f" in {inside}", "...")
+            raise errors.UserError(
+                f'the file has {key} = "{value}"{container}, which would execute code. If you trust it, repeat the '
+                f"setting on the command line: --config.{inside}={argument}. Or use the run's copy of your config: "
+                "--config WORKDIR/source/NAME.py"
+            )
+    experiments = {key: explicit[key] for key in configs.EXPERIMENT_KEYS if key in explicit}
+    config = _get_base(values | experiments)
+    configs.update(config, {key: value for key, value in (values | experiments).items() if key not in code})
     return config
-
-
-def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
-    """Return the error for a JSON file that names code. inside: the setting that contains `key`, such as study.arms."""
-    container, argument = ("", value) if inside == key else (f" in {inside}", "...")
-    return errors.UserError(
-        f'{file} has {key} = "{value}"{container}, which would execute code. If you trust it, repeat the setting on the'
-        f" command line: --config.{inside}={argument}. Or use the run's copy of your config: --config"
-        " WORKDIR/source/NAME.py"
-    )
 
 
 def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:

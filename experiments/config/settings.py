@@ -70,24 +70,6 @@ def get_base(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> 
     return importlib.import_module("configs.base").get_config(experiment, of=of)
 
 
-def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
-    values = flat(config)
-    for key in EXPERIMENT_KEYS:
-        check_type(key, values.get(key, ""), str)
-    defaults = get_base(config.experiment, of=values.get("study.experiment", ""))
-    expected = flat(defaults)
-    for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
-        argument = ', of="language"' if "study.arms" in expected else ""
-        raise errors.UserError(
-            f'the config {"has the unknown" if key in values else "lacks the"} key "{key}". A config of the experiment'
-            f' {config.experiment} must begin with base.get_config("{config.experiment}"{argument})'
-        )
-    for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
-        check_type(key, value, type(expected[key]))
-    return defaults
-
-
 def check_known(key: str, settings: Mapping[str, Any]) -> str:
     """Return the key. Raises UserError if it is not one of the settings."""
     if key not in settings:
@@ -112,6 +94,21 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
         raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}{example}") from error
     check_type(key, value, kind)
     config.update_from_flattened_dict({key: value})
+
+
+def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list[str]:
+    """Assign the values, by key, that the config does not have. Return their keys. Raises UserError as `assign`.
+
+    A value that the config derives from others (K = D // H) stays derived.
+    """
+    changed = []
+    for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
+        settings = flat(config)
+        current, value = settings[check_known(key, settings)], to_plain(values[key])
+        if type(value) is not type(current) or value != current:
+            assign(config, key, value)
+            changed.append(key)
+    return changed
 
 
 def _write_list(value: Any) -> str:
@@ -251,8 +248,9 @@ class Settings:
         file: the config file. explicit: keys set on the command line.
         """
         self._config, self._file, self._explicit = config, file, frozenset(explicit)
-        self._base = load_defaults(config) if defaults is None else defaults
         check_numbers(config)
+        of = flat(config).get("study.experiment", "")
+        self._base = get_base(config.experiment, of) if defaults is None else defaults
         self._defaults, self._values = flat(self._base), config.to_dict()
         self._prefix, self._read = "", set()
 
@@ -278,8 +276,7 @@ class Settings:
         for part in (config, defaults) if without else ():
             with part.unlocked():
                 del part[without]
-        for key, value in sorted(changes.items()):  # sorted: D and H come before F and K, which are derived from them
-            assign(config, key, value)
+        update(config, changes)
         return Settings(config, defaults, file=self._file, explicit=self._explicit.union(explicit))
 
     def list_chosen(self) -> set[str]:
@@ -289,12 +286,7 @@ class Settings:
         keys with another value than the default, or than the one derived from other settings (F from D). Call this for
         a whole config, not for a section.
         """
-        expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._explicit)
-        for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
-            if values[key] != flat(expected)[key]:
-                assign(expected, key, values[key])
-                chosen.add(key)
-        return chosen
+        return {*self._explicit, *update(copy.deepcopy(self._base), flat(self._values))}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as nested dicts."""

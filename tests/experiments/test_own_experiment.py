@@ -85,7 +85,7 @@ def test_a_saved_config_does_not_import_a_users_experiment_unless_the_command_na
     saved = {"experiment": "own_line", "line": {"slope": 1.0}, "train": {"batch_size": 16}}
     (user_folder / "a.json").write_text(json.dumps(saved))
     refusal = tiny.run("--config", "a.json", "--dry_run")
-    assert refusal.code == 2 and 'a.json has experiment = "own_line"' in refusal.err
+    assert refusal.code == 2 and 'a.json: the file has experiment = "own_line"' in refusal.err
     assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line", "--config.mesh.data=1").code == 0
 
 
