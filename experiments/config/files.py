@@ -59,26 +59,12 @@ def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({}))
     errors.refuse((file.suffix not in (".py", ".json"), f"{path} must be a .py or a .json file"))
     config = _from_python(file) if file.suffix == ".py" else _from_json(file)
     try:
-        values = configs.flat(config)
         if file.suffix == ".json":
-            return _trust(file, values, explicit)
-        defaults = _get_base(values)
-        for key in sorted(values.keys() ^ configs.flat(defaults).keys()):  # unlocked, or from another base
-            fault, of = "has the unknown" if key in values else "lacks the", ', of="language"' * ("study" in defaults)
-            begin = f'base.get_config("{config.experiment}"{of})'
-            raise errors.UserError(f'the config {fault} key "{key}". Begin a config of this experiment with {begin}')
-        configs.update(defaults, values)  # checks the types
+            return _trust(configs.flat(config), explicit)
+        configs.load_defaults(config)
         return config
     except errors.UserError as error:
         raise errors.UserError(f"{file}: {error}") from error
-
-
-def _get_base(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return the defaults of the experiment in these values by key. Raises UserError if there is no such experiment."""
-    names = {key: values.get(key, "") for key in configs.EXPERIMENT_KEYS}
-    for key, name in names.items():
-        configs.check_type(key, name, str)
-    return configs.get_base(*names.values())
 
 
 def _from_json(file: pathlib.Path) -> dict[str, Any]:
@@ -90,7 +76,7 @@ def _from_json(file: pathlib.Path) -> dict[str, Any]:
         raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error
 
 
-def _trust(file: pathlib.Path, values: dict[str, Any], explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def _trust(values: dict[str, Any], explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """Return the config with these values of a JSON file. Raises UserError for code, except of the keys `explicit`."""
     code = {key: texts for key, value in values.items() if (texts := [*configs.find_code(key, value)])}
     for inside, [(key, value), *_] in code.items():
@@ -101,9 +87,9 @@ def _trust(file: pathlib.Path, values: dict[str, Any], explicit: Mapping[str, An
                 f"setting on the command line: --config.{inside}={argument}. Or use the run's copy of your config: "
                 "--config WORKDIR/source/NAME.py"
             )
-    experiments = {key: explicit[key] for key in configs.EXPERIMENT_KEYS if key in explicit}
-    config = _get_base(values | experiments)
-    configs.update(config, {key: value for key, value in (values | experiments).items() if key not in code})
+    values |= {key: explicit[key] for key in configs.EXPERIMENT_KEYS if key in explicit}
+    config = configs.get_base(*(values.get(key, "") for key in configs.EXPERIMENT_KEYS))
+    configs.update(config, {key: value for key, value in values.items() if key not in code})
     return config
 
 

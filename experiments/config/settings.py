@@ -66,8 +66,27 @@ def _lists(value: Any) -> Any:
 
 def get_base(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
     """Return get_config(experiment, of) of configs/base.py: an experiment's settings with their defaults."""
+    for key, name in zip(EXPERIMENT_KEYS, (experiment, of), strict=True):
+        if not isinstance(name, ml_collections.ConfigDict):
+            check_type(key, name, str)
     # Imported here, because `forget_user_modules` removes configs.base between two runs of a process.
     return importlib.import_module("configs.base").get_config(experiment, of=of)
+
+
+def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
+    values = flat(config)
+    defaults = get_base(*(values.get(key, "") for key in EXPERIMENT_KEYS))
+    expected = flat(defaults)
+    for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
+        fault, of = "has the unknown" if key in values else "lacks the", ', of="language"' * ("study" in defaults)
+        raise errors.UserError(
+            f'the config {fault} key "{key}". A config of the experiment {config.experiment} must begin with '
+            f'base.get_config("{config.experiment}"{of})'
+        )
+    for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
+        check_type(key, value, type(expected[key]))
+    return defaults
 
 
 def check_known(key: str, settings: Mapping[str, Any]) -> str:
@@ -249,8 +268,7 @@ class Settings:
         """
         self._config, self._file, self._explicit = config, file, frozenset(explicit)
         check_numbers(config)
-        of = flat(config).get("study.experiment", "")
-        self._base = get_base(config.experiment, of) if defaults is None else defaults
+        self._base = load_defaults(config) if defaults is None else defaults
         self._defaults, self._values = flat(self._base), config.to_dict()
         self._prefix, self._read = "", set()
 
