@@ -131,7 +131,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
-    last, batch_norm = growth.firsts[-1], t.accumulation > 1 and train_step.has_batch_norm(task)
+    last = growth.firsts[-1]
     no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
     mup = settings.model.mup
     errors.refuse(
@@ -141,7 +141,6 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
             t.patience and not t.evaluate_every,
             f"train.patience = {t.patience} counts evaluations: set train.evaluate_every, the steps between them",
         ),
-        (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because the model has a batch norm"),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
         (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
     )

@@ -258,14 +258,6 @@ def test_base_lists_the_variants_of_a_package(field):
     assert set(tiny.list_names(field)) == set(VARIANTS[field])
 
 
-@pytest.mark.parametrize(("name", "hint"), [("betta", '"beta"'), ("Alpha", '"alpha"'), ("x", "alpha, beta")])
-def test_a_wrong_name_is_refused_with_a_hint(name, hint):
-    variants = {"alpha": 1, "beta": 2}
-    assert by_name.choose("letter", "beta", variants) == 2
-    with raises(errors.UserError, "letter", f'"{name}"', hint):
-        by_name.choose("letter", name, variants)
-
-
 def test_a_variant_is_loaded_from_the_users_file(tmp_path, monkeypatch):
     source = "from tfm.attention import score\ncosine = score.tied._replace(init='mine')\n"
     (tmp_path / "arms_of_mine.py").write_text(source)

@@ -15,8 +15,6 @@ import tiny
 from errors import raises
 
 from experiments.config import by_name, errors, files as config_files
-from experiments.devices import mesh as meshes
-from experiments.engine import run_plan
 from experiments.model import model as models, variants
 from tfm import head as heads, initial, mlp, norm, position, shapes
 from tfm.attention import mask as masks, relative_position, score, value
@@ -114,7 +112,7 @@ def test_a_norm_of_the_users_with_running_averages_is_a_batch_norm():
     with raises(errors.UserError, "text.head = linear+gelu", "model.norm = test_variants:norm_three"):
         models.build_language_model(values.model, head=heads.masked_word, W=7, N=8, output="linear+gelu")
     with raises(errors.UserError, "train.accumulation = 2"):
-        run_plan.make_plan(values, tiny.task_of(values), meshes.make(data=1))
+        tiny.task_of(values)
 
 
 def test_a_tuple_with_too_few_parts_is_refused():
