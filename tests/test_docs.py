@@ -235,7 +235,9 @@ def test_the_page_of_the_mathematics_is_up_to_date() -> None:
 
 
 def test_the_page_of_parts_has_the_defaults_the_forms_and_the_arguments_of_the_code() -> None:
-    rows = re.findall(r"^\| `(\w+)(?:\.(\w+))?` \|(?: `([^`]*)`)? \| (.*) \|$", PAGES["docs/extending.md"], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)(?:\.(\w+))?` \|(?: `([^`]*)`)? \| (.*) \|$", PAGES["docs/extending.md"], re.MULTILINE
+    )
     parts, fields = [row for row in rows if row[1]], tiny.fields()
     assert len(parts) == 15
     for section, name, default, form in parts:
