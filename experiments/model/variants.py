@@ -18,7 +18,7 @@ import numpy as np
 from experiments.config import by_name, errors, settings as configs
 from experiments.folder import checkpoint
 from tfm import block as blocks, mlp, mup, norm, position, shapes, transformer, variant
-from tfm.attention import mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
+from tfm.attention import explicit, mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
 
 MODULES = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
@@ -41,6 +41,12 @@ def choose(m: configs.Settings, setting: str) -> Any:
         return chosen
     field = TAKE_LAYOUT[setting]
     return chosen._replace(**{field: _ignore_layout(getattr(chosen, field))})
+
+
+def choose_weights(m: configs.Settings) -> Callable | None:
+    """Return the user's function of model.weights, (l_BHNS, allowed) -> A_BHNS; None for the softmax."""
+    chosen = by_name.choose("weights", m.weights, {"softmax": explicit.weights})
+    return chosen if is_users(m, "weights") else None
 
 
 def _ignore_layout(function: Callable) -> Callable:
@@ -134,7 +140,7 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     Raises UserError if a variant of the user's fails or returns arrays of the wrong shape, or if the features of keys
     do not suit the positions or the values.
     """
-    users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if is_users(m, name)]
+    users = [f"model.{name} = {getattr(m, name)}" for name in (*MODULES, "weights") if is_users(m, name)]
     rotary = spec.block.attention.relative_position.is_rotary
     from_keys = spec.block.attention.value.from_keys and not is_users(m, "value")  # the user's takes keys of any width
     if not (users or rotary or from_keys):
@@ -154,7 +160,7 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
         )
         errors.refuse(*((fault, f"{label}: {sentence}") for fault, sentence in faults))
         call = attentions.Call(mask=masks.causal, memory=attentions.Memory(x_BND, None) if cross else None)
-        return blocks.choose(params, spec.block.order)(params, x_BND, spec.block, call)
+        return spec.block.order.apply(params, x_BND, spec.block, call)
 
     with by_name.user_errors(label):
         x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
