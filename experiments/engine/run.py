@@ -65,7 +65,6 @@ def make_mesh(
 
     device: see compilation.start. seeds: in a study, devices along the axis of runs. chips: devices; None: JAX's.
     """
-    configs.check_seed(settings.seed)
     if chips is None:
         compilation.start(device)
     m = settings.mesh

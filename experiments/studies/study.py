@@ -188,10 +188,7 @@ def _read_condition(settings: configs.Settings, condition: Named) -> configs.Set
 def _find_faults(
     settings: configs.Settings, arms: Sequence[Named], grid: Mapping[str, Mapping], metrics: set[str]
 ) -> Iterator[str]:
-    """Yield a message for each fault of arms, seeds and tuning. Raises UserError if a seed is out of range.
-
-    metrics: study.metric of all conditions.
-    """
+    """Yield a message for each fault of arms, seeds and tuning. metrics: study.metric of all conditions."""
     s, tunes = settings.study, any(grid.values())
     if len(arms) < 2:
         example = '[["tied", {"model.score": "tied"}], ["none", {}]]'
@@ -199,8 +196,6 @@ def _find_faults(
     for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if tunes else [0]}.items():
         if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
             yield f"{key} = {configs.format_value(seeds)} must be a list of different integers. Example: [0, 1, 2]"
-        for seed in seeds:
-            configs.check_seed(seed)
     if not tunes and [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
         rule = f"Set {TUNE}, or leave study.tune_seeds out."
         yield f"study.tune_seeds = {s.tune_seeds} has no effect without {TUNE}. {rule}"

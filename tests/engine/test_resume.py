@@ -167,7 +167,7 @@ def test_a_batch_uses_the_step_compiled_for_its_size_and_memory_is_that_of_the_l
 def test_pairs_may_be_tuples_in_a_config_file_and_are_saved_as_lists():
     config = base.get_config()
     config.train.growth = [(500, 128)]
-    assert configs.flat(configs.values_of(config))["train.growth"] == [[500, 128]]
+    assert configs.flat(config)["train.growth"] == [[500, 128]]
 
 
 CLASSES = ["cat", "dog", "eel"]

@@ -84,7 +84,7 @@ def test_a_section_or_list_that_contains_itself_is_refused():
         config.model.inner = config.model
     items = []
     items.append(items)
-    for values, name in ((configs.values_of(config), "model"), ({"train": {"metrics": items}}, "train")):
+    for values, name in ((config.to_dict(), "model"), ({"train": {"metrics": items}}, "train")):
         with raises(errors.UserError, f"{name}, ", "contains itself"):
             configs.flat(values)
 

@@ -10,7 +10,6 @@ import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
 import launch
-from configs import base
 from experiments.config import files as config_files, settings as configs
 from experiments.engine import loop
 from experiments.folder import records
@@ -166,8 +165,8 @@ def test_started_programs_come_first_and_unchanged(tmp_path):
 
 @pytest.mark.parametrize("stem", PROGRAMS)
 def test_every_study_of_the_project_is_valid(stem):
-    config = config_files.load(str(ROOT / "configs" / f"{stem}.py"), base=base.get_config)
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    config = config_files.load(str(ROOT / "configs" / f"{stem}.py"))
+    settings = configs.Settings(config)
     design = studies.read(settings)
     programs = studies.programs(studies.runs(settings, design._replace(seeds=design.seeds[:1])))
     assert len(programs) == PROGRAMS[stem] and len(design.seeds) >= 3  # fewer seeds give no verdict

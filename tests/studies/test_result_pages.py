@@ -10,9 +10,9 @@ import pytest
 import study_folder
 import tiny
 
-from configs import base, ladder, positions
+from configs import ladder, positions
 from configs.arms import stochastic_depth
-from experiments.config import files as config_files, settings as configs
+from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
 from experiments.studies import figures as study_figures, results, study as studies
 from tfm import shapes
@@ -82,7 +82,7 @@ def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path)
     config.study.update(arms=arms, conditions=[["small", sizes]], seeds=[0])
     changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 7, "train.batch_size": 3, "mesh.data": 1}
     config.update_from_flattened_dict(changes)
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    settings = configs.Settings(config)
     params, losses, evaluations, gradients, key = {}, {}, {}, {}, jax.random.key(0)
     for run in studies.runs(settings, studies.read(settings)):
         task, arm = tiny.task_of(run.settings), run.arm
