@@ -15,21 +15,9 @@ from experiments.config import by_name, errors, settings as configs
 # name -> (default, comment), or name -> a section: a dict of the same form. A default that is a function of the section
 # is derived from other settings.
 FIELDS: dict[str, Any] = {
-    "experiment": (
-        "",
-        "what to train: an experiment of experiments/ (language, vision, ...), or my_experiment for your "
-        "my_experiment.py",
-    ),
-    "seed": (
-        0,
-        "random seed of initial parameters, data order, augmentation and dropout; the split into training and held-out "
-        "data does not depend on it",
-    ),
-    "init_from": (
-        "",
-        "a trained model to start from: the folder of a run, or the folder or file of a published model; '': start "
-        "from random parameters",
-    ),
+    "experiment": ("", "what to train: a file of experiments/ (language, vision, ...), or my_file for your my_file.py"),
+    "seed": (0, "seed of initial parameters, data order, augmentation and dropout; not of the held-out split"),
+    "init_from": ("", "trained model to start from: a run, or a published folder or file; '': random parameters"),
     "init_fresh": (
         "",
         "with init_from: parts, separated by commas, that start from random parameters, or are left out if this config "
@@ -48,11 +36,7 @@ FIELDS: dict[str, Any] = {
         "fsdp": (1, "devices that split each batch and the weights; each block's weights are gathered for its use"),
         "tensor": (1, "devices that split the heads, the hidden units and the vocabulary (tensor parallelism)"),
         "sequence": (1, "devices that split the tokens of each sequence (ring attention)"),
-        "seed": (
-            1,
-            "for studies (ablation): devices that split the runs of a program; their number need not divide the number "
-            "of runs",
-        ),
+        "seed": (1, "for studies: devices that split the runs of a program, which they need not divide"),
     },
     # The transformer. Sizes are the letters of shapes (x_BND); a variant is chosen by name, your own by
     # 'my_module:my_variant'.
@@ -88,15 +72,9 @@ FIELDS: dict[str, Any] = {
             "block begins as the identity",
         ),
         "scale": ("1/sqrt(K)", "factor on the products of queries and keys: 1/sqrt(K), 1/sqrt(D), 1"),
-        "cap": (
-            0.0,
-            "soft cap of the attention logits: a scaled logit l becomes cap tanh(l / cap), as in Gemma 2; 0: no cap",
-        ),
+        "cap": (0.0, "soft cap of the attention logits: a scaled logit l becomes cap tanh(l / cap), Gemma 2; 0: none"),
         "output_cap": (0.0, "soft cap of the output logits (of tokens or classes), in the same way; 0: no cap"),
-        "value": (
-            "low_rank",
-            "what attention averages: low_rank, keys, gated, exclusive, full_rank, identity (tfm/attention/value.py)",
-        ),
+        "value": ("low_rank", "what attention averages: low_rank, keys, gated, exclusive, full_rank, identity"),
         "mup": (
             0,
             "maximal update parametrisation: the base width. The learning rates that are best with D = this are then "
@@ -110,8 +88,7 @@ FIELDS: dict[str, Any] = {
         ),
         "embed_std": (
             1.0,
-            "factor on the initial standard deviation of the embedding, of learned positions and of the class token; "
-            "norm = dyt needs about sqrt(D)",
+            "factor on the initial deviation of embedding, learned positions, class token; dyt: sqrt(D)",
         ),
         "norm": (
             "token",
@@ -137,32 +114,15 @@ FIELDS: dict[str, Any] = {
             "llama3:factor:low:high:N and yarn:factor:N:fast:slow:length (rotary_scaling.py)",
         ),
         "window": (0, "sliding window: a token attends only to tokens less than this many positions away; 0: to all"),
-        "block": (
-            "pre_norm",
-            "order of the stages of a block: pre_norm, post_norm, plain (tfm/block.py). plain is pre_norm without "
-            "residual connections",
-        ),
-        "outer_norm": (
-            "last",
-            "norms outside the blocks: last, first, both, none (last: after the last block; first: after positions)",
-        ),
-        "segments": (
-            0,
-            "number of segment types (BERT: 2), each with a learned row that is added to its tokens; 0: no such rows",
-        ),
+        "block": ("pre_norm", "pre_norm, post_norm, plain (pre_norm without residual connections); tfm/block.py"),
+        "outer_norm": ("last", "norms outside the blocks: last (after the last), first (after positions), both, none"),
+        "segments": (0, "segment types (BERT: 2), each with a learned row that is added to its tokens; 0: none"),
         "bias": ("all", "which matrix products have a bias: all, none, attention, mlp, qkv (tfm/block.py)"),
-        "dropout": (
-            0.0,
-            "probability that a number in the output of the embedding, attention or MLP is set to 0 in training",
-        ),
-        "attention": (
-            "flash",
-            "explicit, flash (explicit has all weights in memory; flash has memory linear in N, and uses the kernels "
-            "of a TPU or a GPU)",
-        ),
+        "dropout": (0.0, "probability that an output of the embedding, attention or MLP is set to 0 in training"),
+        "attention": ("flash", "explicit (all weights in memory), flash (memory linear in N; kernels of a TPU or GPU)"),
         "compute_dtype": (
             "float32",
-            "dtype of matrix products and tokens: float32, bfloat16 (softmax, norms, logits, loss: always float32)",
+            "of matrix products and tokens: float32, bfloat16 (softmax, norms, loss: float32)",
         ),
         "remat": (
             "none",
@@ -178,10 +138,7 @@ FIELDS: dict[str, Any] = {
             "or a factory, such as optax:lion or my_file:my_rule, which receives the learning rate and the settings of "
             "this section that are among its arguments",
         ),
-        "muon_lr_multiplier": (
-            20.0,
-            "learning rate of the matrices inside the blocks, in units of learning_rate (muon)",
-        ),
+        "muon_lr_multiplier": (20.0, "learning rate of the matrices inside blocks, in units of learning_rate (muon)"),
         "momentum": (0.95, "momentum of the matrices inside the blocks (muon)"),
         "learning_rate": (1e-3, "peak of the learning rate"),
         "schedule": (
@@ -190,10 +147,7 @@ FIELDS: dict[str, Any] = {
             "of the steps), which end at a tenth of the peak. A number sets another end: linear:0 falls to 0. Your own "
             "my_file:fall is a function (step, steps) -> the fraction of the peak",
         ),
-        "warmup_steps": (
-            100,
-            "steps of the linear warm-up; if this default is not less than train.steps, a tenth of train.steps",
-        ),
+        "warmup_steps": (100, "steps of the linear warm-up; if the default reaches train.steps, a tenth of them"),
         "betas": ([0.9, 0.99], "decay of the averages of gradients and of squared gradients (AdamW)"),
         "weight_decay": (0.1, "decoupled weight decay, on matrices only"),
         "frozen": ([], 'paths of parameters that are not trained: ["embed/E_WD"]; all but the head: ["*", "!head"]'),
@@ -202,11 +156,7 @@ FIELDS: dict[str, Any] = {
             "train only LoRA adapters, and the parts in init_fresh: '8:score,value:16' is rank, parts and alpha; by "
             "default parts are all blocks, and alpha is the rank; '': no adapters",
         ),
-        "ema": (
-            0.0,
-            "decay per step of an exponential moving average of the parameters, which evaluations and checkpoints use; "
-            "0: no average",
-        ),
+        "ema": (0.0, "decay per step of the average of parameters that is evaluated and saved; 0: no average"),
         "clip": (1.0, "largest global norm of the gradient, to which a larger one is scaled; 0: no clipping"),
     },
     # The training loop.
@@ -228,30 +178,15 @@ FIELDS: dict[str, Any] = {
             "a pair (init, update) as in experiments/engine/watch.py",
         ),
         "batch_size": (64, "examples of a step, over all devices and microbatches"),
-        "growth": (
-            [],
-            "changes of the batch size: [[500, 128], [800, 256]] means 128 examples after 500 steps, 256 after 800",
-        ),
-        "accumulation": (
-            1,
-            "microbatches of a batch, computed one after the other; the gradient equals the whole batch's",
-        ),
+        "growth": ([], "changes of the batch size: [[500, 128], [800, 256]]: 128 after 500 steps, 256 after 800"),
+        "accumulation": (1, "microbatches of a batch, one after the other; the gradient is the whole batch's"),
         "nan": ("abort", "after a loss or gradient that is not finite: abort (the run), or skip (the step)"),
-        "deterministic": (
-            False,
-            "on a GPU, train and evaluate with operations that give the same bits in every run, which can be slower",
-        ),
+        "deterministic": (False, "on a GPU, use operations that give the same bits in every run; can be slower"),
         "log_every": (10, "steps between lines of metrics.jsonl"),
         "evaluate_every": (0, "steps between evaluations on all held-out data; 0: only at the end"),
         "save_every": (0, "steps between checkpoints; 0: only at the end"),
-        "keep_best": (
-            "",
-            "metric by which the best checkpoint is also kept, such as eval/loss or eval/accuracy; '': only the newest",
-        ),
-        "patience": (
-            0,
-            "end after this number of evaluations without a better train.keep_best (early stopping); 0: never",
-        ),
+        "keep_best": ("", "metric by which the best checkpoint is also kept, such as eval/loss; '': only the newest"),
+        "patience": (0, "end after this number of evaluations without a better train.keep_best; 0: never"),
     },
 }
 

@@ -15,14 +15,7 @@ from matplotlib import axes, figure, ticker
 
 from experiments.config import disk
 from experiments.figures import plots
-from experiments.studies import (
-    runs as study_runs,
-    scaling,
-    sentences,
-    statistics,
-    study as studies,
-    styles,
-)
+from experiments.studies import runs as study_runs, scaling, sentences, statistics, study as studies, styles
 
 SMOOTHED = 40  # training losses, each of one batch, are averaged over a 40th of their number
 MOST = 6  # layers drawn, evenly spread
