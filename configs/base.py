@@ -115,14 +115,14 @@ FIELDS: dict[str, Any] = {
         ),
         "window": (0, "sliding window: a token attends only to tokens less than this many positions away; 0: to all"),
         "block": ("pre_norm", "pre_norm, post_norm, plain (pre_norm without residual connections); tfm/block.py"),
-        "outer_norm": ("last", "norms outside the blocks: last (after the last), first (after positions), both, none"),
+        "outer_norm": ("last", "norms after the last block or first, after positions: last, first, both, none"),
         "segments": (0, "segment types (BERT: 2), each with a learned row that is added to its tokens; 0: none"),
         "bias": ("all", "which matrix products have a bias: all, none, attention, mlp, qkv (tfm/block.py)"),
         "dropout": (0.0, "probability that an output of the embedding, attention or MLP is set to 0 in training"),
-        "attention": ("flash", "explicit (all weights in memory), flash (memory linear in N; kernels of a TPU or GPU)"),
+        "attention": ("flash", "explicit, flash (explicit has all weights in memory; flash, linear in N, has kernels)"),
         "compute_dtype": (
             "float32",
-            "of matrix products and tokens: float32, bfloat16 (softmax, norms, loss: float32)",
+            "of products and tokens: float32, bfloat16 (softmax, norms, logits, loss: float32)",
         ),
         "remat": (
             "none",
