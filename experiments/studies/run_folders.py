@@ -10,7 +10,10 @@ from experiments.studies import programs, study as studies
 
 
 def open_runs(
-    folder: pathlib.Path, every: list[studies.Program], waiting: list[programs.Checked], session: programs.Session
+    folder: pathlib.Path,
+    every: list[studies.Program],
+    waiting: list[programs.Checked],
+    session: programs.Session,
 ) -> None:
     """Make or reopen the folder of each run, and remove a summary.json of another number of steps.
 

@@ -21,6 +21,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
     notes: Sequence[str] = ()
     kinds: Sequence[Sequence[str]] = ()  # the CSS class of each cell; "worse" and "better" have a colour
+    style: str = ""  # "words": the cells are sentences
 
 
 def tabulate_condition(condition: statistics.Condition) -> Table:
@@ -184,7 +185,7 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
     software = [session.get("commit") or "not from a checkout", session.get("device")]
     versions = sentences.join_values(f"{name} {version}" for name, version in session["versions"].items())
     rows += [["code of the report", ", on ".join(filter(None, software))], ["versions of the report", versions]]
-    return Table(["", ""], rows)
+    return Table(["", ""], rows, style="words")
 
 
 def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
