@@ -198,10 +198,9 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
     locked: it refuses new keys and values of another type. Raises UserError if `of` does not fit the experiment, or if
     config() has a section of FIELDS.
     """
-    if of == "ablation":
-        raise errors.UserError("study.experiment = ablation: runs of a study cannot be studies. Choose language, ...")
-    if of and experiment != "ablation":
-        raise errors.UserError(f"experiment = {experiment} has no study.experiment. Remove it, or choose ablation")
+    nested = "study.experiment = ablation: runs of a study cannot be studies. Choose language, ..."
+    alone = f"experiment = {experiment} has no study.experiment. Remove it, or choose ablation"
+    errors.refuse((of == "ablation", nested), (of and experiment != "ablation", alone))
     if not of:
         config = configs.section(FIELDS)
     else:
@@ -220,9 +219,7 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
 
 def list_settings() -> Iterator[str]:
     """Yield a line for each setting with its default and comment: the settings of all runs, then of each experiment."""
-    for title, fields in {
-        "all runs": FIELDS,
-        **{name: by_name.load_experiment(name).config() for name in by_name.list_experiments()},
-    }.items():
+    experiments = {name: by_name.load_experiment(name).config() for name in by_name.list_experiments()}
+    for title, fields in {"all runs": FIELDS, **experiments}.items():
         yield f"\nSettings of {title}:"
         yield from configs.describe_fields(fields)

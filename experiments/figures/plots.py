@@ -105,8 +105,7 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     if len(step_J):
         axes.plot(step_J, value_J, color=RED, lw=1.2, ls="--", marker="o", ms=4, label="evaluation")
     value = np.concatenate([value_I, value_J])
-    if len(value) and value.min() > 0 and value.max() > 10 * value.min():
-        logarithmic(axes, value)
+    logarithmic(axes, value)
     if infinite_I + infinite_J:
         title += f" ({infinite_I + infinite_J} values not finite)"
     axes.set_title(textwrap.fill(title, 60), **LITERAL)
@@ -126,7 +125,12 @@ def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
 
 
 def logarithmic(axes: Any, value: np.ndarray) -> None:
-    """Make the y axis logarithmic, with few ticks, labelled 0.5 instead of 5 x 10^-1. value: all values drawn."""
+    """Make the y axis logarithmic if the values drawn are positive and span a decade.
+
+    It has few ticks, which are labelled 0.5 instead of 5 x 10^-1.
+    """
+    if not (len(value) and value.max() > 10 * value.min() > 0):
+        return
     axes.set_yscale("log")
     short = value.max() < 1e4 * value.min()
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if short else (1,)))

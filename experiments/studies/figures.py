@@ -112,7 +112,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
                 place.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=style[arm].colour, alpha=0.13, lw=0)
                 place.plot(x_I, value_RI.T, color=style[arm].colour, lw=THIN, alpha=0.5, zorder=1.5)
         value = np.concatenate([line.get_ydata() for line in place.lines] or [[]]).astype(float)
-        if panel.falls and len(value) and value.max() > 10 * value.min() > 0:
+        if panel.falls:
             plots.logarithmic(place, value)
         place.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6))
         place.grid(alpha=0.3)
