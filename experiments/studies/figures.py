@@ -53,8 +53,9 @@ def draw(
     study: studies.Study,
     conditions: Sequence[statistics.Condition],
     runs: Sequence[study_runs.Run],
+    laws: Mapping[str, scaling.Family],
 ) -> list[Figure]:
-    """Write the figures of each condition into folder/figures."""
+    """Write the figures of each condition and family into folder/figures. laws: Figure.kind -> family."""
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.choose_styles(study)
     for condition in conditions:
@@ -65,6 +66,9 @@ def draw(
                 drawing, caption = figure_and_caption
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
+    for kind, family in laws.items():
+        drawing, caption = draw_laws(family, style)
+        written.append(write(folder, drawing, kind, "", caption))
     return written
 
 
@@ -89,10 +93,9 @@ def draw_kind(
     if result is None:
         return None
     drawing, caption, drawn_arms = result
-    left_out = [arm for arm in style if arm not in {*drawn_arms, condition.reference}]
-    return drawing, caption + (
-        f" Not drawn, because they have no numbers: {sentences.quote(*left_out)}." if left_out else ""
-    )
+    if left_out := [arm for arm in style if arm not in {*drawn_arms, condition.reference}]:
+        caption += f" Not drawn, because they have no numbers: {sentences.quote(*left_out)}."
+    return drawing, caption
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
@@ -266,12 +269,6 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
     "differences": draw_differences,
     "symmetry": draw_symmetry,
 }
-
-
-def write_laws(folder: pathlib.Path, study: studies.Study, families: Mapping[str, scaling.Family]) -> list[Figure]:
-    """Write a figure of the laws of each family into folder/figures. families: Figure.kind -> family."""
-    drawings = {kind: draw_laws(family, styles.choose_styles(study)) for kind, family in families.items()}
-    return [write(folder, drawing, kind, "", caption) for kind, (drawing, caption) in drawings.items()]
 
 
 def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:

@@ -167,8 +167,8 @@ def write_files(
     """
     tuned = tuning.read(folder, study)
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
-    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs)
-    pictures += study_figures.write_laws(folder, study, {section.kind: section.family for section in analysis.laws})
+    laws = {section.kind: section.family for section in analysis.laws}
+    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs, laws)
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     blocks = list_blocks(analysis, numbers, pictures, tuning.table(tuned))
@@ -241,9 +241,8 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
             place = {"condition": condition.name, "arm": arm.name}
             missing += [place | {"seed": seed} for seed in arm.missing]
             diverged += [place | {"seed": seed, "step": step} for seed, step in arm.diverged.items()]
-    curves = [
-        {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in analysis.runs
-    ]
+    places = ({"condition": run.condition, "arm": run.arm, "seed": run.seed} for run in analysis.runs)
+    curves = [place | {"curves": run.curves} for place, run in zip(places, analysis.runs, strict=True)]
     report = {
         "experiment": study.experiment,
         "reference": study.reference,

@@ -221,11 +221,10 @@ def _find_faults(
 def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) pairs. Raises UserError for an entry of another form or type, or with an empty list."""
     for value in values:
-        pair = isinstance(value, list | tuple) and len(value) == 2
-        if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind) or value[1] in ([], ()):
-            raise errors.UserError(
-                f"{key} has the entry {configs.format_value(value)}. Each entry must be a pair such as {example}."
-            )
+        is_pair = isinstance(value, list | tuple) and len(value) == 2
+        is_valid = is_pair and isinstance(value[0], str) and isinstance(value[1], kind) and value[1] not in ([], ())
+        rule = f"Each entry must be a pair such as {example}."
+        errors.refuse((not is_valid, f"{key} has the entry {configs.format_value(value)}. {rule}"))
         yield value[0], value[1]
 
 

@@ -90,7 +90,7 @@ def test_figures_are_also_svg_and_pdf_and_reproducible(report_files, tmp_path, m
     monkeypatch.setattr(study_figures, "KINDS", {"differences": study_figures.KINDS["differences"]})
     for name in "ab":
         (tmp_path / name).mkdir()
-        study_figures.draw(tmp_path / name, STUDY, masked, finished)
+        study_figures.draw(tmp_path / name, STUDY, masked, finished, {})
     for end, begin in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF-"}.items():
         first, second = ((tmp_path / name / f"figures/differences_masked.{end}").read_bytes() for name in "ab")
         assert first.startswith(begin) and first == second, end

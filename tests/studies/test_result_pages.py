@@ -38,7 +38,6 @@ def write_study(folder, config, losses):
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     monkeypatch.setattr(study_figures, "draw", lambda *arguments, **options: [])
-    monkeypatch.setattr(study_figures, "write_laws", lambda *arguments, **options: [])
 
 
 def run_script(name, folder, patch, *arguments):
