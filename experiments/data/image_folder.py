@@ -220,6 +220,14 @@ def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator
     return map_images(make_one, images, max(1, min(CHUNK, CHUNK_BYTES // math.prod(form["image"]))))
 
 
+def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.ndarray:
+    """Return the images of the files as image_BYXZ (float32), processed and normalised as `form` says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about damaged metadata
+        image_BYXZ = np.stack([*make(files, form)])
+    return image_file.normalise(image_file.scale(image_BYXZ, form), form)
+
+
 def decode(file: data_files.File) -> None:
     """Read all pixels of a file. Raises UserError if it is damaged."""
     with image_file.open_image(file) as image, disk.reading(file.name):

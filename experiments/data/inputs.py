@@ -30,7 +30,7 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
     column, _, label_column = (name.strip() for name in field.partition(","))
     files, used = text.find(source, column)
     rows = [row for file in used for row in read_file(file, column, label_column)]
-    if not any(content for _, content, _ in rows):
+    if not any(content.strip() for _, content, _ in rows):
         raise errors.UserError(f"{source} contains no text. Give a file or folder with text.")
     names, texts, labels = zip(*rows, strict=True)
     if label_column and (label_names := class_names.read_names(used, label_column)):  # labels are numbers, -1: none
