@@ -18,11 +18,7 @@ FIELDS: dict[str, Any] = {
     "experiment": ("", "what to train: a file of experiments/ (language, vision, ...), or my_file for your my_file.py"),
     "seed": (0, "seed of initial parameters, data order, augmentation and dropout; not of the held-out split"),
     "init_from": ("", "trained model to start from: a run, or a published folder or file; '': random parameters"),
-    "init_fresh": (
-        "",
-        "with init_from: parts, separated by commas, that start from random parameters, or are left out if this config "
-        "lacks them: 'head,embed/h_D'",
-    ),
+    "init_fresh": ("", "with init_from: parts that start from random parameters or are left out: 'head,embed/h_D'"),
     "log": (
         ["tensorboard"],
         "outputs in addition to metrics.jsonl: tensorboard; wandb (Weights & Biases; the environment variable "
@@ -41,22 +37,12 @@ FIELDS: dict[str, Any] = {
     # The transformer. Sizes are the letters of shapes (x_BND); a variant is chosen by name, your own by
     # 'my_module:my_variant'.
     "model": {
-        "flax": (
-            "",
-            "your Flax module in place of this transformer: my_file:MyModule, of nnx or linen; it gets those of M, D, "
-            "H, K, F and dropout that it takes as arguments",
-        ),
+        "flax": ("", "your Flax module (nnx or linen), my_file:MyModule, that takes any of M, D, H, K, F and dropout"),
         "M": (4, "layers"),
         "D": (128, "features of a token"),
         "H": (4, "heads"),
-        "G": (
-            lambda model: model.get_ref("H") * 1,
-            "heads of keys and values, each shared by H / G query heads (GQA; 1: MQA); default: H",
-        ),
-        "K": (
-            lambda model: model.get_ref("D") // model.get_ref("H"),
-            "features of a query, key or value in each head; default: D // H",
-        ),
+        "G": (lambda model: model.get_ref("H") * 1, "heads of keys and values, each of H / G queries (GQA; 1: MQA)"),
+        "K": (lambda model: model.get_ref("D") // model.get_ref("H"), "features of queries and keys; default: D // H"),
         "F": (lambda model: model.get_ref("D") * 4, "hidden units of the MLP; default: 4 D"),
         "score": (
             "asymmetric",
@@ -66,20 +52,12 @@ FIELDS: dict[str, Any] = {
             "attends to itself only if it may attend to no other",
         ),
         "score_std": (1.0, "factor on the initial standard deviation of the matrices of queries and keys"),
-        "output_std": (
-            1.0,
-            "factor on the initial standard deviation of the last matrix of attention and of the MLP; 0: each pre_norm "
-            "block begins as the identity",
-        ),
+        "output_std": (1.0, "factor on the initial deviation of the last matrices of attention and MLP; 0: identity"),
         "scale": ("1/sqrt(K)", "factor on the products of queries and keys: 1/sqrt(K), 1/sqrt(D), 1"),
         "cap": (0.0, "soft cap of the attention logits: a scaled logit l becomes cap tanh(l / cap), Gemma 2; 0: none"),
         "output_cap": (0.0, "soft cap of the output logits (of tokens or classes), in the same way; 0: no cap"),
         "value": ("low_rank", "what attention averages: low_rank, keys, gated, exclusive, full_rank, identity"),
-        "mup": (
-            0,
-            "maximal update parametrisation: the base width. The learning rates that are best with D = this are then "
-            "best with other D, if H stays (tfm/mup.py); 0: none",
-        ),
+        "mup": (0, "base width of maximal update parametrisation (tfm/mup.py): rates suit all D with this H; 0: none"),
         "mup_depth": (
             "",
             "with model.mup, learning rates that are best at every depth too: depth_mup:M_0 (residual branches scaled "
@@ -101,11 +79,7 @@ FIELDS: dict[str, Any] = {
             "relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu, swiglu, "
             "geglu, geglu_tanh, reglu (tfm/mlp.py)",
         ),
-        "position": (
-            "learned",
-            "absolute positions: learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none "
-            "(tfm/position.py)",
-        ),
+        "position": ("learned", "learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (absolute)"),
         "relative_position": (
             "none",
             "none, rotary, rotary_halves, relative, buckets, alibi (tfm/attention/relative_position.py). rotary:10000 "
