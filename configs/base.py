@@ -42,7 +42,7 @@ FIELDS: dict[str, Any] = {
         "D": (128, "features of a token"),
         "H": (4, "heads"),
         "G": (lambda model: model.get_ref("H") * 1, "heads of keys and values, each of H / G queries (GQA; 1: MQA)"),
-        "K": (lambda model: model.get_ref("D") // model.get_ref("H"), "features of queries and keys; default: D // H"),
+        "K": (lambda model: model.get_ref("D") // model.get_ref("H"), "features of a query, key or value (D // H)"),
         "F": (lambda model: model.get_ref("D") * 4, "hidden units of the MLP; default: 4 D"),
         "score": (
             "asymmetric",

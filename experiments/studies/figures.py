@@ -104,8 +104,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     Each arm has a thick line for its mean over seeds, a thin line for each seed, and a band from smallest to largest.
     """
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
-    drawing = figure.Figure(figsize=size, layout="constrained")
-    grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
+    drawing, grid = plots.canvas(*size, len(rows), len(rows[0]))
     legend = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
         for arm, (x_I, value_RI) in panel.curves.items():
@@ -213,8 +212,7 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None
-    drawing = figure.Figure(figsize=(8.5, 1.5 + 0.42 * len(arms)), layout="constrained")
-    panel = drawing.add_subplot()
+    drawing, [[panel]] = plots.canvas(8.5, 1.5 + 0.42 * len(arms))
     for row, arm in enumerate(arms):
         colour, difference = style[arm.name].colour, arm.difference
         value_R = [x - condition.base.mean for x in arm.values.values()] if difference.unpaired else []
@@ -273,8 +271,7 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
 
 def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:
     """Draw the loss of each seed, their means and the law of each arm, with logarithmic axes. Return also a caption."""
-    drawing = figure.Figure(figsize=(8.5, 4.6), layout="constrained")
-    panel = drawing.add_subplot()
+    drawing, [[panel]] = plots.canvas(8.5, 4.6)
     for law in family.laws:
         look = style[law.name].look
         x_J = np.geomspace(min(law.flops), max(law.flops), 100)
