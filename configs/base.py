@@ -18,7 +18,7 @@ FIELDS: dict[str, Any] = {
     "experiment": ("", "what to train: a file of experiments/ (language, vision, ...), or my_file for your my_file.py"),
     "seed": (0, "seed of initial parameters, data order, augmentation and dropout; not of the held-out split"),
     "init_from": ("", "trained model to start from: a run, or a published folder or file; '': random parameters"),
-    "init_fresh": ("", "with init_from: parts that start from random parameters or are left out: 'head,embed/h_D'"),
+    "init_fresh": ("", "with init_from: parts that start anew or are left out: 'head,embed/h_D', 'blocks/mlp/b*'"),
     "log": (
         ["tensorboard"],
         "outputs in addition to metrics.jsonl: tensorboard; wandb (Weights & Biases; the environment variable "
@@ -50,6 +50,11 @@ FIELDS: dict[str, Any] = {
             "pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, "
             "asymmetric_qknorm, constant (tfm/attention/score.py). With the suffix _noself, as in tied_noself, a token "
             "attends to itself only if it may attend to no other",
+        ),
+        "weights": (
+            "softmax",
+            "weights from logits: softmax, or my_file:my_weights, a function (logits_BHNS, allowed) -> A_BHNS, where "
+            "allowed is True at keys that a query may attend to",
         ),
         "score_std": (1.0, "factor on the initial standard deviation of the matrices of queries and keys"),
         "output_std": (1.0, "factor on the initial deviation of the last matrices of attention and MLP; 0: identity"),
