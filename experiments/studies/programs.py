@@ -104,14 +104,12 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(settings, work.task, session.devices)
-    fault, metrics = "", run_plan.list_metrics(work.task)
-    if t.growth or t.nan != "abort" or t.keep_best:  # train.patience needs keep_best
-        values = f"train.growth = {t.growth}, train.nan = {t.nan}, train.keep_best = {t.keep_best}"
-        fault = f"{values}: a study needs the defaults. Leave these settings out."
-    elif metric not in metrics:
-        fault = f"study.metric = {metric} is not measured. Choose one of: {', '.join(metrics)}"
-    if fault:
-        raise errors.UserError(fault)
+    values = f"train.growth = {t.growth}, train.nan = {t.nan}, train.keep_best = {t.keep_best}"
+    changed = f"{values}: a study needs the defaults. Leave these settings out."
+    errors.refuse((t.growth or t.nan != "abort" or t.keep_best, changed))  # train.patience needs keep_best
+    metrics = run_plan.list_metrics(work.task)
+    choice = f"study.metric = {metric} is not measured. Choose one of: {', '.join(metrics)}"
+    errors.refuse((metric not in metrics, choice))
     checkpoint.choose_best(metric, work.task.better, key="study.metric")
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # counts as used: the study has read the mesh for all runs
