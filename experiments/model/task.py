@@ -44,7 +44,7 @@ def make_work(
         x_BND = model.hidden(params, **inputs(batch))[0]
         return predict(params, x_BND, batch) if predict else model.logits(params, x_BND)
 
-    lines = [f"attention: {model.attention}", *model.lines]
+    lines = f"attention: {model.attention}", *model.lines
     better = {name: metric.better for name, metric in losses.choose_metrics(settings.train.metrics).items()}
     task = train_step.Task(
         init=model.init,

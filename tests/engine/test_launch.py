@@ -157,7 +157,7 @@ def test_help_lists_the_settings_with_their_comments(capsys):
         launch.main(["launch.py", "--help", "config"])
     output = capsys.readouterr().out
     assert [name for name in tiny.fields() if f"\n{name} = " not in output] == []
-    assert "\nseed = 0  # random seed" in output and "\nSettings of vision:\nimage." in output
+    assert "\nseed = 0  # seed of" in output and "\nSettings of vision:\nimage." in output
 
 
 def test_a_new_file_and_its_folder_are_made_when_it_is_written(tmp_path):

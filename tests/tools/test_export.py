@@ -38,7 +38,7 @@ MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     **dict(score_std=[0.5], output_std=[0.0], embed_std=[0.5], window=[3]),
-    **dict(mup=[16], mup_depth=["completep:1"], flax=["my_flax:Model"]),
+    **dict(mup=[16], mup_depth=["completep:1"], flax=["my_flax:Model"], weights=[]),
     "scale": ["1/sqrt(D)", "1"],
     **dict.fromkeys(["cap", "output_cap"], [30.0]),
     "value": ["keys", "gated", "exclusive", "full_rank", "identity"],
