@@ -1,17 +1,32 @@
-"""Read the tokenizer of a trained model, published or our own, and choose the tokenizer that a config names."""
+"""Choose the tokenizer that a config names, and read the tokenizer of a trained model, published or our own.
+
+A published tokenizer gives the ids of AutoTokenizer in transformers. If tokenizer.json alone decides them, this module
+reads it. Otherwise transformers reads the folder, and the result is written as a new tokenizer.json.
+"""
 
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from experiments.config import disk, errors
-from experiments.data import bpe, tokenization, tokenizer_files
+from experiments.data import bpe, files as data_files, tokenization
 
 BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
+JSON, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+FILES = (JSON, "vocab.txt", "vocab.json")  # in a folder; the first that exists is read
+NEIGHBOURS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "config.json")
+FROM_FILE = "PreTrainedTokenizerFast"
+UNCHANGED = (FROM_FILE, "PreTrainedTokenizer", "TokenizersBackend")  # classes that use tokenizer.json as it is
+UNCHANGED_TYPES = (None, "llama", "mistral")  # types of models with such a class, if tokenizer_config.json names none
+# Fields of tokenizer_config.json that a tokenizer read by transformers keeps.
+KEPT = ("split_special_tokens", "clean_up_tokenization_spaces", "chat_template", "truncation_side", "padding_side")
+KEPT += ("model_input_names", "model_max_length")
 # For roles that tokenizer_config.json does not name, the first of these special tokens in the vocabulary decides.
 DEFAULT_NAMES = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
@@ -118,22 +133,6 @@ def batches(pieces: Iterable[tokenization.Piece]) -> Iterator[list[tokenization.
     yield batch
 
 
-def read(path: str | os.PathLike) -> tokenization.Tokenizer:
-    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none."""
-    path = pathlib.Path(path)
-    if path.is_dir():
-        folder, path = path, tokenizer_files.find(path)
-        errors.refuse((path is None, f"the folder {folder} has none of {', '.join(tokenizer_files.FILES)}"))
-    files = tokenizer_files.read(path)
-    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
-        saved = json.loads(files["tokenizer.json"])
-        if "model" in saved:
-            return read_library(files)
-        if saved["kind"] not in tokenization.KINDS:
-            raise ValueError(f"kind = {saved['kind']!r} must be one of {', '.join(tokenization.KINDS)}")
-        return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
-
-
 def make(
     name: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> tokenization.Tokenizer:
@@ -146,10 +145,106 @@ def make(
     return read(path)
 
 
+def read(path: str | os.PathLike) -> tokenization.Tokenizer:
+    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none."""
+    path = pathlib.Path(path)
+    if path.is_dir():
+        folder, path = path, find(path)
+        errors.refuse((path is None, f"the folder {folder} has none of {', '.join(FILES)}"))
+    files = read_files(path)
+    with disk.reading(path, Exception):  # the library raises Exception for a damaged file
+        saved = json.loads(files[JSON])
+        if "model" in saved:
+            return read_library(files)
+        if saved["kind"] not in tokenization.KINDS:
+            raise ValueError(f"kind = {saved['kind']!r} must be one of {', '.join(tokenization.KINDS)}")
+        return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
+
+
+def find(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the file in the folder that `read` reads, or None."""
+    return next((file for name in FILES if (file := folder / name).is_file()), None)
+
+
+def read_files(path: pathlib.Path) -> dict[str, bytes]:
+    """Return a tokenizer.json that gives the ids alone, and a tokenizer_config.json that names the special tokens.
+
+    The second is left out for a tokenizer of bytes or characters. A file with another name than FILES is read without
+    its neighbours. Raises UserError if a file is damaged, if the folder defines the tokenizer by code, and if
+    transformers must read it and is not installed.
+    """
+    with disk.reading(path, TypeError):
+        content = disk.read_bytes(path)
+        library = json.loads(content) if path.name not in FILES[1:] else {"model": None}
+        if "model" not in library:
+            return {JSON: content}
+    files = [path.with_name(name) for name in NEIGHBOURS] if path.name in FILES else []
+    contents = {file.name: disk.read_json(file, says="") for file in files if file.is_file()}
+    config, specials, additions, model = (contents.get(name, {}) for name in NEIGHBOURS)
+    if "added_tokens_decoder" not in config:  # else transformers does not read special_tokens_map.json
+        config |= {key: value.get("content") if isinstance(value, dict) else value for key, value in specials.items()}
+    if files and (template := path.with_name(TEMPLATE)).is_file():
+        with disk.reading(template):
+            config["chat_template"] = disk.read_bytes(template).decode()
+    if "auto_map" in config:
+        raise errors.UserError(f"{path.with_name(CONFIG)}: auto_map names code, which is never executed")
+    with disk.reading(path, TypeError, AttributeError, KeyError):
+        fields = {"tokenizer_class": model.get("tokenizer_class")} | config | {"added_tokens.json": [*additions]}
+        reason = find_difference(library, fields, model.get("model_type")) if library["model"] else path.name
+    if reason:
+        return convert(path, config, reason)
+    return {JSON: content, CONFIG: disk.as_json(config | {"tokenizer_class": FROM_FILE})}
+
+
+def find_difference(library: Mapping[str, Any], fields: Mapping[str, Any], model_type: str | None) -> str:
+    """Return what may give other ids in transformers than tokenizer.json has alone, or '' if nothing does.
+
+    library: the content of tokenizer.json. fields: of the files next to it.
+    """
+    kind = fields["tokenizer_class"]
+    if kind not in UNCHANGED and (kind or model_type not in UNCHANGED_TYPES):
+        return f"tokenizer_class = {kind}, model_type = {model_type}"
+    tokens = {token["content"] for token in library.get("added_tokens", [])}
+    for name, value in fields.items():
+        adds = name in ("add_bos_token", "add_eos_token") and value is not None
+        names_tokens = name.endswith(("_token", "_tokens", "_decoder", ".json")) and not isinstance(value, bool)
+        if adds or names_tokens and not tokens.issuperset({*list_names(value)} - {None}):
+            return f"{name} = {str(value)[:60]}"
+    return ""
+
+
+def list_names(value: Any) -> Iterator[Any]:
+    """Yield the names of the tokens in a field: a name, an object with `content`, or a list or object of them."""
+    if isinstance(value, dict) and "content" in value:
+        yield value["content"]
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from list_names(item)
+    else:
+        yield value
+
+
+def convert(path: pathlib.Path, config: Mapping[str, Any], reason: str) -> dict[str, bytes]:
+    """Return the files of the tokenizer that transformers reads. reason: what only transformers reads."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    with data_files.require_extra(f"{path} ({reason})"):
+        import transformers
+    with disk.reading(path, Exception), warnings.catch_warnings():
+        # transformers 5.15 reads vocab.txt and vocab.json by a constructor of which the tokenizers library warns.
+        warnings.filterwarnings("ignore", r"Deprecated in 0\.9\.0: \w+\.__init__ will not create", DeprecationWarning)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(path.parent), local_files_only=True, trust_remote_code=False
+        )
+        content = tokenizer.backend_tokenizer.to_str().encode()
+        roles = {f"{role}_token": None for role in DEFAULT_NAMES} | tokenizer.special_tokens_map
+    fields = {name: config[name] for name in KEPT if name in config}
+    return {JSON: content, CONFIG: disk.as_json(fields | roles | {"tokenizer_class": FROM_FILE})}
+
+
 def read_library(files: dict[str, bytes]) -> Published:
-    """Return the tokenizer of the files that `tokenizer_files.read` returns. Raises Exception for a damaged file."""
-    library = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-    config = json.loads(files["tokenizer_config.json"])
+    """Return the tokenizer of the files that `read_files` returns. Raises Exception for a damaged file."""
+    library = tokenizers.Tokenizer.from_str(files[JSON].decode())
+    config = json.loads(files[CONFIG])
     library.encode_special_tokens = bool(config.get("split_special_tokens"))
     truncation = (library.truncation or {}).get("direction", "right").lower()
     library.no_padding()  # padding and truncation in the file are for the training of its model
@@ -159,7 +254,7 @@ def read_library(files: dict[str, bytes]) -> Published:
     roles = {role: next((name for name in names if name in vocabulary), None) for role, names in DEFAULT_NAMES.items()}
     for role in roles:
         if f"{role}_token" in config:
-            (roles[role],) = tokenizer_files.list_names(config[f"{role}_token"])
+            (roles[role],) = list_names(config[f"{role}_token"])
     if roles["between"] is None and roles["eos"] in vocabulary and not around:
         roles["between"] = roles["eos"]
     chosen = Published(library, roles, files)

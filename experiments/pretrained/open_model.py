@@ -14,7 +14,7 @@ import numpy as np
 import tqdm
 
 from experiments.config import by_name, disk, errors, settings as configs
-from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization, tokenizer_files
+from experiments.data import image_file, labelled, pretrained_tokenizer, tokenization
 from experiments.folder import checkpoint, manifest, records, workdir as workdirs
 from experiments.model import losses, model as models
 from experiments.pretrained import adapters, families, hub, tensors
@@ -421,4 +421,4 @@ def folder_of(model: Trained) -> pathlib.Path:
 
 def find_tokenizer(model: Trained) -> pathlib.Path | None:
     """Return the file that holds the model's tokenizer, or None."""
-    return tokenizer_files.find(folder_of(model))
+    return pretrained_tokenizer.find(folder_of(model))
