@@ -104,7 +104,7 @@ def _from_json(file: pathlib.Path, base: Base, explicit: Mapping[str, Any]) -> m
             continue
         if (code := next(configs.find_code(key, value), None)) is not None:
             if key not in explicit:
-                raise distrust(file, *code, inside=key)
+                raise distrust(file, *code, inside=key, whole=value)
         elif value != configs.flat(configs.values_of(config)).get(key):  # a derived value stays derived
             configs.assign(config, key, value)
     return config
@@ -121,14 +121,17 @@ def _experiments(file: pathlib.Path, values: Mapping[str, Any], explicit: Mappin
     for key, name in (names | {key: explicit[key] for key in configs.EXPERIMENT_KEYS if key in explicit}).items():
         configs.check_type(key, name, str)
         if key not in explicit and by_name.is_user_experiment(name):
-            raise distrust(file, key, name, inside=key)
+            raise distrust(file, key, name, inside=key, whole=name)
         names[key] = name
     return list(names.values())
 
 
-def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
-    """Return the error for a JSON file that names code. inside: the setting that contains `key`, such as study.arms."""
-    container, argument = ("", value) if inside == key else (f" in {inside}", "...")
+def distrust(file: pathlib.Path, key: str, value: str, *, inside: str, whole: Any) -> errors.UserError:
+    """Return the error for a JSON file that names code.
+
+    inside: the setting that contains `key`, such as study.arms. whole: the value of this setting.
+    """
+    container, argument = "" if inside == key else f" in {inside}", whole if isinstance(whole, str) else "..."
     return errors.UserError(
         f'{file} has {key} = "{value}"{container}, which would execute code. If you trust it, repeat the setting on the'
         f" command line: --config.{inside}={argument}. Or use the run's copy of your config: --config"

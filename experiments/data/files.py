@@ -298,10 +298,14 @@ def split_rows(
 
 def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable, held_out: Sequence) -> str:
     """Return a line about the part of each file, and about held-out keys that are also in the training data."""
+    return describe_parts(name, "by their names,", by_name) + describe_repeated(trained, held_out)
+
+
+def describe_repeated(trained: Iterable, held_out: Sequence) -> str:
+    """Return " (the number of held-out keys that are also in the training data)", or "" if there is none."""
     repeated = {*held_out}.intersection(trained)
     n = sum(key in repeated for key in held_out)
-    remark = f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
-    return describe_parts(name, "by their names,", by_name) + remark
+    return f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from experiments.config import disk, errors
+from experiments.config import by_name, disk, errors
 from experiments.data import bpe, files as data_files, tokenization
 
-BATCH = 2**20  # characters encoded at a time; the library needs about 240 bytes of memory for each
 JSON, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 FILES = (JSON, "vocab.txt", "vocab.json")  # in a folder; the first that exists is read
 NEIGHBOURS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "config.json")
@@ -40,10 +39,8 @@ DEFAULT_NAMES = {
 class OfRun(tokenization.Plain):
     """The tokenizer of another run, used like a published one: no token separates documents."""
 
+    encode_text = tokenization.Tokenizer.encode_text
     document_start = None
-
-    def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        return (self.encode(piece.text).astype(self.dtype) for piece in tokenization.documents(text))
 
 
 class Published(tokenization.Tokenizer):
@@ -68,29 +65,11 @@ class Published(tokenization.Tokenizer):
             self.library.encode(tokenization.check_unicode(text), add_special_tokens=specials).ids, np.int32
         )
 
-    def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of the documents, with the special tokens around each, and `between` from one to the next."""
-        between = [] if self.between is None else [self.between]
-        before, after, first = *self._find_specials(), True
-        for batch in batches(tokenization.documents(text)):
-            texts = [piece.text for piece in batch]
-            ids: list[int] = []
-            encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
-            for piece, encoding in zip(batch, encodings, strict=True):
-                ids += [*between * (not first), *before] if piece.begins else []
-                ids += encoding.ids
-                ids += after if piece.ends else []
-                first = False
-            yield np.array(ids, self.dtype)
+    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+        return (encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False))
 
     @property
-    def document_start(self) -> int | None:
-        before, after = self._find_specials()
-        between = [] if self.between is None else [self.between]
-        return [None, *after, *between, *before][-1]
-
-    def _find_specials(self) -> tuple[list[int], list[int]]:
-        """Return the ids of the special tokens before and after a text."""
+    def around(self) -> tuple[list[int], list[int]]:
         complete, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
         starts = (i for i in range(len(complete)) if complete[i : i + len(bare)] == bare)
         start = next(starts, 0)
@@ -101,48 +80,76 @@ class Published(tokenization.Tokenizer):
         valid_ids = [id for id in tokenization.to_list(ids) if 0 <= id < self.size]
         return self.library.decode(valid_ids, skip_special_tokens=True)
 
-    def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        """Yield the text that each id adds, in complete characters."""
-        # What an id adds depends on earlier ids; the ids of the last piece are enough. (If bytes are not UTF-8, the
-        # byte fallback of the library may change text that was yielded before.)
-        window = tokenization.to_list(after)
-        start = len(window)  # the first id whose text was not yielded
-        for id in ids:
-            window.append(int(id))
-            text, before = self.decode(window), self.decode(window[:start])
-            if len(text) > len(before) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text[len(before) :]
-                window, start = window[start:], len(window) - start
-        if rest := self.decode(window)[len(self.decode(window[:start])) :]:
-            yield rest
-
     def name(self, id: int) -> str:
         """Return the name of an id; for an id of the model without a token it is the number in brackets."""
         return self.library.id_to_token(id) or f"[{id}]"
 
 
-def batches(pieces: Iterable[tokenization.Piece]) -> Iterator[list[tokenization.Piece]]:
-    """Yield lists of pieces with at least BATCH characters."""
-    batch, n = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        n += len(piece.text)
-        if n >= BATCH:
-            yield batch
-            batch, n = [], 0
-    yield batch
+class Users(tokenization.Tokenizer):
+    """The tokenizer `theirs` of the user's function with this name. No file restores it."""
+
+    can_restore = False
+
+    def __init__(self, name: str, theirs: Any):
+        self.function, self.theirs, self.size = name, theirs, int(theirs.size)
+        roles = {role: getattr(theirs, role, None) for role in (*DEFAULT_NAMES, "unknown")}
+        for role, id in roles.items():
+            setattr(self, role, id)
+        self.special = frozenset(id for id in roles.values() if id is not None)
+        self.files = {JSON: disk.as_json({"kind": name})}
+
+    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
+        with by_name.user_errors(f"text.tokenizer = {self.function}"):
+            id_T = np.asarray(self.theirs.encode(tokenization.check_unicode(text)))
+        is_valid = id_T.ndim == 1 and (not id_T.size or id_T.dtype.kind in "iu" and id_T.max() < self.size)
+        if not is_valid or id_T.min(initial=0) < 0:
+            problem = f"encode({text[:20]!r}) returned {str(id_T)[:60]}"
+            raise errors.UserError(f"text.tokenizer = {self.function}: {problem}, not ids from 0 to {self.size - 1}.")
+        return id_T.astype(np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        valid_ids = [id for id in tokenization.to_list(ids) if 0 <= id < self.size]
+        with by_name.user_errors(f"text.tokenizer = {self.function}"):
+            return self.theirs.decode(valid_ids)
+
+    def name(self, id: int) -> str:
+        return f"[{id}]"
 
 
 def make(
     name: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> tokenization.Tokenizer:
-    """Return the tokenizer that text.tokenizer names: one of tokenization.KINDS, a BPE ('bpe:8192'), or a path."""
+    """Return the tokenizer that text.tokenizer names.
+
+    It is one of tokenization.KINDS, a BPE ('bpe:8192'), the user's function ('my_file:words'), or a path.
+    """
     if W := bpe.size(name):
         return read(bpe.find_or_train(text, W=W, specials=specials))
+    if by_name.CODE.fullmatch(name):
+        return make_users(name, text)
     path = pathlib.Path(os.path.expanduser(name))
     if name in tokenization.KINDS or not name or not path.exists():
         return tokenization.make(name, text, specials=specials, evaluation=evaluation)
     return read(path)
+
+
+def make_users(name: str, text: Iterable[bytes]) -> tokenization.Tokenizer:
+    """Return the tokenizer of the user's function: (training documents) -> tokenizer, as in tokenization.Tokenizer.
+
+    A tokenizer of the library `tokenizers`, also one inside a tokenizer of transformers, is saved with the run. Raises
+    UserError if the function fails or returns something else.
+    """
+    function = by_name.choose("tokenizer", name, {"bytes": tokenization.make}, "text.tokenizer")
+    with by_name.user_errors(f"text.tokenizer = {name}"):
+        theirs = function(piece.text for piece in tokenization.documents(text))
+        library = getattr(theirs, "backend_tokenizer", theirs)
+        if isinstance(library, tokenizers.Tokenizer):
+            config = disk.as_json({"tokenizer_class": FROM_FILE})
+            return read_library({JSON: library.to_str().encode(), CONFIG: config})
+        if missing := [attribute for attribute in ("size", "encode", "decode") if not hasattr(theirs, attribute)]:
+            problem = f"it returned {type(theirs).__name__} without {', '.join(missing)}"
+            raise TypeError(f"{problem}, not a tokenizers.Tokenizer, nor an object with size, encode and decode")
+        return Users(name, theirs)
 
 
 def read(path: str | os.PathLike) -> tokenization.Tokenizer:
@@ -156,9 +163,12 @@ def read(path: str | os.PathLike) -> tokenization.Tokenizer:
         saved = json.loads(files[JSON])
         if "model" in saved:
             return read_library(files)
-        if saved["kind"] not in tokenization.KINDS:
-            raise ValueError(f"kind = {saved['kind']!r} must be one of {', '.join(tokenization.KINDS)}")
-        return OfRun(saved["kind"], saved["characters"], tuple(saved["specials"]))
+        if by_name.CODE.fullmatch(kind := str(saved["kind"])):
+            remedy = f"Let {kind} return a tokenizers.Tokenizer, or use the result of launch.run"
+            raise ValueError(f"it names the function {kind} of the user's, whose tokenizer no file holds. {remedy}")
+        if kind not in tokenization.KINDS:
+            raise ValueError(f"kind = {kind!r} must be one of {', '.join(tokenization.KINDS)}")
+        return OfRun(kind, saved["characters"], tuple(saved["specials"]))
 
 
 def find(folder: pathlib.Path) -> pathlib.Path | None:

@@ -10,10 +10,10 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.config import disk
+from experiments.config import by_name, disk
 from experiments.data import classes as class_names, files as data_files
 
-HUB = "hub:"  # prefix of the name of a data set of `datasets`
+HUB = by_name.HUB
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
 OTHERS = (";", "\t", "|", ",")  # separators that a header may have by mistake
 Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "line 3", and its fields
