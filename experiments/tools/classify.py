@@ -19,14 +19,13 @@ if there are labels.
 
 import pathlib
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments.config import errors
-from experiments.data import files as data_files, image_file, image_folder, inputs as tool_inputs, labelled
+from experiments.data import files as data_files, image_file, inputs as tool_inputs, labelled
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 
@@ -101,16 +100,8 @@ def check_labels(labels: Sequence[str], model: open_model.Trained, field: str) -
 
 def predict_images(model: open_model.Trained, files: Sequence[data_files.File]) -> tuple[np.ndarray, list[str]]:
     """Return the predictions for image files, and a line about the processing of the first."""
-    form = model.image_format
-    line = image_file.read(pathlib.Path(files[0].name), form)[1]
-
-    def fetch(index_B: np.ndarray) -> tuple[np.ndarray, None]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged metadata
-            image_BYXZ = np.stack([*image_folder.make([files[b] for b in index_B], form)])
-        return image_file.normalise(image_file.scale(image_BYXZ, form), form), None
-
-    return model.score(fetch, n=len(files)), [line]
+    line = image_file.read(pathlib.Path(files[0].name), model.image_format)[1]
+    return model.score(tool_inputs.prepare_images(files, model.image_format), n=len(files)), [line]
 
 
 def name_tokens(model: open_model.Trained, text: str) -> list[str]:

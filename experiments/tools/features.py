@@ -13,35 +13,26 @@ True for what a run with this source holds out; it comes last. --names=hidden,q 
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from experiments.config import disk, errors
-from experiments.data import files as data_files, image_file, image_folder, images, labelled, tables, text
+from experiments.data import inputs as tool_inputs, labelled
 from experiments.folder import log
 from experiments.pretrained import open_model
 from experiments.tools import command as commands
 
 BATCH = 32  # inputs of a batch
 LETTERS = 80  # of a text, in `names`
+Fetch = Callable[[np.ndarray], tuple]  # index_B -> (normalised images, None) or (token ids, valid) of these inputs
 HELP = {
     "file": "Images in the formats of image.source, or one image; or texts: a text per line, a table, class folders.",
     "field": "The column of a table with the texts, or two columns, also with the classes: text,label.",
     "names": f"Activations to add, separated by commas: {', '.join(open_model.ACTIVATIONS)}.",
     "output": "The new file, such as features.npz.",
 }
-
-
-class Inputs(NamedTuple):
-    """The inputs of a model: their names; a function that returns some of them; labels, if any; and lines to print."""
-
-    names: Sequence[str]
-    fetch: Callable[[np.ndarray], tuple]  # b_B -> (normalised images, None), or (token ids, valid), of these numbers
-    labels: dict[str, np.ndarray]
-    lines: Sequence[str]
 
 
 def run(
@@ -63,86 +54,51 @@ def run(
     look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
     if model.kind in open_model.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
-        inputs = read_images(str(file), model.image_format)
+        data, lines = tool_inputs.read_image_set(str(file)), []
+        fetch = tool_inputs.prepare_images(data.items, model.image_format)
     else:
-        inputs = read_texts(str(file), field, model)
-    log.say("".join(f"{line}\n" for line in inputs.lines))
-    arrays = compute(look, inputs, new)
+        data = tool_inputs.read_text_set(str(file), field)
+        data = data._replace(names=[" ".join(content.split())[:LETTERS] for content in data.items])
+        fetch, lines = encode_texts(data, model)
+    log.say("".join(f"{line}\n" for line in (*data.lines, *lines)))
+    arrays = compute(look, fetch, len(data.names), new)
     with disk.writing(new):
         new.parent.mkdir(parents=True, exist_ok=True)
         with disk.draft(new) as content:
-            np.savez(content, **arrays, **inputs.labels, names=np.array(inputs.names))
+            np.savez(content, **arrays, **list_labels(data), names=np.array(data.names))
     return new
 
 
-def read_images(source: str, form: dict[str, Any]) -> Inputs:
-    """Return the images of a source, normalised like those of a model. form: Trained.image_format."""
-    path = pathlib.Path(source).expanduser()
-    if path.is_file() and path.suffix.lower() in image_folder.ENDS:
-        both, classes, lines = ([(data_files.on_disk(path), "")], []), (), []
-    elif splits := images.read_arrays(source):
-        data = images.combine(source, splits, 0)
-        image_BYXZ = np.concatenate([data.train_image_BYXZ, data.evaluation_image_BYXZ])
-        image_BYXZ, names = image_file.prepare(image_BYXZ, form), [*map(str, range(len(image_BYXZ)))]
-        both = [[("", data.classes[c]) for c in label_B] for label_B in (data.train_label_B, data.evaluation_label_B)]
-        return Inputs(names, lambda b_B: (image_BYXZ[b_B], None), label(both, data.classes), [])
-    else:
-        both, _, classes, lines = image_folder.find_parts(source)
-    files = [file for part in both for file, _ in part]
-
-    def fetch(b_B: np.ndarray) -> tuple:
-        image_BYXZ = np.stack([*image_folder.make([files[b] for b in b_B], form)])
-        return image_file.normalise(image_file.scale(image_BYXZ, form), form), None
-
-    return Inputs([*map(str, files)], fetch, label(both, classes), lines)
-
-
-def read_texts(source: str, field: str, model: open_model.Trained) -> Inputs:
-    """Return the texts of a source as token ids, padded to the longest. Raises UserError if there is no text."""
-    if "," in field or not field and pathlib.Path(source).expanduser().is_dir():
-        data = labelled.load(source, field or "text,label")
-        both, classes, lines = (data.train, data.evaluation), data.classes, data.description.splitlines()
-    else:
-        rows = [row.decode() for file in text.find(source, field)[1] for row in read_rows(file, field)]
-        both, classes = ([(row, "") for row in rows if row.strip()], []), ()
-        lines = [f"{source}: empty lines left out: {len(rows) - len(both[0]):,}"] * (len(both[0]) < len(rows))
-    texts, N = [content for part in both for content, _ in part], model.facts["N"]
-    if not texts:
-        raise errors.UserError(f"--file={source} has no text. Give a file with a text on each line, or a table.")
-    tokenizer, classifies = open_model.load_tokenizer(model), model.kind == "classes"
-    id_BN, valid_BN, truncated = labelled.encode(tokenizer, texts, N=N, classifies=classifies)
-    lines += [f"{source}: {truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
+def encode_texts(data: tool_inputs.Inputs, model: open_model.Trained) -> tuple[Fetch, list[str]]:
+    """Return the function index_B -> (token ids, valid) of the texts, padded to the longest, and lines about them."""
+    tokenizer, N, classifies = open_model.load_tokenizer(model), model.facts["N"], model.kind == "classes"
+    id_BN, valid_BN, truncated = labelled.encode(tokenizer, data.items, N=N, classifies=classifies)
     longest = valid_BN.sum(1).max()
     id_BN, valid_BN = id_BN[:, :longest], valid_BN[:, :longest]
-    names = [" ".join(content.split())[:LETTERS] for content in texts]
-    return Inputs(names, lambda b_B: (id_BN[b_B], valid_BN[b_B]), label(both, classes), lines)
+    lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
+    return lambda index_B: (id_BN[index_B], valid_BN[index_B]), lines
 
 
-def read_rows(file: data_files.File, field: str) -> Iterator[bytes]:
-    """Return the texts in the column of a table, or the lines of a text file if field is ''."""
-    return tables.rows(file, field) if field else data_files.lines(file)
+def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
+    """Return labels, classes and held_out of the file; {} without classes."""
+    number, n = {name: c for c, name in enumerate(data.classes)}, len(data.labels)
+    labels = np.array([number.get(name) for name in data.labels])
+    held_out = np.arange(n) >= n - data.held_out
+    return {"labels": labels, "classes": np.array(data.classes), "held_out": held_out} if number else {}
 
 
-def label(parts: Sequence[Sequence[tuple[Any, str]]], classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return labels, classes and held_out of the file from pairs (input, class) of both parts; {} without classes."""
-    number = {name: c for c, name in enumerate(classes)}
-    labels = np.array([number.get(name) for part in parts for _, name in part])
-    held_out = np.arange(len(labels)) >= len(parts[0])
-    return {"labels": labels, "classes": np.array(classes), "held_out": held_out} if number else {}
-
-
-def compute(look: Callable[..., dict], inputs: Inputs, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the results of Trained.activations for all inputs, and print their size before.
+def compute(look: Callable[..., dict], fetch: Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
+    """Return the results of Trained.activations for all n inputs, and print their size before.
 
     The last batch is filled up with the last input, so that one program is compiled. Raises UserError if the results do
     not fit into memory.
     """
-    n, sizes = len(inputs.names), jax.eval_shape(look, *inputs.fetch(np.zeros(1, int)))
+    sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * sum(x.size for x in sizes.values())
     print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)
     disk.check_memory(f"{file}", 2 * n_bytes, remedy=". Choose fewer --names, or a smaller --file")
     B = min(n, BATCH)
-    batches = [jax.device_get(look(*inputs.fetch(np.minimum(np.arange(b, b + B), n - 1)))) for b in range(0, n, B)]
+    batches = [jax.device_get(look(*fetch(np.minimum(np.arange(b, b + B), n - 1)))) for b in range(0, n, B)]
     features = np.concatenate([batch.pop("features") for batch in batches])[:n]
     return {"features": features} | {
         name: np.concatenate([batch[name] for batch in batches], axis=1)[:, :n] for name in batches[0]
