@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
-from experiments.data import classes as class_names, labelled, pretrained_tokenizer
+from experiments.data import classes as class_names, files as data_files, labelled, pretrained_tokenizer
 from experiments.engine import batches, run as runs, train_step
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
@@ -109,7 +109,7 @@ def make_examples(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) 
     return fetch, len(id_BN)
 
 
-def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -> list[str]:
+def describe(data: data_files.Rows, *, W: int, N: int, truncated: list[int]) -> list[str]:
     """Return lines about the data. truncated: the number of texts with more than N tokens in each split."""
     train, evaluation, C = len(data.train), len(data.evaluation), len(data.classes)
     lines = [f"{train:,} texts to train on, {evaluation:,} to evaluate, {C} classes, vocabulary {W}"]
@@ -122,7 +122,7 @@ def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -
 
 def figures(
     settings: configs.Settings,
-    data: labelled.Labelled,
+    data: data_files.Rows,
     task: train_step.Task,
     logits: Callable,
     label_B,

@@ -62,12 +62,13 @@ class File(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Pairs of texts, in two parts."""
+    """Pairs of texts, or texts with the names of their classes, in two parts."""
 
     name: str
     train: list[tuple[str, str]]
     evaluation: list[tuple[str, str]]
     description: str  # a line on the part that each file became, '' if there is nothing to print
+    classes: tuple[str, ...] = ()  # all names of classes, in order
 
     @property
     def sha256(self) -> str:

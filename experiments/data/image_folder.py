@@ -200,7 +200,7 @@ def choose_size(images: Sequence[data_files.File], size: int) -> dict[str, Any]:
     try:
         grey, sides = zip(*map_images(look, images), strict=True)
     except errors.UserError:
-        collections.deque(map_images(decode, images), 0)  # so that its error also lists the truncated files
+        collections.deque(make(images, image_file.describe_size(1, 1, 3)), 0)  # its error also lists truncated files
         raise
     Y, X = sides[0]
     for file, (rows, columns) in zip(images, sides, strict=True):
@@ -218,12 +218,6 @@ def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator
             return image_file.pixels(file.name, image, form)[0]
 
     return map_images(make_one, images, max(1, min(CHUNK, CHUNK_BYTES // math.prod(form["image"]))))
-
-
-def decode(file: data_files.File) -> None:
-    """Read all pixels of a file. Raises UserError if it is damaged."""
-    with image_file.open_image(file) as image, disk.reading(file.name):
-        image.load()
 
 
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import hashlib
+import io
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,25 +125,22 @@ def load_users(source: str) -> Text:
     with by_name.user_errors(label):  # a single str would be read letter by letter
         train, evaluation = ([*part] if not isinstance(part, str | bytes) else [None] for part in read())
         contents = [[item.encode() if isinstance(item, str) else item for item in part] for part in (train, evaluation)]
-    parts = [[item for item in part if item] for part in contents]
     is_valid = all(isinstance(item, bytes) and SEPARATOR not in item for part in contents for item in part)
     form = "two iterables, training and held-out documents, each a str or bytes without NUL"
     errors.refuse(
         (not is_valid, f"{label} must return {form}"),
-        (not all(parts), f"{label} must return {form}, but one of them has no text"),
+        (not all(map(any, contents)), f"{label} must return {form}, but one of them has no text"),
     )
-    train, evaluation = (
-        Part(
-            tuple(functools.partial(iter, [item]) for item in part),
-            sum(map(len, part)),
-            data_files.sha256(*(hashlib.sha256(item).hexdigest() for item in part)),
-            tuple(f"{source}, document {i}" for i in range(1, len(part) + 1)),
-        )
-        for part in parts
-    )
-    remark = data_files.describe_repeated(map(data_files.digest, parts[0]), [*map(data_files.digest, parts[1])])
-    counts = "{:,} documents to train on; {:,} to evaluate".format(*map(len, parts))
-    return Text(source, train, evaluation, f"{source}: {counts}{remark}")
+    train, evaluation = ([hold(source, item) for item in part if item] for part in contents)
+    remark = data_files.describe_repeated(digests(train), [*digests(evaluation)])
+    description = f"{source}: {len(train):,} documents to train on; {len(evaluation):,} to evaluate{remark}"
+    return Text(source, make_part(train), make_part(evaluation), description)
+
+
+def hold(name: str, content: bytes) -> Source:
+    """Return a document in memory as a Source."""
+    file = data_files.File(pathlib.PurePath(), name, len(content), functools.partial(io.BytesIO, content))
+    return Source(file, functools.partial(iter, [content]), len(content), hashlib.sha256(content).digest())
 
 
 def load_whole(source: str, field: str = "") -> Part:
