@@ -156,7 +156,8 @@ def find(source: str, field: str) -> tuple[list[data_files.File], list[data_file
         files = [data_files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
         alternatives = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        files = tables.find(source, field, alternatives=alternatives)
+        hint = ". Several sources need a share each: a.txt:0.7, b.txt:0.3" if by_name.SHARED.search(source) else ""
+        files = tables.find(source, field, alternatives=alternatives, hint=hint)
     selected, problem = tables.select(files), ""
     if files and files == selected and not field:  # without a field, a model would learn commas
         next(tables.rows(files[0], field), None)  # its error lists the fields

@@ -62,17 +62,6 @@ def qwen() -> Tokenizer:
     return library
 
 
-def gemma() -> Tokenizer:
-    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
-    library = Tokenizer(
-        models.BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True)
-    )
-    library.normalizer = normalizers.Replace(" ", "▁")
-    library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
-    library.add_special_tokens(names[:5])
-    return library
-
-
 def token(content: str, **changes: Any) -> dict:
     flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
     return {"content": content} | flags | changes
@@ -106,7 +95,6 @@ READABLE = {
     "BERT": (bert, class_config("BertTokenizer")),
     "BERT cased": (bert, class_config("BertTokenizer", do_lower_case=False)),
     "BERT new mask": (bert, class_config("BertTokenizer", mask_token="<mask>")),
-    "config.json": (bert, {"config": {"model_type": "bert"}, "tokenizer_config": {"do_lower_case": False}}),
     "config.json of GPT-2": (lambda: gpt2(prefix=True), {"config": {"model_type": "gpt2"}}),
     "config.json of Llama": (llama, {"config": {"model_type": "llama"}}),
     "fast ignores do_lower_case": (bert, class_config(FAST, do_lower_case=False, add_prefix_space=True)),
@@ -117,9 +105,7 @@ READABLE = {
     "GPT-2 prefix": (gpt2, class_config("GPT2TokenizerFast", add_prefix_space=True)),
     "RoBERTa": (roberta, class_config("RobertaTokenizer")),
     "Llama": (llama, class_config("LlamaTokenizer")),
-    "Llama of bytes": (gpt2, class_config("LlamaTokenizerFast", add_prefix_space=True)),
     "XLM-R": (xlmr, class_config("XLMRobertaTokenizer")),
-    "Gemma": (gemma, class_config("GemmaTokenizer", add_bos_token=True)),
     "fast backend": (gpt2, class_config("TokenizersBackend", add_bos_token=None, chat_template="{{ text }}")),
     "fast names": (llama, class_config(FAST, eos_token="</s>", bos_token=None, added_tokens_decoder=UNKNOWN)),
     "fast map": (llama, class_config(FAST, eos_token="<s>") | {"special_tokens_map": {"eos_token": token("</s>")}}),
@@ -129,7 +115,6 @@ READABLE = {
     "fast of BERT": (gpt2, class_config(FAST) | {"config": {"model_type": "bert"}}),
     "Qwen published": (qwen, class_config("Qwen2Tokenizer", bos_token=None, split_special_tokens=False)),
     "config.json of Qwen": (qwen, {"config": {"model_type": "qwen2"}}),
-    "Qwen of Llama": (qwen, class_config("LlamaTokenizerFast") | {"config": {"model_type": "qwen2"}}),
     "a run": (gpt2, {"config": {"config": {"experiment": "language"}}}),
     "more tokens": (gpt2, {"added_tokens": {"new": 260}}),
     "vocab.txt": (word_pieces, class_config("BertTokenizer")),

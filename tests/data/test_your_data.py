@@ -165,7 +165,7 @@ def test_several_sources_are_read_with_their_shares_and_all_are_held_out(folder)
     assert corpus.sha256 != read("mine:read:3, letters.txt:1").sha256
     with raises(errors.UserError, "text.source", "above 0"):
         read("mine:read:0, letters.txt:1")
-    with raises(errors.UserError, "letters.txt:0.5,stdlib"):
+    with raises(errors.UserError, "letters.txt:0.5,stdlib", "share each"):
         read("letters.txt:0.5,stdlib")
 
 
