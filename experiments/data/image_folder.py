@@ -95,11 +95,9 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     if not images:
         formats = f"images in folders of their classes ({', '.join(ENDS)})"
         raise errors.UserError("; ".join([f"{path} has neither {formats} nor train.npz nor IDX files", *lines]))
-    images, more = class_names.keep_labelled(images)
-    parts = {}
-    for part, level, rows in class_names.divide(path, images):
-        parts[part] = parts.get(part, []) + rows
-        check_classes({name for _, name in rows}, rows[0][0].inside.parts[:level], not_images)
+    parts, folders, more = class_names.divide(path, images)
+    for above, names in folders:
+        check_classes(names, above, not_images)
     return parts, (), lines + more
 
 

@@ -91,15 +91,15 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
     above = {folder for folder in above if folder == top or class_names.part_of(folder.name)}
     beside = [file for file in files if file.inside.parent in above]
     lines = [f"texts left out, because they are in no folder of a class: {len(beside):,}"] * bool(beside)
-    files, more = class_names.keep_labelled([file for file in files if file.inside.parent not in above])
-    parts, class_of = {}, {}
-    for part, _, rows in class_names.divide(pathlib.Path(source).expanduser(), files):
-        parts[part] = parts.get(part, []) + [file for file, _ in rows]
-        class_of |= {file.name: name for file, name in rows}
-    by_name = parts if {data_files.VALID, data_files.TEST} & parts.keys() else {}
-    if unused := 0 if by_name else len(files) - len(parts[data_files.TRAIN]):
+    files = [file for file in files if file.inside.parent not in above]
+    rows, _, more = class_names.divide(pathlib.Path(source).expanduser(), files)
+    class_of = {file.name: name for part in rows.values() for file, name in part}
+    parts = {part: [file for file, _ in group] for part, group in rows.items()}
+    if {data_files.VALID, data_files.TEST} & parts.keys():
+        return [file for part in parts.values() for file in part], parts, class_of, lines + more
+    if unused := len(class_of) - len(parts[data_files.TRAIN]):
         more.append(f"texts left out, because they are in other folders: {unused:,}")
-    return files if by_name else parts[data_files.TRAIN], by_name, class_of, lines + more
+    return parts[data_files.TRAIN], {}, class_of, lines + more
 
 
 def read_rows(file: data_files.File, source: str, names: Sequence[str], class_of: Mapping[str, str]) -> Iterable[Row]:
