@@ -1,5 +1,6 @@
 """Data of the user's: a reader, a tokenizer, and several sources with shares, as in the guide your_data."""
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -48,7 +49,7 @@ def folder(tmp_path, monkeypatch):
     for name, content in [*((name, code) for code, name in CODE), ("mine", READERS)]:
         monkeypatch.delitem(sys.modules, name, raising=False)
         (tmp_path / f"{name}.py").write_text(content, encoding="utf-8")
-    with sqlite3.connect("notes.db") as data:
+    with contextlib.closing(sqlite3.connect("notes.db")) as data, data:
         data.execute("CREATE TABLE notes (id, body)")
         data.executemany("INSERT INTO notes VALUES (?, ?)", [(i, f"note {i} of the king, " * 20) for i in range(30)])
     (tmp_path / "letters.txt").write_bytes(tiny.TEXT)
