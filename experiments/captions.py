@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
-from experiments.engine import batches, run as runs, train_step
+from experiments.engine import batches, run as runs
 from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, head as heads, layout as layouts
 from tfm.attention import mask as masks
@@ -53,7 +53,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     patches, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     N = patches - 1 + L  # the last patch predicts the first letter
     (train, n_train), (evaluation, n_evaluation), _ = images.make_examples(data, i.augment)
-    fields = splits.make_splits(
+    data_splits = splits.make_splits(
         settings,
         (add_captions(train, w_CL, patches), n_train),
         (add_captions(evaluation, w_CL, patches), n_evaluation),
@@ -67,25 +67,20 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     embedding, output = models.bind_sizes(embeds.mixed, P=P, W=W), models.bind_sizes(heads.next_word, W=W)
     mask = models.add_window(m, masks.either(masks.causal, masks.prefix(patches)))
     model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
-    token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
-    def inputs(batch: dict) -> dict:
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         v_BNP = embeds.cut(batch["image_BYXZ"], size=i.patch)
         return {"inputs": {"v_BNP": v_BNP, "w_BN": batch["w_BL"]}, "mask": mask}
 
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
-        return token_loss(params, x_BND, batch, layout), aux
-
-    def logits(params: Any, batch: dict) -> jax.Array:
-        return model.apply(params, **inputs(batch))[0]
-
-    fields |= baselines.guess_token(fields["evaluation"], W=W, owner="held-out examples'")
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, causal=("w_BL", patches), **fields)
-    return runs.Work(
-        task,
-        figures=functools.partial(figures, settings, data, task, make_writer(logits, patches, L), letters),
-        apply=logits,
+    return tasks.make_work(
+        settings,
+        model,
+        inputs,
+        losses.choose_token_loss(settings, model, sparse=True, layout=layout),
+        data_splits,
+        baseline=functools.partial(baselines.guess_token, W=W),
+        causal=("w_BL", patches),
+        figures=functools.partial(figures, settings, data, letters, patches, L),
         lines=[*data.lines, f"captions of {patches} patches and up to {L} letters"],
         data_sha256=data.sha256,
     )
@@ -129,17 +124,19 @@ def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Ar
 def figures(
     settings: configs.Settings,
     data: images.Images,
-    task: train_step.Task,
-    write: Callable,
-    letters,
-    params,
-    folder,
-    rows,
+    letters: str,
+    patches: int,
+    L: int,
+    work: runs.Work,
+    params: Any,
+    folder: pathlib.Path,
+    rows: list[dict],
 ) -> Iterator[pathlib.Path | dict]:
     """Yield the share of names without a wrong letter, loss curves, and captions of held-out images."""
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
-    w_BL = np.concatenate([write(params, task.evaluation[i]["image_BYXZ"]) for i in range(len(task.evaluation))])
+    write, held_out = make_writer(work.apply, patches, L), work.task.evaluation
+    w_BL = np.concatenate([write(params, held_out[i]["image_BYXZ"]) for i in range(len(held_out))])
     names = ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL]
     truths = [spell_name(data.classes[c]) for c in data.evaluation_label_B]
     pairs = list(zip(truths, names, strict=False))  # the last batch is padded

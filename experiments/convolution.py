@@ -55,17 +55,21 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         y_BND, _ = apply(params, batch["x_BND"])
         return losses.explain_variance(y_BND, batch["target_BND"], average_ND, batch["weight_BN"]), {}
 
-    average = baselines.average_error(fields["evaluation"], lambda batch: batch["target_BND"], average_ND)
+    baseline = functools.partial(
+        baselines.average_error,
+        target=lambda batch: batch["target_BND"],
+        average_NP=average_ND,
+        guess="the average training image, convolved",
+    )
     task = train_step.Task(
         init=functools.partial(init, H=H, D=D, N=X),
         loss=loss,
-        baseline={"loss": average},
-        guess={"loss": "always the average training image, convolved"},
+        baseline=baseline,
         **fields,
     )
     return runs.Work(
         task,
-        figures=functools.partial(figures, settings, data, kernel_HD, task),
+        figures=functools.partial(figures, settings, data, kernel_HD),
         apply=lambda params, batch: apply(params, batch["x_BND"])[0],
         lines=data.lines,
         data_sha256=data.sha256,
@@ -123,7 +127,7 @@ def extract_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, kernel_HD: np.ndarray, task: train_step.Task, params, folder, rows
+    settings: configs.Settings, data: images.Images, kernel_HD: np.ndarray, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
     """Yield the errors of the constructed layer and the learned kernel, then figures: loss, kernels, images."""
     from experiments.figures import (
@@ -131,7 +135,7 @@ def figures(
         plots,
     )  # import matplotlib, which takes a second
 
-    x_BND, folder = task.evaluation[0]["x_BND"][:COMPARED], folder / "figures"
+    x_BND, folder = work.task.evaluation[0]["x_BND"][:COMPARED], folder / "figures"
     true_BND = depthwise.convolve_by_numpy(x_BND, kernel_HD)
     with jax.default_matmul_precision("highest"):  # without this, some accelerators round the factors of a product
         constructed_BND, constructed_BHNS = jax.jit(apply)(construct(kernel_HD, N=x_BND.shape[1]), x_BND)

@@ -67,54 +67,89 @@ def config() -> dict[str, dict]:
     }
 
 
+def choose_windows(t: configs.Settings, corpus: corpora.Corpus) -> Callable:
+    """Return the function (token_T, evaluation=False) -> examples of this objective (splits.Examples).
+
+    Raises UserError for an invalid text.N, or a tokenizer without a mask token.
+    """
+    configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
+    if t.objective != "masked":
+        start = corpus.tokenizer.document_start if t.documents else None
+        return functools.partial(windows.causal, N=t.N, prefix=prefix_length(t), document_start=start)
+    tokenizer = corpus.tokenizer
+    if tokenizer.mask is None:
+        raise errors.UserError(f"text.tokenizer = {t.tokenizer} has no mask token. Choose another text.objective")
+    return functools.partial(windows.masked, N=t.N, W=tokenizer.size, special=tokenizer.special, mask_id=tokenizer.mask)
+
+
+def prefix_length(t: configs.Settings) -> int:
+    """Return the number of tokens at the beginning of a window that see both directions."""
+    return t.N // 2 if t.objective == "prefix" else 0
+
+
+def choose_loss(settings: configs.Settings, model: models.Model) -> Callable[..., train_step.Ratios]:
+    """Return the loss of the settings (losses.choose_token_loss)."""
+    sparse = settings.text.objective != "causal"
+    return losses.choose_token_loss(settings, model, sparse=sparse, layout=model.layout)
+
+
 def prepare(
     settings: configs.Settings,
     mesh: Mesh,
     *,
+    read: Callable[..., corpora.Corpus] = corpora.read_corpus,
+    windows: Callable[..., Callable] = choose_windows,
     head: variant.Variant | None = None,
-    loss: Callable[[models.Model], Callable[..., train_step.Ratios]] | None = None,
+    change: Callable[[models.Model], models.Model] = lambda model: model,
+    loss: Callable[..., Callable[..., train_step.Ratios]] = choose_loss,
 ) -> runs.Work:
-    """Prepare the text, the model, its loss, and the figures.
+    """Prepare the text, the model, its loss, and the figures. An experiment of the user's may exchange the parts.
 
-    head, loss: for an experiment of the user's. `head` may have further parameters, such as a matrix for the token
-    after the next; its `apply` returns the next-token logits. `loss(model)` returns a function (params, x_BND, batch,
-    layout) -> {"loss": (sum, count), "accuracy": ...} of the tokens x_BND before the head, target_BN and weight_BN. Its
-    "loss" is that of the next token, from which bits per byte follow; Task.weights adds other losses.
+    * read(t, specials) -> corpora.Corpus: the text and its tokenizer. t: the section `text`.
+    * windows(t, corpus): the function that cuts ids into examples with w_BN, target_BN and weight_BN.
+    * head: the head of the model, with further parameters, such as a matrix for the token after the next. Its `apply`
+      returns next-token logits.
+    * change(model) -> model: models.map_params quantises its weights, for example.
+    * loss(settings, model): the function (params, x_BND, batch, layout) -> {"loss": (sum, count), "accuracy":
+      ...} of the tokens x_BND before the head. Its "loss" is that of the next token, from which bits per byte follow;
+      Task.weights adds other losses.
+
+    The baseline, the sample, the figures and the tools use these parts too.
     """
     t, m = settings.text, settings.model
     check_documents(settings, mesh)
-    corpus = corpora.read_corpus(t, by_name.choose("objective", t.objective, OBJECTIVES))
+    corpus = read(t, by_name.choose("objective", t.objective, OBJECTIVES))
     masked, W = t.objective == "masked", corpus.tokenizer.size
-    data = make_data(settings, corpus)
+    data = make_data(settings, windows(t, corpus), corpus)
     mask = models.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True) if masked else causal_mask(t))
-    model = make_model(settings, mesh, models.within_documents(mask, data["evaluation"][0])["mask"], head, W=W)
-    token_loss = loss(model) if loss else choose_loss(settings, model)
-    inputs = choose_inputs(m, mask)
-
-    def measure(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
-        return token_loss(params, x_BND, batch, layout), aux
-
-    def logits(params: Any, batch: dict) -> jax.Array:
-        return model.apply(params, **inputs(batch))[0]
-
-    causal = () if masked else ("w_BN", 0)
-    task = tasks.make_task(settings, model, measure, inputs, layout=model.layout, causal=causal, **data)
-    sample = fill_windows(corpus, task, logits) if masked else generate_sample(settings, corpus, model)
-    return runs.Work(
-        task,
-        figures=functools.partial(figures, settings, corpus, task, sample),
-        apply=logits,
+    model = change(make_model(settings, mesh, models.within_documents(mask, data["evaluation"][0])["mask"], head, W=W))
+    most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
+    return tasks.make_work(
+        settings,
+        model,
+        choose_inputs(m, mask),
+        loss(settings, model),
+        data,
+        baseline=functools.partial(baselines.guess_token, W=W, token=most_frequent),
+        causal=() if masked else ("w_BN", 0),
+        figures=functools.partial(figures, settings, corpus),
         files=corpus.tokenizer.files,
-        lines=corpus.lines,
+        lines=[*corpus.lines, *describe_head(settings, W)],
         data_sha256=corpus.sha256,
     )
+
+
+def describe_head(settings: configs.Settings, W: int) -> list[str]:
+    """Return a line if the output matrix is the embedding: its rows have length 1, so logits begin with variance 1."""
+    if settings.model.flax or settings.init_from or not settings.text.head.startswith("tied"):
+        return []
+    return [f"text.head = {settings.text.head}: the loss begins 0.3 to 1 nat above ln W = {np.log(W):.2f}"]
 
 
 def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dict]:
     """Return the function batch -> arguments of the model. mask: for batches without padding."""
 
-    def inputs(batch: dict) -> dict:
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if m.flax:
             return {"inputs": batch["w_BN"], "valid": batch.get("valid_BS")}
         is_padded = "valid_BS" in batch
@@ -140,13 +175,10 @@ def check_documents(settings: configs.Settings, mesh: Mesh) -> None:
         )
 
 
-def make_data(settings: configs.Settings, corpus: corpora.Corpus) -> dict[str, Any]:
-    """Return the fields of the Task with the windows of both splits, and the metrics of the most frequent token."""
-    cut, N, W = choose_windows(settings.text, corpus), settings.text.N, corpus.tokenizer.size
-    examples = cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True)
-    data = splits.make_splits(settings, *examples, tokens=N, stride=N + 1)
-    most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
-    return data | baselines.guess_token(data["evaluation"], W=W, token=most_frequent)
+def make_data(settings: configs.Settings, cut: Callable, corpus: corpora.Corpus) -> dict[str, Any]:
+    """Return the fields of the Task with the windows of both splits. cut: (token_T, evaluation=False) -> examples."""
+    N, examples = settings.text.N, (cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True))
+    return splits.make_splits(settings, *examples, tokens=N, stride=N + 1)
 
 
 def make_model(
@@ -163,40 +195,14 @@ def make_model(
     return models.build_language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
 
 
-def choose_loss(settings: configs.Settings, model: models.Model) -> Callable[..., train_step.Ratios]:
-    """Return the loss of the settings (losses.choose_token_loss)."""
-    sparse = settings.text.objective != "causal"
-    return losses.choose_token_loss(settings, model, sparse=sparse, layout=model.layout)
-
-
-def choose_windows(t: configs.Settings, corpus: corpora.Corpus) -> Callable:
-    """Return the function (token_T, evaluation=False) -> examples of this objective (splits.Examples).
-
-    Raises UserError for an invalid text.N, or a tokenizer without a mask token.
-    """
-    configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
-    if t.objective != "masked":
-        start = corpus.tokenizer.document_start if t.documents else None
-        return functools.partial(windows.causal, N=t.N, prefix=prefix_length(t), document_start=start)
-    tokenizer = corpus.tokenizer
-    if tokenizer.mask is None:
-        raise errors.UserError(f"text.tokenizer = {t.tokenizer} has no mask token. Choose another text.objective")
-    return functools.partial(windows.masked, N=t.N, W=tokenizer.size, special=tokenizer.special, mask_id=tokenizer.mask)
-
-
-def prefix_length(t: configs.Settings) -> int:
-    """Return the number of tokens at the beginning of a window that see both directions."""
-    return t.N // 2 if t.objective == "prefix" else 0
-
-
 def causal_mask(t: configs.Settings) -> masks.Mask:
     """Return the causal mask; the tokens of a prefix see each other in both directions."""
     prefix = prefix_length(t)
     return masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
 
 
-def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: models.Model) -> Callable[[Any], str]:
-    """Return a function params -> a generated text.
+def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: models.Model, params: Any) -> str:
+    """Return a text that the model generates.
 
     The prompt is a new line. For the objective `prefix` it is the beginning of the held-out text.
     """
@@ -224,33 +230,29 @@ def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: m
         prompt = prompt_BN, jnp.full(1, prompt_BN.size), key
         return generate.generate(start, step, *prompt, steps=steps, temperature=TEMPERATURE)[0]
 
-    return lambda params: corpus.tokenizer.decode(np.asarray(sample(params))[0])
+    return corpus.tokenizer.decode(np.asarray(sample(params))[0])
 
 
-def fill_windows(corpus: corpora.Corpus, task: train_step.Task, logits: Callable) -> Callable[[Any], str]:
-    """Return a function params -> a text with held-out windows: masked (as _), filled in by the model, and true."""
+def fill_windows(corpus: corpora.Corpus, work: runs.Work, params: Any) -> str:
+    """Return a text with held-out windows: masked (as _), filled in by the model, and true."""
 
     def decode_each(token_N: np.ndarray) -> list[str]:
         return [corpus.tokenizer.decode([token]).replace("\n", "⏎") for token in token_N]
 
-    def fill(params: Any) -> str:
-        batch = {name: array[:FILLED] for name, array in task.evaluation[0].items()}
-        predicted_BN = np.asarray(jax.jit(logits)(params, batch)).argmax(-1)
-        lines = []
-        rows = zip(batch["target_BN"], batch["weight_BN"] > 0, predicted_BN, strict=True)
-        for target_N, masked_N, predicted_N in rows:
-            truth, prediction = decode_each(target_N), decode_each(predicted_N)
-            correct = int(np.sum(masked_N & (predicted_N == target_N)))
-            lines += [f"masked: {''.join(np.where(masked_N, '_', truth))}"]
-            lines += [f"filled: {''.join(np.where(masked_N, prediction, truth))}", f"truth:  {''.join(truth)}"]
-            lines += [f"{correct} of {int(masked_N.sum())} correct", ""]
-        return "\n".join(lines)
-
-    return fill
+    batch = {name: array[:FILLED] for name, array in work.task.evaluation[0].items()}
+    predicted_BN, lines = np.asarray(jax.jit(work.apply)(params, batch)).argmax(-1), []
+    rows = zip(batch["target_BN"], batch["weight_BN"] > 0, predicted_BN, strict=True)
+    for target_N, masked_N, predicted_N in rows:
+        truth, prediction = decode_each(target_N), decode_each(predicted_N)
+        correct = int(np.sum(masked_N & (predicted_N == target_N)))
+        lines += [f"masked: {''.join(np.where(masked_N, '_', truth))}"]
+        lines += [f"filled: {''.join(np.where(masked_N, prediction, truth))}", f"truth:  {''.join(truth)}"]
+        lines += [f"{correct} of {int(masked_N.sum())} correct", ""]
+    return "\n".join(lines)
 
 
 def figures(
-    settings: configs.Settings, corpus: corpora.Corpus, task: train_step.Task, sample: Callable, params, folder, rows
+    settings: configs.Settings, corpus: corpora.Corpus, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
     """Yield bits per byte and word perplexity; then files: a sample, loss curves, attention weights of a few tokens."""
     from experiments.figures import plots  # imports matplotlib, which takes a second
@@ -260,14 +262,17 @@ def figures(
     if nats and corpus.size is not None and settings.text.objective == "causal":
         measures = perplexity.measure(nats[-1] * targets, tokens=targets, text=corpus.size)
         yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity") if name in measures}
-    text = sample(params)
+    if settings.text.objective == "masked":
+        text = fill_windows(corpus, work, params)
+    else:
+        text = generate_sample(settings, corpus, work.model, params)
     disk.write(folder / "sample.txt", f"{text}\n".encode())
     log.say(f"\n{text}\n")
     yield folder / "sample.txt"
     title = f"{settings.text.objective} language: {corpus.name}"
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per token", title=title)
-    if task.maps is None:
+    if settings.model.flax:
         return
-    batch, A_MHNS = tasks.map_first_example(task, params, tokens=24)
+    batch, A_MHNS = tasks.map_first_example(work, params, tokens=24)
     names = [corpus.tokenizer.decode([token]) for token in batch["w_BN"][0]]
     yield plots.attention_matrices(folder / "figures" / "attention.png", A_MHNS=A_MHNS, queries=names, keys=names)

@@ -30,7 +30,8 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     _, Y, X, Z = data.train_image_BYXZ.shape
     N, _ = models.count_patches(Y, X, Z, patch=i.patch)
     hide = functools.partial(windows.patches, N=N, share=MASKED)
-    fields = splits.make_splits(settings, (hide(train[0]), train[1]), (hide(evaluation[0]), evaluation[1]), tokens=N)
+    hidden = (hide(train[0]), train[1]), (hide(evaluation[0]), evaluation[1])
+    data_splits = splits.make_splits(settings, *hidden, tokens=N)
     layout, mask = sharding.choose_layout(settings.model, mesh, N=N), models.add_window(settings.model, None)
     sizes = {"Y": Y, "X": X, "Z": Z, "patch": i.patch}
     model = models.build_masked_image_model(settings.model, **sizes, layout=layout, mask=mask)
@@ -44,24 +45,25 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         patches = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
         return {"inputs": patches, "mask": mask}
 
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        prediction_BNP, aux = model.apply(params, **inputs(batch, layout), key_B=key_B, layout=layout)
+    def measure(params: Any, x_BND: Any, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
+        prediction_BNP = model.logits(params, x_BND, layout=layout)
         target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
-        return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"]), aux
+        return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
-    def predict(params: Any, batch: dict) -> jax.Array:
-        return model.apply(params, **inputs(batch))[0]
-
-    def target(batch: dict) -> np.ndarray:
-        return cut(batch["image_BYXZ"])
-
-    average = baselines.average_error(fields["evaluation"], target, cut(average_YXZ[None]))
-    fields |= {"baseline": {"loss": average}, "guess": {"loss": "always the average training image"}}
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
-    return runs.Work(
-        task,
-        figures=functools.partial(figures, settings, data, normal, task, predict),
-        apply=predict,
+    baseline = functools.partial(
+        baselines.average_error,
+        target=lambda batch: cut(batch["image_BYXZ"]),
+        average_NP=cut(average_YXZ[None]),
+        guess="the average training image",
+    )
+    return tasks.make_work(
+        settings,
+        model,
+        inputs,
+        measure,
+        data_splits,
+        baseline=baseline,
+        figures=functools.partial(figures, settings, data, normal),
         files={runs.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,
         data_sha256=data.sha256,
@@ -69,7 +71,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, normal: dict, task: train_step.Task, predict, params, folder, rows
+    settings: configs.Settings, data: images.Images, normal: dict, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path]:
     """Yield figures: loss curves; held-out images with masks and predictions; attention weights of one image."""
     from experiments.figures import images as image_figures, plots  # import matplotlib, which takes a second
@@ -83,8 +85,8 @@ def figures(
     title = f"{settings.experiment}: {data.name}"
     yield plots.loss_curves(folder / "loss.png", rows, unit=unit, title=title)
     B, Y, X, _ = image_BYXZ.shape
-    batch = {name: array[:B] for name, array in task.evaluation[0].items()}
-    v_BNP = jax.jit(predict)(params, batch)
+    batch = {name: array[:B] for name, array in work.task.evaluation[0].items()}
+    v_BNP = jax.jit(work.apply)(params, batch)
     explained = [row["eval/explained"] for row in rows if row.get("eval/explained") is not None][-1]
     yield image_figures.hidden_patches(
         folder / "prediction.png",
@@ -98,7 +100,7 @@ def figures(
     yield image_figures.attention_maps(
         folder / "attention.png",
         image_YXZ=image_figures.hide(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
-        A_MHNS=tasks.map_first_example(task, params)[1],
+        A_MHNS=tasks.map_first_example(work, params)[1],
         grid=(Y // size, X // size),
         class_token=False,
     )

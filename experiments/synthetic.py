@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from experiments.config import errors, settings as configs
 from experiments.data import synthetic
-from experiments.engine import run as runs, train_step
+from experiments.engine import run as runs
 from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks
@@ -50,37 +50,35 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     m, (name, causal, N) = settings.model, parse(settings.synthetic.task)
     W = 2 * N
     fetch = synthetic.examples(name, N=N, W=W)
-    fields = splits.make_splits(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
+    data = splits.make_splits(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
         checks.check_causal(m)
     layout, mask = sharding.choose_layout(m, mesh, W=W), models.add_window(m, masks.causal if causal else None)
     model = models.build_language_model(m, head=heads.masked_word, W=W, N=N, layout=layout, mask=mask)
-    token_loss = losses.choose_token_loss(settings, model, sparse=False, layout=layout)
 
-    def inputs(batch: dict) -> dict:
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         return {"inputs": batch["w_BN"], "mask": mask}
 
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
-        return token_loss(params, x_BND, batch, layout), aux
-
-    def logits(params: Any, batch: dict) -> Any:
-        return model.apply(params, **inputs(batch))[0]
-
-    fields |= baselines.guess_token(fields["evaluation"], W=W, owner="held-out examples'")
-    fields["causal"] = ("w_BN", 0) if causal else ()
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, **fields)
-    return runs.Work(task, figures=functools.partial(figures, settings, task), apply=logits)
+    return tasks.make_work(
+        settings,
+        model,
+        inputs,
+        losses.choose_token_loss(settings, model, sparse=False, layout=layout),
+        data,
+        baseline=functools.partial(baselines.guess_token, W=W),
+        causal=("w_BN", 0) if causal else (),
+        figures=functools.partial(figures, settings),
+    )
 
 
 def figures(
-    settings: configs.Settings, task: train_step.Task, params: Any, folder: pathlib.Path, rows: list[dict]
+    settings: configs.Settings, work: runs.Work, params: Any, folder: pathlib.Path, rows: list[dict]
 ) -> list[pathlib.Path]:
     """Draw the loss curves, and the attention weights of one held-out example."""
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
     name, _, N = parse(settings.synthetic.task)
-    batch, A_MHNS = tasks.map_first_example(task, params)
+    batch, A_MHNS = tasks.map_first_example(work, params)
     tokens = synthetic.spell(name, batch["w_BN"][0], N=N, W=2 * N)
     title, folder = settings.synthetic.task.replace("_", ", "), folder / "figures"
     return [

@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
 from experiments.data import classes as class_names, files as data_files, labelled, pretrained_tokenizer
-from experiments.engine import batches, run as runs, train_step
+from experiments.engine import batches, run as runs
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks
@@ -48,31 +48,26 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     labels = [label_texts(split, data.classes) for split in both_splits]
     examples = [make_examples(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
 
-    pooled = not m.flax and t.head == "pooled"
     model = make_model(settings, mesh, W=tokenizer.size, C=len(data.classes))
-    class_loss = losses.choose_class_loss(settings)
 
-    def inputs(batch: dict) -> dict:
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if m.flax:
             return {"inputs": batch["w_BN"], "valid": batch["valid_BS"]}
         return {"inputs": batch["w_BN"], "mask": models.add_window(m, masks.padding(batch["valid_BS"], at_end=True))}
 
-    def average(output: jax.Array, batch: dict) -> jax.Array:
-        return models.average_tokens(output, batch["valid_BS"]) if pooled else output
+    def average(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+        return models.average_tokens(model.logits(params, x_BND, layout=layout), batch["valid_BS"])
 
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        output, aux = model.apply(params, **inputs(batch), key_B=key_B, layout=layout)
-        return class_loss(average(output, batch), batch), aux
-
-    def logits(params: Any, batch: dict) -> jax.Array:
-        return average(model.apply(params, **inputs(batch))[0], batch)
-
-    fields = splits.make_splits(settings, *examples, tokens=t.N) | baselines.guess_class(*labels)
-    task = tasks.make_task(settings, model, loss, inputs, layout=model.layout, **fields)
-    return runs.Work(
-        task,
-        figures=functools.partial(figures, settings, data, task, logits, labels[1]),
-        apply=logits,
+    predict = average if not m.flax and t.head == "pooled" else None
+    return tasks.make_work(
+        settings,
+        model,
+        inputs,
+        losses.choose_class_loss(settings, model, predict),
+        splits.make_splits(settings, *examples, tokens=t.N),
+        baseline=functools.partial(baselines.guess_class, train_label_B=labels[0]),
+        predict=predict,
+        figures=functools.partial(figures, settings, data, labels[1]),
         files=tokenizer.files | {runs.DATA: disk.as_json({"classes": data.classes})},
         lines=describe(data, W=tokenizer.size, N=t.N, truncated=[cut for *_, cut in rows]),
         data_sha256=data.sha256,
@@ -123,12 +118,11 @@ def describe(data: data_files.Rows, *, W: int, N: int, truncated: list[int]) -> 
 def figures(
     settings: configs.Settings,
     data: data_files.Rows,
-    task: train_step.Task,
-    logits: Callable,
-    label_B,
-    params,
-    folder,
-    rows,
+    label_B: np.ndarray,
+    work: runs.Work,
+    params: Any,
+    folder: pathlib.Path,
+    rows: list[dict],
 ) -> Iterator[pathlib.Path | dict]:
     """Yield the calibration error and recalls; then the files.
 
@@ -136,7 +130,7 @@ def figures(
     """
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
-    predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.predict_classes(work, params, len(label_B))
     yield tasks.measure_calibration(label_B, predicted_B, probability_B)
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     lines = []

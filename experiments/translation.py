@@ -61,32 +61,28 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
     train, evaluation = pairs.examples(corpus.train), pairs.examples(corpus.evaluation)
-    fields = splits.make_splits(settings, train, evaluation, tokens=2 * N)
     layout = sharding.choose_layout(settings.model, mesh, W=W)
     padding = masks.padding(np.ones((1, N), bool), at_end=True)
     model = models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
     # Most targets are padding, so the loss is sparse.
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
-    def inputs(batch: dict) -> dict:
+    def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         return {name: batch[name] for name in ("source_BS", "valid_BS", "w_BN")}
-
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        x_BND, aux = model.hidden(params, **inputs(batch), key_B=key_B, layout=layout)
-        return token_loss(params, x_BND, batch, layout), aux
 
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
-    fields |= baselines.guess_token(fields["evaluation"], W=W, token=count_W.argmax())
-    fields["guess"] |= dict.fromkeys(("chrf", "bleu"), "always the translation of another sentence")
-    task = tasks.make_task(settings, model, loss, inputs, layout=layout, causal=("w_BN", 0), maps=None, **fields)
     batch = splits.evaluation_batch_size(settings.train, 2 * N, len(corpus.sources))
-    translate = make_translator(model, corpus.subwords, N=N, batch=batch)
     tokenizer = corpus.subwords.library.to_str(pretty=True).encode()
-    return runs.Work(
-        task,
-        figures=functools.partial(figures, settings, corpus, model, translate),
-        apply=lambda params, batch: model.apply(params, **inputs(batch))[0],
+    return tasks.make_work(
+        settings,
+        model,
+        inputs,
+        token_loss,
+        splits.make_splits(settings, train, evaluation, tokens=2 * N),
+        baseline=functools.partial(baselines.guess_token, W=W, token=count_W.argmax()),
+        causal=("w_BN", 0),
+        figures=functools.partial(figures, settings, corpus, batch),
         files={"tokenizer.json": tokenizer, runs.DATA: disk.as_json(corpus.common)},
         lines=corpus.lines,
         data_sha256=corpus.sha256,
@@ -136,7 +132,7 @@ def make_translator(model: models.Model, subwords: pairs.Subwords, *, N: int, ba
         B = len(source_BS)
         prompt = jnp.full((B, 1), pairs.BOS, jnp.int32), jnp.ones(B, jnp.int32)
         start = functools.partial(model.start, params, source_BS, source_BS != pairs.PAD, capacity=N)
-        step, options = functools.partial(model.step, params), {"steps": N, "stop": (pairs.EOS,)}
+        step, options = functools.partial(model.step, model.by_layer(params)), {"steps": N, "stop": (pairs.EOS,)}
         w_BN, _ = generate.generate(start, step, *prompt, jax.random.key(0), temperature=0.0, **options)
         w_BQN, _ = beam.search(start, step, *prompt, beam=BEAM, length_penalty=LENGTH_PENALTY, **options)
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
@@ -170,15 +166,17 @@ def score(translations: dict[str, list[str]], references: list[list[str]]) -> di
 
 
 def figures(
-    settings: configs.Settings, corpus: Corpus, model: models.Model, translate: Callable, params, folder, rows
+    settings: configs.Settings, corpus: Corpus, batch: int, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
     """Yield the scores; then files: loss curves, cross-attention of one sentence if one fits, sample translations."""
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
-    translations = translate(params, corpus.sources)
+    N, model = settings.pairs.N, work.model
+    translations = make_translator(model, corpus.subwords, N=N, batch=batch)(params, corpus.sources)
     bleu_words_by = translation_score.choose_tokenizer(corpus.references)
-    yield score(translations, corpus.references) | {"bleu_words_by": bleu_words_by}
-    N, title, drawings = settings.pairs.N, f"{settings.experiment}: {corpus.name}", folder / "figures"
+    guess = dict.fromkeys(("chrf", "bleu"), "always the translation of another sentence")
+    yield score(translations, corpus.references) | {"bleu_words_by": bleu_words_by, "guess": guess}
+    title, drawings = f"{settings.experiment}: {corpus.name}", folder / "figures"
     yield plots.loss_curves(drawings / "loss.png", rows, unit="nats per subword", title=title)
     if (maps := cross_attention(corpus, model, params, translations["greedy"], N=N)) is not None:
         title = "cross-attention: the decoder's tokens (rows)\nattend to the source (columns)"

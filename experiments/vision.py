@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
-from experiments.engine import run as runs, train_step
+from experiments.engine import run as runs
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, layout as layouts
 
@@ -39,7 +39,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         mask = models.add_window(settings.model, None)
         sizes = image | {"patch": i.patch, "C": C}
         model = models.build_vision_model(settings.model, output=i.head, **sizes, layout=layout, mask=mask)
-    class_loss = losses.choose_class_loss(settings)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if settings.model.flax:
@@ -47,20 +46,14 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         v_BNP = layouts.take_own_tokens(embeds.cut(batch["image_BYXZ"], size=i.patch), layout)
         return {"inputs": v_BNP, "mask": mask}
 
-    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
-        logits_BC, aux = model.apply(params, **inputs(batch, layout), key_B=key_B, layout=layout)
-        return class_loss(logits_BC, batch), aux
-
-    def logits(params: Any, batch: dict) -> jax.Array:
-        return model.apply(params, **inputs(batch))[0]
-
-    fields = splits.make_splits(settings, train, evaluation, tokens=N)
-    fields |= baselines.guess_class(data.train_label_B, data.evaluation_label_B)
-    task = tasks.make_task(settings, model, loss, inputs, layout=model.layout, **fields)
-    return runs.Work(
-        task,
-        figures=functools.partial(figures, settings, data, task, logits),
-        apply=logits,
+    return tasks.make_work(
+        settings,
+        model,
+        inputs,
+        losses.choose_class_loss(settings, model),
+        splits.make_splits(settings, train, evaluation, tokens=N),
+        baseline=functools.partial(baselines.guess_class, train_label_B=data.train_label_B),
+        figures=functools.partial(figures, settings, data),
         files={runs.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,
         data_sha256=data.sha256,
@@ -68,7 +61,12 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, task: train_step.Task, logits: Callable, params: Any, folder, rows
+    settings: configs.Settings,
+    data: images.Images,
+    work: runs.Work,
+    params: Any,
+    folder: pathlib.Path,
+    rows: list[dict],
 ) -> Iterator[pathlib.Path | dict]:
     """Yield the calibration error and recalls; then the figures.
 
@@ -78,7 +76,7 @@ def figures(
 
     folder, title = folder / "figures", f"{settings.experiment}: {data.name}"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    predicted_B, probability_B = tasks.predict_classes(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.predict_classes(work, params, len(label_B))
     yield tasks.measure_calibration(label_B, predicted_B, probability_B)
     yield tasks.measure_recalls(label_B, predicted_B, data.classes)
     yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
@@ -97,12 +95,12 @@ def figures(
     yield from plots.confusion_of_predictions(
         folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
     )
-    if task.maps is None:
+    if settings.model.flax:
         return
     yield image_figures.attention_maps(
         folder / "attention.png",
         image_YXZ=image_BYXZ[0],
-        A_MHNS=tasks.map_first_example(task, params)[1],
+        A_MHNS=tasks.map_first_example(work, params)[1],
         grid=tuple(n // settings.image.patch for n in image_BYXZ.shape[1:3]),
         class_token=settings.image.head == "class_token",
     )

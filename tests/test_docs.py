@@ -22,6 +22,7 @@ from errors import raises
 import launch
 from benchmarks import __main__ as benchmarks, records
 from configs import base
+from experiments import language
 from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
 from experiments.engine import run as runs
@@ -231,6 +232,21 @@ def test_the_page_of_the_mathematics_is_up_to_date() -> None:
     assert len(files) > 12
     assert not [file for file in files if not list(ROOT.glob(f"tfm/**/{file}")) and not (ROOT / file).is_file()]
     assert {f"E{n}" for n in range(1, 31)} <= set(re.findall(r"^\| (E\d+)", page, flags=re.MULTILINE))
+
+
+def test_the_page_of_parts_has_the_defaults_the_forms_and_the_arguments_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)(?:\.(\w+))?` \|(?: `([^`]*)`)? \| (.*) \|$", PAGES["docs/extending.md"], re.MULTILINE
+    )
+    parts, fields = [row for row in rows if row[1]], tiny.fields()
+    assert len(parts) == 15
+    for section, name, default, form in parts:
+        value = fields[f"{section}.{name}"]
+        assert default.strip() == ("" if value == "" else str(value)), name
+        for label, file in re.findall(r"as `(\w+)` in `([\w/]+)\.py`", form):
+            assert hasattr(importlib.import_module(file.replace("/", ".")), label), file
+    keywords = inspect.getfullargspec(language.prepare).kwonlyargs
+    assert re.findall(r"^\| `(\w+)` \|.*\|$", PAGES["docs/extending.md"].split("As an argument")[1], re.M) == keywords
 
 
 def test_import_tfm_shows_its_modules() -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-_SUFFIX = re.compile(r"_([A-ZΓ-ΩБ-Я]+)$")  # Greek and Cyrillic letters: axes of a module that is not ours
+_SUFFIX = re.compile(r"_([A-ZΓ-ΩБ-Я][A-ZΓ-ΩБ-Я1-9]*)$")  # Greek, Cyrillic: axes of a module that is not ours
 STACKED = "blocks"  # the node whose leaves are stacked over layers
 COPIES = "MHGXΦΨΩ"  # layers, heads, groups of heads, experts; ΦΨΩ: any, of a module that is not ours (`is_matrix`)
 
@@ -35,7 +35,7 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def letters(path: Any) -> str:
-    """Return the letters of a leaf's axes: letters('blocks/score/Uq_HKD') == 'MHKD'.
+    """Return the letters of a leaf's axes: letters('blocks/score/Uq_HKD') == 'MHKD'. A digit is an axis of that size.
 
     A name without letters is a number, in a block one number for each layer: letters('blocks/norm1/alpha') == 'M'.
     """
@@ -71,10 +71,12 @@ def check(params: Any) -> dict[str, int]:
             raise ShapeError(f"{message} End the name in one letter for each axis, as in Uq_HKD")
         for letter, n in zip(letters(path), leaf.shape, strict=True):
             size, source = sizes.setdefault(letter, (n, path))
+            if letter.isdigit() and n != int(letter):
+                raise ShapeError(f"{path} has shape {leaf.shape}, but its name states an axis of size {letter}")
             if size != n:
                 message = f"{letter} is {n} in {path} but {size} in {source}."
                 raise ShapeError(f"{message} Make them equal, or use another letter")
-    return {letter: n for letter, (n, _) in sizes.items()}
+    return {letter: n for letter, (n, _) in sizes.items() if not letter.isdigit()}
 
 
 def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
@@ -99,7 +101,7 @@ def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
 
 def is_matrix(path: Any) -> bool:
     """Return whether a leaf is a matrix (a weight or an embedding), unlike biases, gains and shifts."""
-    return sum(letter not in COPIES for letter in letters(path)) >= 2
+    return sum(letter not in COPIES and not letter.isdigit() for letter in letters(path)) >= 2
 
 
 def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -24,7 +24,7 @@ def prepare(settings, mesh):
     if not settings.targets.later:
         return language.prepare(settings, mesh)._replace(kind="language")
 
-    def two_losses(model):
+    def two_losses(settings, model):
         next_loss = language.choose_loss(settings, model)
 
         def measure(params, x_BND, batch, layout):

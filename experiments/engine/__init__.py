@@ -1,1 +1,3 @@
-"""The training system: settings, mesh, optimiser, training step, loop, checkpoints, logs."""
+"""The training system: the step, the loop, a run."""
+
+from experiments.config import errors as errors  # scripts of users catch engine.errors.UserError

@@ -22,8 +22,8 @@ from experiments.folder import checkpoint, log, records, workdir as workdirs
 TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
 DATA = "data.json"  # metadata that a use of the model needs, such as the names of its classes
 SHARED_SECONDS = 60  # timeout for all processes to see a new file: NFS caches its absence for 30 s
-# (params, folder, rows of metrics.jsonl) -> dicts of further metrics, then paths of figures (drawing may fail)
-Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
+# (work, params, folder, rows of metrics.jsonl) -> dicts of further metrics, then paths of figures (drawing may fail)
+Figures = Callable[[Any, Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
 
 class Work(NamedTuple):
@@ -32,6 +32,8 @@ class Work(NamedTuple):
     task: train_step.Task
     figures: Figures | None = None  # draws after the training, and may add metrics; None: the loss by step
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> outputs, such as logits
+    model: Any = None  # the functions of the model (model/model.py), for figures, samples and tools
+    inputs: Callable[[dict], dict] | None = None  # batch -> the arguments of model.hidden
     files: Mapping[str, bytes] = {}  # name -> content of files that a use of the model needs: tokenizer, classes
     params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones
     lines: Sequence[str] = ()  # lines about the data, to print before training
@@ -103,7 +105,8 @@ def run(
             params = distributed.fetch(state.params)
             summary, metadata = numbers, {"experiment": settings.experiment, "data_sha256": work.data_sha256}
             if writes:
-                summary = summaries.write_result(plan, metadata, work.figures, params, folder, numbers, began)
+                figures = functools.partial(work.figures, work)
+                summary = summaries.write_result(plan, metadata, figures, params, folder, numbers, began)
         summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))

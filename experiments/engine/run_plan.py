@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ class Plan:
     keep_best: checkpoint.Best  # the metric whose best checkpoint is kept
     patience: int  # evaluations without a better metric after which the run ends; 0: never
     may_skip: bool  # whether steps may be skipped (train.nan)
+    baseline: Mapping[str, tuple[float, str]]  # metric -> its value for a guess that ignores the input, description
     resume: int | None = None  # step of the checkpoint to resume from; None: the newest
     save_minutes: float = 5.0  # minutes after which a checkpoint is written in any case
     keep: int = 2  # number of newest checkpoints to keep
@@ -102,6 +103,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
         keep_best=checkpoint.choose_best(t.keep_best, task.better),
         patience=t.patience,
         may_skip=t.nan != "abort",
+        baseline=task.baseline(task.evaluation) if task.baseline else {},
     )
     check_users_code(settings, plan)
     return plan
@@ -134,7 +136,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
     mup = settings.model.mup
     errors.refuse(
-        (mup and task.look is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
+        (mup and task.probe is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
         (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
         (
             t.patience and not t.evaluate_every,

@@ -66,8 +66,8 @@ def write_result(
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    metadata: the experiment's name and the digest of its data. figures: run.Work.figures. final: the final metrics.
-    began: the time of the run's start (time.perf_counter).
+    metadata: the experiment's name and the digest of its data. figures: run.Work.figures of the work.
+    final: the final metrics. began: the time of the run's start (time.perf_counter).
     """
     first = {
         "experiment": metadata["experiment"],
@@ -77,8 +77,8 @@ def write_result(
         **final,
     }
     last = {
-        **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
-        "guess": dict(plan.task.guess),
+        **{f"baseline/{name}": value for name, (value, _) in plan.baseline.items()},
+        "guess": {name: guess for name, (_, guess) in plan.baseline.items()},
         "wall_seconds": time.perf_counter() - began,
         "data_sha256": metadata["data_sha256"],
         **workdirs.provenance(plan.mesh),
@@ -90,6 +90,7 @@ def write_result(
         first["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
     disk.write_json(folder / "summary.json", first | last)
     files, metrics = draw(figures, params, folder)
+    last["guess"] |= metrics.pop("guess", {})
     summary = first | metrics | last
     disk.write_json(folder / "summary.json", summary)
     paths = [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]

@@ -30,6 +30,10 @@ OUT_OF_MEMORY = (
 )
 
 
+# evaluation batches -> {metric: (its value for a guess that ignores the input, description of this guess)}
+Baseline = Callable[[Sequence[dict]], dict[str, tuple[float, str]]]
+
+
 class Task(NamedTuple):
     """The definition of an experiment: its model, loss and data, as the training loop uses them.
 
@@ -44,14 +48,11 @@ class Task(NamedTuple):
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # batches that have every held-out example once
     tokens_per_example: int  # for the throughput
-    baseline: Mapping[str, float] = {}  # the metrics of a guess that ignores the input
-    guess: Mapping[str, str] = {}  # name of a metric -> description of this guess
+    baseline: Baseline | None = None
     better: Mapping[str, str] = {}  # name of a metric of train.metrics -> "more" or "less"
     weights: Mapping[str, float] = {}  # training minimises the loss + the sum of weight * mean of these metrics
     layout: layouts.Layout = layouts.ONE  # how the mesh shards the model
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> metrics to log with the loss
-    maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
-    look: Callable[..., dict[str, jax.Array]] | None = None  # (params, batch, names) -> activations (attentions.Call)
     lines: Sequence[str] = ()  # printed below the parameter table, such as the implementation of attention
     watch: Mapping[str, watches.Watch] = {}  # by their names in train.watch
     frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (freeze.select_trained)

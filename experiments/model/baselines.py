@@ -7,13 +7,11 @@ import numpy as np
 from experiments.config import errors
 
 
-def guess_token(
-    evaluation: Sequence[dict], *, W: int, token: int | None = None, owner: str = "training part's"
-) -> dict[str, dict]:
-    """Return the fields `baseline` and `guess` of a Task: the accuracy of always predicting one of W tokens.
+def guess_token(evaluation: Sequence[dict], *, W: int, token: int | None = None) -> dict[str, tuple[float, str]]:
+    """Return the baseline of a Task: the accuracy of always predicting one of W tokens.
 
-    token: the predicted token; None: the most frequent target of the evaluation. owner: the data in which this token is
-    the most frequent, for the description. Raises UserError if no token of the evaluation is a target.
+    token: the most frequent one of the training data; None: the most frequent target of the evaluation. Raises
+    UserError if no token of the evaluation is a target.
     """
     count_W = np.zeros(W)
     for i in range(len(evaluation)):
@@ -22,24 +20,30 @@ def guess_token(
     if not count_W.any():
         raise errors.UserError("the held-out data has no token to predict. Give more data")
     accuracy = float((count_W.max() if token is None else count_W[token]) / count_W.sum())
-    return {"baseline": {"accuracy": accuracy}, "guess": {"accuracy": f"always the {owner} most frequent token"}}
+    owner = "held-out examples'" if token is None else "training part's"
+    return {"accuracy": (accuracy, f"always the {owner} most frequent token")}
 
 
-def guess_class(train_label_B: np.ndarray, evaluation_label_B: np.ndarray) -> dict[str, dict]:
-    """Return the fields `baseline` and `guess` of a Task: always predict the training data's most frequent class."""
-    accuracy = float(np.mean(evaluation_label_B == np.bincount(train_label_B).argmax()))
-    guess = "always the training part's most frequent class"
-    return {"baseline": {"accuracy": accuracy}, "guess": {"accuracy": guess}}
+def guess_class(evaluation: Sequence[dict], *, train_label_B: np.ndarray) -> dict[str, tuple[float, str]]:
+    """Return the baseline of a Task: always predict the training data's most frequent class."""
+    label, right, count = np.bincount(train_label_B).argmax(), 0.0, 0.0
+    for i in range(len(evaluation)):
+        batch = evaluation[i]
+        right += float(np.sum(batch["weight_B"] * (batch["label_B"] == label)))
+        count += float(np.sum(batch["weight_B"]))
+    return {"accuracy": (right / count, "always the training part's most frequent class")}
 
 
-def average_error(evaluation: Sequence[dict], target: Callable[[dict], np.ndarray], average_NP: np.ndarray) -> float:
-    """Return the mean squared error of always predicting average_NP, over the tokens with weight.
+def average_error(
+    evaluation: Sequence[dict], *, target: Callable[[dict], np.ndarray], average_NP: np.ndarray, guess: str
+) -> dict[str, tuple[float, str]]:
+    """Return the baseline of a Task: the mean squared error of always predicting average_NP, over tokens with weight.
 
-    target: a function batch -> target_BNP.
+    target: a function batch -> target_BNP. guess: what average_NP is.
     """
     error = count = 0.0
     for i in range(len(evaluation)):
         weight_BN1 = evaluation[i]["weight_BN"][..., None]
         error += float(np.sum(weight_BN1 * (target(evaluation[i]) - average_NP) ** 2, dtype=np.float64))
         count += float(weight_BN1.sum()) * average_NP.shape[-1]
-    return error / count
+    return {"loss": (error / count, f"always {guess}")}

@@ -132,15 +132,22 @@ def choose_token_loss(
     return measure_logits
 
 
-def choose_class_loss(settings: configs.Settings) -> Callable[[jax.Array, dict], Ratios]:
-    """Return a function (logits_BC, batch) -> {"loss", "accuracy"} for batches of label_B and weight_B.
+def choose_class_loss(
+    settings: configs.Settings, model: models.Model, predict: Callable | None = None
+) -> Callable[..., Ratios]:
+    """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of label_B and weight_B.
 
-    If the images are mixed (mixup, cutmix), other_label_B counts with other_share_B, and label_B with the rest.
+    predict: (params, x_BND, batch, layout) -> logits_BC; None: those of the model's head. If the images are mixed
+    (mixup, cutmix), other_label_B counts with other_share_B, and label_B with the rest.
     """
     measure = choose_loss(settings)
 
-    def measure_classes(logits_BC: jax.Array, batch: dict) -> Ratios:
+    def measure_classes(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout) -> Ratios:
         label_B, weight_B = batch["label_B"], batch["weight_B"]
+        if predict:
+            logits_BC = predict(params, x_BND, batch, layout)
+        else:
+            logits_BC = model.logits(params, x_BND, layout=layout)
         if "other_label_B" not in batch:
             return measure(logits_BC, label_B, weight_B)
         share_B = batch["other_share_B"]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,10 @@ TOKEN_HEADS = {
 }
 
 
+def _unchanged(params: dict) -> dict:
+    return params
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A model as functions of its parameters.
@@ -62,6 +66,9 @@ class Model:
     layout: layouts.Layout
     attention: implementations.Implementation
     fallback: implementations.Implementation
+    use: Callable[[dict], dict] = _unchanged  # params -> the parameters that all functions use (map_params)
+    lines: ClassVar[tuple[str, ...]] = ()  # printed before training
+    fixed: ClassVar[tuple[str, ...]] = ()  # patterns of arrays that are never trained
 
     @property
     def weights(self) -> dict[str, float]:
@@ -107,17 +114,17 @@ class Model:
     ) -> tuple[jax.Array, dict]:
         """Return X^(M), the tokens before the head, and aux (transformer.hidden). look: activations in aux["look"]."""
         call = Call(mask=mask, code_n=code_n, key_B=key_B, layout=layout, look=look)
-        return transformer.hidden(params, inputs, self.spec_for(layout), call)
+        return transformer.hidden(self.use(params), inputs, self.spec_for(layout), call)
 
     def output(
         self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return the tokens before the output matrix, and the head's parameters (transformer.output)."""
-        return transformer.output(params, x_BND, self.spec, layout)
+        return transformer.output(self.use(params), x_BND, self.spec, layout)
 
     def logits(self, params: Any, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
         """Return the logits of X^(M) (transformer.logits)."""
-        return transformer.logits(params, x_BND, self.spec, layout)
+        return transformer.logits(self.use(params), x_BND, self.spec, layout)
 
     def apply(
         self, params: Any, *inputs: Any, layout: layouts.Layout = layouts.ONE, **options: Any
@@ -131,17 +138,18 @@ class Model:
     ) -> tuple[jax.Array, Any]:
         """Return logits_BW after each prompt, and the KV cache for `capacity` tokens (kv_cache.start)."""
         spec = self.spec_for(layouts.ONE)
-        return kv_cache.start(params, prompt_BN, length_B, capacity=capacity, spec=spec, call=Call(mask=mask))
+        call = Call(mask=mask)
+        return kv_cache.start(self.use(params), prompt_BN, length_B, capacity=capacity, spec=spec, call=call)
 
     def by_layer(self, params: Any) -> Any:
-        """Return the parameters in the form that is fastest for many calls of `step` (kv_cache.by_layer)."""
-        return kv_cache.by_layer(params, dtype=self.spec.dtype)
+        """Return the parameters for `step`, in the form that is fastest for many calls (kv_cache.by_layer)."""
+        return kv_cache.by_layer(self.use(params), dtype=self.spec.dtype)
 
     def step(
-        self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None
+        self, layers: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None
     ) -> tuple[jax.Array, Any]:
-        """Return logits_BW of the token after w_B at positions n_B, and the new cache (kv_cache.step)."""
-        return kv_cache.step(params, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask))
+        """Return logits_BW of the token after w_B at positions n_B, and the new cache. layers: from `by_layer`."""
+        return kv_cache.step(layers, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask))
 
 
 class EncoderDecoder(Model):
@@ -160,7 +168,8 @@ class EncoderDecoder(Model):
     ) -> tuple[jax.Array, dict]:
         """Return X^(M) of the decoder, and aux (encoder_decoder.hidden)."""
         call = Call(key_B=key_B, layout=layout, look=look)
-        return encoder_decoder.hidden(params, source_BS, valid_BS, w_BN, self.spec_for(layout), call)
+        params, spec = self.use(params), self.spec_for(layout)
+        return encoder_decoder.hidden(params, source_BS, valid_BS, w_BN, spec, call)
 
     def start(
         self,
@@ -173,12 +182,24 @@ class EncoderDecoder(Model):
         capacity: int,
     ) -> tuple[jax.Array, Any]:
         """Return logits_BW after each prompt, and the KV cache for `capacity` tokens (encoder_decoder.start)."""
-        arrays = params, source_BS, valid_BS, prompt_BN, length_B
+        arrays = self.use(params), source_BS, valid_BS, prompt_BN, length_B
         return encoder_decoder.start(*arrays, capacity=capacity, spec=self.spec_for(layouts.ONE), call=Call())
 
-    def step(self, params: Any, cache: Any, w_B: jax.Array, n_B: jax.Array) -> tuple[jax.Array, Any]:
-        """Return logits_BW of the token after w_B at positions n_B, and the new cache (encoder_decoder.step)."""
-        return encoder_decoder.step(params, cache, w_B, n_B, spec=self.spec)
+    def by_layer(self, params: Any) -> Any:
+        """Return the parameters for `step`."""
+        return self.use(params)
+
+    def step(self, layers: Any, cache: Any, w_B: jax.Array, n_B: jax.Array) -> tuple[jax.Array, Any]:
+        """Return logits_BW of the token after w_B at positions n_B, and the new cache. layers: from `by_layer`."""
+        return encoder_decoder.step(layers, cache, w_B, n_B, spec=self.spec)
+
+
+def map_params(model: Model, use: Callable[[dict], dict]) -> Model:
+    """Return the model with `use(params)` in place of its parameters, in all its functions: quantised weights, ...
+
+    `use` must also map parameters that are sharded over devices, so it may only compute elementwise.
+    """
+    return dataclasses.replace(model, use=lambda params: model.use(use(params)))
 
 
 def build_language_model(

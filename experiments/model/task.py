@@ -1,58 +1,75 @@
-"""Make the Task that an experiment gives to the training loop, and compute what the figures of experiments show."""
+"""Make the Work of an experiment from its parts, and compute what the figures of experiments show."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.config import settings as configs
-from experiments.engine import train_step
+from experiments.engine import run as runs, train_step
 from experiments.model import flax_model, losses, model as models, probe
+from tfm import layout as layouts
 
 BINS = 15  # of the calibration error, as in Guo et al. 2017
 RECALLS = 100  # the most classes whose recall is in the summary
 
 
-def make_task(
+def make_work(
     settings: configs.Settings,
     model: models.Model | flax_model.FlaxModel,
-    loss: Callable,
-    inputs: Callable[[dict], dict],
+    inputs: Callable[..., dict],
+    measure: Callable[..., train_step.Ratios],
+    data: Mapping[str, Any],
+    *,
+    baseline: train_step.Baseline | None = None,
+    causal: tuple = (),
+    predict: Callable | None = None,
     **fields: Any,
-) -> train_step.Task:
-    """Return the task of a model, with symmetry metrics and attention maps.
+) -> runs.Work:
+    """Return the work of a model: its task with this loss, its outputs, and the model itself for figures and tools.
 
-    loss: Task.loss. inputs: a function batch -> the arguments of model.hidden for this batch. fields: other fields of
-    the Task.
+    inputs: (batch, layout=ONE) -> the arguments of model.hidden. measure: (params, x_BND, batch, layout) -> metrics, of
+    the tokens x_BND before the head. data: fields of the Task (splits.make_splits). baseline, causal: of the Task.
+    predict: (params, x_BND, batch, layout=ONE) -> outputs; None: the logits. fields: of the Work.
     """
 
-    def maps(params: Any, batch: dict) -> jax.Array:
-        return model.hidden(params, **inputs(batch), look=("A",))[1]["look"]["A"]
+    def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
+        x_BND, aux = model.hidden(params, **inputs(batch, layout), key_B=key_B, layout=layout)
+        return measure(params, x_BND, batch, layout), aux
 
-    def look(params: Any, batch: dict, names: tuple[str, ...]) -> dict[str, jax.Array]:
-        x_BND, aux = model.hidden(params, **inputs(batch), look=names)
-        return aux.get("look", {}) | {"logits": model.logits(params, x_BND)}
+    def apply(params: Any, batch: dict) -> jax.Array:
+        x_BND = model.hidden(params, **inputs(batch))[0]
+        return predict(params, x_BND, batch) if predict else model.logits(params, x_BND)
 
-    common = {"lines": (f"attention: {model.attention}",), "weights": model.weights}
-    metrics = losses.choose_metrics(settings.train.metrics)
-    common["better"] = {name: metric.better for name, metric in metrics.items()} | fields.pop("better", {})
-    if isinstance(model, flax_model.FlaxModel):
-        common |= {"lines": common["lines"] + tuple(model.lines), "fixed": model.fixed}
-    else:
-        common |= {"probe": probe.symmetry_metrics(settings.model), "maps": maps, "look": look}
-    return train_step.Task(init=model.init, loss=loss, **common | fields)
+    lines = [f"attention: {model.attention}", *model.lines]
+    better = {name: metric.better for name, metric in losses.choose_metrics(settings.train.metrics).items()}
+    task = train_step.Task(
+        init=model.init,
+        loss=loss,
+        baseline=baseline,
+        weights=model.weights,
+        layout=model.layout,
+        probe=None if settings.model.flax else probe.symmetry_metrics(settings.model),
+        lines=lines,
+        fixed=model.fixed,
+        causal=causal,
+        **data | {"better": better | data.get("better", {})},
+    )
+    return runs.Work(task, model=model, inputs=inputs, apply=apply, **fields)
 
 
-def predict_classes(task: train_step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+def predict_classes(work: runs.Work, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the most likely class of each of the n held-out examples, and its probability."""
 
     @jax.jit
     def predict(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:
-        p_BC = jax.nn.softmax(logits(params, batch))
+        p_BC = jax.nn.softmax(work.apply(params, batch))
         return p_BC.argmax(-1), p_BC.max(-1)
 
-    pairs = [jax.device_get(predict(params, task.evaluation[i])) for i in range(len(task.evaluation))]
+    held_out = work.task.evaluation
+    pairs = [jax.device_get(predict(params, held_out[i])) for i in range(len(held_out))]
     predicted_B, probability_B = (np.concatenate(arrays)[:n] for arrays in zip(*pairs, strict=True))
     return predicted_B, probability_B
 
@@ -77,10 +94,18 @@ def measure_recalls(label_B: np.ndarray, predicted_B: np.ndarray, classes: Seque
     return {"recall": {classes[c]: float(recall_C[c]) for c in np.sort(lowest)}}
 
 
-def map_first_example(task: train_step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
+def look(work: runs.Work, params: Any, batch: dict, names: tuple[str, ...]) -> dict[str, jax.Array]:
+    """Return {name: activation of every layer} (block.Order), and "logits". Not for a Flax module."""
+    x_BND, aux = work.model.hidden(params, **work.inputs(batch), look=names)
+    return aux.get("look", {}) | {"logits": work.model.logits(params, x_BND)}
+
+
+def map_first_example(work: runs.Work, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
     """Return the first held-out example as a batch, and its attention weights A_MHNS.
 
     tokens: use only that many tokens, the first ones; None: all.
     """
-    batch = {name: array[:1] if tokens is None else array[:1, :tokens] for name, array in task.evaluation[0].items()}
-    return batch, np.asarray(jax.jit(task.maps)(params, batch))[:, 0]
+    example = work.task.evaluation[0]
+    batch = {name: array[:1] if tokens is None else array[:1, :tokens] for name, array in example.items()}
+    activations = jax.jit(functools.partial(look, work, names=("A",)))(params, batch)
+    return batch, np.asarray(activations["A"])[:, 0]

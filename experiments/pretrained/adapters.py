@@ -61,7 +61,7 @@ def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Me
         data = json.loads(work.files.get(runs.DATA, b"{}")) | {"kind": work.kind}
         work = work._replace(files={**work.files, runs.DATA: json.dumps(data).encode()})
 
-    def draw_loss(params: Any, folder: pathlib.Path, rows: list[dict]) -> list[pathlib.Path]:
+    def draw_loss(work: runs.Work, params: Any, folder: pathlib.Path, rows: list[dict]) -> list[pathlib.Path]:
         from experiments.figures import plots  # matplotlib is slow to import
 
         return [plots.loss_curves(folder / "figures" / "loss.png", rows, unit="mean", title=settings.experiment)]
@@ -111,17 +111,15 @@ def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
 
     frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in split_parts(settings.init_fresh)))
 
-    def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
+    def figures(adapted: runs.Work, params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
         fixed = freeze.find_frozen(params, frozen)
         with runs.file_errors(folder):
             arrays = {path: leaf for path, leaf in shapes.flat(params).items() if path not in fixed}
             safetensors.write(folder / FILE, arrays)
         yield folder / FILE
-        yield from work.figures(merge(params, text), folder, rows)
+        yield from work.figures(work, merge(params, text), folder, rows)
 
-    adapted = task._replace(
-        init=init, loss=loss, frozen=frozen, probe=with_effective(task.probe), maps=with_effective(task.maps)
-    )
+    adapted = task._replace(init=init, loss=loss, frozen=frozen, probe=with_effective(task.probe))
     return work._replace(task=adapted, figures=figures, apply=with_effective(work.apply))
 
 

@@ -134,7 +134,7 @@ def prepare_work(program: studies.Program, settings: configs.Settings, devices: 
             f'study.tune: the experiment "{settings.experiment}" has no tuning split of its data. '
             "Build its task with splits.make_splits, or leave study.tune out."
         )
-    return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
+    return work._replace(task=work.task._replace(**work.task.tuning(), baseline=None))
 
 
 def prepare(program: studies.Program, devices: Mesh) -> Ready:
@@ -247,8 +247,8 @@ def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds
         "params": job.params,
         "flops_per_step": 3 * job.flops,
         "flops_per_token": job.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
-        **{f"baseline/{name}": value for name, value in task.baseline.items()},
-        "guess": dict(task.guess),
+        **{f"baseline/{name}": value for name, (value, _) in ready.plan.baseline.items()},
+        "guess": {name: guess for name, (_, guess) in ready.plan.baseline.items()},
         **({"better": dict(task.better)} if task.better else {}),
         "data": list(job.lines),
         "data_sha256": ready.work.data_sha256,

@@ -23,6 +23,7 @@ import numpy as np
 from experiments.config import by_name, errors, files as config_files
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step
+from experiments.model import task as tasks
 from experiments.tools import command as commands
 
 STAGES = ("q", "k", "v", "attention", "mlp", "hidden")  # and logits
@@ -78,12 +79,12 @@ def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.nd
         settings = config_files.load_settings(config, fixed | changes)
         mesh = meshes.make(data=1)
         work = by_name.load_experiment(settings.experiment).prepare(settings, mesh)
-    if work.task.look is None:
+    if work.task.probe is None:
         raise errors.UserError(f"{config}: the model of this experiment does not show its activations")
     plan = run_plan.make_plan(settings, work.task, mesh)
     state = train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=mesh)
     batch = work.task.evaluation[0]
-    look, first, rows = jax.jit(lambda params: work.task.look(params, batch, STAGES)), {}, []
+    look, first, rows = jax.jit(lambda params: tasks.look(work, params, batch, STAGES)), {}, []
     for n in range(steps + 1):
         activations = {name: np.asarray(x, np.float32) for name, x in look(state.params).items()}
         activations["last layer"] = activations["hidden"][-1]

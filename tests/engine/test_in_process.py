@@ -25,7 +25,7 @@ from experiments.folder import log, manifest
 unbroken, unbroken_folder = dots.unbroken, dots.unbroken_folder
 
 
-def draw_figures(params, folder, rows):
+def draw_figures(work, params, folder, rows):
     (folder / "figures" / "dots.png").write_bytes(b"dots")
     return [folder / "figures" / "dots.png"]
 
@@ -209,7 +209,7 @@ def test_changed_modules_of_the_user_are_imported_again(tmp_path, monkeypatch):
 
 
 def test_a_figure_that_fails_does_not_end_the_run_and_earlier_numbers_stay(tmp_path, monkeypatch, capsys):
-    def draw_and_fail(params, folder, rows):
+    def draw_and_fail(work, params, folder, rows):
         assert summary(folder)["params_sha256"]  # the summary is written before the figures are drawn
         yield {"eval/more": 0.25}
         raise MemoryError("Unable to allocate 75 GiB")

@@ -47,7 +47,10 @@ def test_names_of_classes_become_letters_and_their_ends_are_targets():
 def test_letters_attend_to_the_image_and_earlier_letters_and_captions_have_the_most_likely_ones(tmp_path):
     work, (_, numbers), _ = tiny.make_figures(tiny.settings("captions", **SMALL), tmp_path, [])
     params, batch = tiny.draw_params(work.task), {name: x[:3] for name, x in work.task.evaluation[0].items()}
-    apply, written_BL = jax.jit(work.apply), np.asarray(work.figures.args[3](params, batch["image_BYXZ"]))
+    apply, written_BL = (
+        jax.jit(work.apply),
+        np.asarray(captions.make_writer(work.apply, 4, 6)(params, batch["image_BYXZ"])),
+    )
     batch = batch | {"w_BL": written_BL[:, :-1]}
     first = np.asarray(apply(params, batch))
     # The last of four patches predicts the first letter.

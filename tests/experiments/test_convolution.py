@@ -72,7 +72,7 @@ def test_the_metrics_and_figures_of_the_task(tmp_path):
     measure = tiny.measure(task)
     batch_measures = [jax.device_get(measure(params, batch)) for batch in task.evaluation]
     loss, explained = (np.sum([one[name] for one in batch_measures], axis=0) for name in ("loss", "explained"))
-    assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / task.baseline["loss"], rel=1e-4)
+    assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / tiny.baseline(task)["loss"], rel=1e-4)
 
 
 def test_a_kernel_longer_than_the_rows_is_refused():

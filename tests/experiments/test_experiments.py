@@ -99,7 +99,7 @@ def test_a_held_out_prefix_is_read_in_both_directions_and_continued_with_the_cac
     settings = text_settings(tmp_path, **changes)
     work, w_N = tiny.work_of(settings), [*map(int, corpora.read_corpus(settings.text, ()).evaluation_T[:16])]
     params = tiny.draw_params(work.task)  # a prompt with a causal mask would have another continuation
-    sample = next(work.figures(params, tmp_path, []))
+    sample = next(work.figures(work, params, tmp_path, []))
     model = models.build_language_model(settings.model, head=heads.next_word, W=256, N=32)
     mask = masks.either(masks.causal, masks.prefix(16))
     apply = jax.jit(functools.partial(model.apply, mask=mask))
@@ -113,7 +113,7 @@ def test_without_a_token_for_a_new_line_the_sample_begins_with_the_first_held_ou
     (tmp_path / "text.txt").write_text("abc" * 60 + "cabcabcabcabcabcabca")
     changes = {"text__source": str(tmp_path / "text.txt"), "text__tokenizer": "characters", "text__N": 5}
     work = tiny.work_of(tiny.settings("language", **changes, model__M=1))
-    sample = next(work.figures(tiny.draw_params(work.task), tmp_path, []))
+    sample = next(work.figures(work, tiny.draw_params(work.task), tmp_path, []))
     assert len(sample.read_text()) == 5 + 1 and sample.read_text()[0] == "c"
 
 
@@ -137,7 +137,7 @@ def test_the_figures_of_images_show_wrong_predictions_first(tmp_path, monkeypatc
     settings = tiny.settings("vision", image__source=str(tmp_path), image__patch=3, model__M=1)
     work, (files, numbers), _ = tiny.make_figures(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.stem for file in files] == ["loss", "predictions", "confusion", "attention"]
-    assert work.task.baseline == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
+    assert tiny.baseline(work.task) == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
     is_wrong_B = values_of_figure["label_B"] != values_of_figure["predicted_B"]
     logits_BC = np.asarray(jax.jit(work.apply)(tiny.draw_params(work.task), work.task.evaluation[0]))
     assert 0 < is_wrong_B.sum() < 23 and (np.diff(is_wrong_B.astype(int)) <= 0).all()  # wrong predictions are first
@@ -145,10 +145,18 @@ def test_the_figures_of_images_show_wrong_predictions_first(tmp_path, monkeypatc
     assert sorted(values_of_figure["predicted_B"]) == sorted(np.argmax(logits_BC, -1)[:23])
 
 
+def test_a_tied_output_says_where_the_loss_begins(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"abcde" * 30)
+    for head, line in ("linear", ""), ("tied", "text.head = tied: the loss begins 0.3 to 1 nat above ln W = 5.55"):
+        settings = tiny.settings("language", text__source=str(tmp_path / "text.txt"), text__N=4, text__head=head)
+        assert [*language.describe_head(settings, 256)] == [line] * bool(line)
+        assert {line}.issubset({"", *tiny.work_of(settings).lines})
+
+
 def test_the_baseline_of_text_is_the_most_frequent_training_token(tmp_path):
     (tmp_path / "text.txt").write_bytes(b"a" * 60 + b"b" * 30 + b"abbbaabbbb")  # the last ten letters are held out
     task = tiny.task_of(tiny.settings("language", text__source=str(tmp_path / "text.txt"), text__N=4))
-    assert task.baseline["accuracy"] == pytest.approx(2 / 9)  # the targets are "bbbaabbbb"
+    assert tiny.baseline(task)["accuracy"] == pytest.approx(2 / 9)  # the targets are "bbbaabbbb"
     assert task.tokens_per_example == 4
 
 

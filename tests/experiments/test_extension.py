@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 from errors import raises
+from scipy.special import log_softmax
 
 from experiments import language
 from experiments.config import by_name, errors
@@ -31,7 +32,7 @@ LANGUAGE |= {"model__norm": "rms", "model__mlp": "relu", "model__bias": "none"} 
 def guide(tmp_path, monkeypatch):
     """Return a folder with the files of both guides, from which Python imports them, and a text."""
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
-    for page in ("your_experts", "two_tokens"):
+    for page in ("your_experts", "two_tokens", "your_objective"):
         text = (by_name.ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
         for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
             name = re.match(r"# (my_\w+)\.py\n", code)[1]
@@ -169,7 +170,7 @@ def test_losses_by_name_equal_their_definitions():
         np.testing.assert_allclose(jax.jit(chosen)(logits, target, weight)["loss"], (total, count), rtol=1e-5)
 
 
-def test_bits_per_byte_come_from_the_cross_entropy_alone(guide):
+def test_bits_per_byte_come_from_the_cross_entropy_alone(guide, monkeypatch):
     smooth, nats = {"train__loss": "label_smoothing:0.5"}, {"eval/loss": 2.0}
     both = nats | {"eval/cross_entropy": 1.0}
     for changes, row, expected in (
@@ -177,8 +178,9 @@ def test_bits_per_byte_come_from_the_cross_entropy_alone(guide):
         (smooth | {"train__metrics": ["cross_entropy"]}, both, 1.0),
         (smooth, nats, None),
     ):
-        draw = tiny.work_of(settings(guide, **changes)).figures
-        first = next(draw.func(*draw.args[:3], lambda params: "a sample", {}, guide, [{"step": 1} | row]))
+        work = tiny.work_of(settings(guide, **changes))
+        monkeypatch.setattr(language, "generate_sample", lambda *arguments: "a sample")
+        first = next(work.figures(work, {}, guide, [{"step": 1} | row]))
         if expected is None:
             assert first == guide / "sample.txt"
         else:  # the tokens are characters of one byte
@@ -313,3 +315,21 @@ def test_a_run_with_a_second_target_is_opened_by_the_tools(guide):
     ):
         outcome = tiny.command(tool, checkpoint=str(guide / "run"), **flags)
         assert outcome.code == 0 and "head/G2_WD" in outcome.out
+
+
+def test_an_own_objective_reaches_the_loss_the_baseline_and_the_samples(guide):
+    work = tiny.work_of(settings(guide, "my_diffusion", text__objective="masked"))
+    batch, params = work.task.evaluation[0], tiny.draw_params(work.task)
+    masked_BN, largest_B1 = batch["weight_BN"] > 0, batch["weight_BN"].max(1, keepdims=True)
+    np.testing.assert_allclose(batch["weight_BN"], masked_BN * largest_B1, rtol=1e-6)  # 1 / t of the window
+    assert len({*largest_B1.ravel().tolist()}) > 9 and (batch["w_BN"] != batch["target_BN"])[masked_BN].all()
+    nats = -np.take_along_axis(log_softmax(work.apply(params, batch), -1), batch["target_BN"][..., None], -1)[..., 0]
+    total, count = work.task.loss(params, batch)[0]["loss"]
+    np.testing.assert_allclose([total, count], [(nats * batch["weight_BN"]).sum(), batch["weight_BN"].sum()], rtol=1e-4)
+    folder = guide / "out"
+    (folder / "figures").mkdir(parents=True)
+    files = [file for file in work.figures(work, params, folder, [{"step": 1, "train/loss": 2.0}]) if file]
+    assert {file.name for file in files} >= {"sample.txt", "written.txt"}
+    hidden = (folder / "sample.txt").read_text().splitlines()[0].removeprefix("masked: ")
+    assert [letter == "_" for letter in hidden] == masked_BN[0].tolist()
+    assert len((folder / "written.txt").read_text()) == 8

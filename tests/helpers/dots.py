@@ -49,7 +49,7 @@ def prepare(settings, devices):
     return runs.Work(task, lambda *arguments: figures(*arguments), apply, **fields)
 
 
-def figures(params, folder, rows):
+def figures(work, params, folder, rows):
     return []
 
 

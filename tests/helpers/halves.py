@@ -36,7 +36,6 @@ def prepare(settings, devices):
         train=batches.train(fetch, n=ALL, batch=t.batch_size, seed=settings.seed),
         evaluation=batches.evaluation(fetch, n=ALL, batch=t.batch_size),
         tokens_per_example=1,
-        baseline={},
         layout=meshes.layout(devices),
     )
-    return runs.Work(task, lambda params, folder, rows: [])
+    return runs.Work(task, lambda *arguments: [])

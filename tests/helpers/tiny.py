@@ -116,6 +116,11 @@ def task_of(settings: configs.Settings) -> train_step.Task:
     return work_of(settings).task
 
 
+def baseline(task: train_step.Task) -> dict[str, float]:
+    """Return the metrics of the guess that ignores the input."""
+    return {name: value for name, (value, _) in task.baseline(task.evaluation).items()}
+
+
 def make_figures(settings: configs.Settings, folder: pathlib.Path, rows: list[dict]) -> tuple[runs.Work, Any, str]:
     """Draw an experiment's figures for a model with random parameters.
 
@@ -123,7 +128,7 @@ def make_figures(settings: configs.Settings, folder: pathlib.Path, rows: list[di
     """
     work, files, numbers = work_of(settings), [], {}
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        for result in work.figures(draw_params(work.task), folder, rows):
+        for result in work.figures(work, draw_params(work.task), folder, rows):
             if isinstance(result, dict):
                 numbers |= result
             else:
@@ -189,7 +194,7 @@ def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, gr
         train=batches.train(fetch, n=n, batch=batch, seed=seed, growth=growth),
         evaluation=batches.evaluation(lambda i_B, rng: fetch(i_B + n, rng), n=n_evaluation, batch=evaluate_batch),
         tokens_per_example=1,
-        baseline={"accuracy": 1 / C},
+        baseline=lambda evaluation: {"accuracy": (1 / C, "any class")},
     )
 
 

@@ -143,6 +143,26 @@ def test_techniques_are_causal_and_equal_with_a_cache(name):
         cases.assert_close(logits_BW, logits_BNW[:, n], 1e-5)
 
 
+def test_mapped_parameters_are_used_by_every_function_of_a_model():
+    model, w_BN = language(G=2), np.random.default_rng(0).integers(0, W, (3, N))
+
+    def quantise(params):
+        return jax.tree.map(lambda x: jnp.round(4 * x) / 4, params)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def compute(model, params):
+        x_BND, _ = model.hidden(params, w_BN, mask=masks.causal)
+        start_BW, cache = model.start(params, w_BN[:, :3], np.full(3, 3), capacity=N, mask=masks.causal)
+        step_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 3], np.full(3, 3), mask=masks.causal)
+        output = model.output(params, x_BND)
+        return x_BND, start_BW, step_BW, model.logits(params, x_BND), output, model.apply(params, w_BN, mask=None)[0]
+
+    params = cases.draw_params(model.init)
+    results = compute(models.map_params(model, quantise), params), compute(model, quantise(params))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    assert (results[0][0] != compute(model, params)[0]).any()
+
+
 def test_output_cap_is_applied_to_the_logits_of_the_head():
     model_pair, w_BN = [language(output_cap=cap) for cap in (0.0, 0.5)], np.array([[1, 2, 2, 5]])
     weight_BN = np.ones(w_BN.shape, np.float32)

@@ -62,6 +62,7 @@ def test_sizes_give_shapes_and_shapes_give_the_size_of_every_letter():
         ({"a/U": (2, 3)}, ["a/U", "(2, 3)", "Uq_HKD"]),
         ({"blocks/b_HK": (2, 3)}, ["blocks/b_HK", "(2, 3)", "'MHK'"]),
         ({"blocks/a_H": (3, 2), "blocks/b_H": (5, 2)}, ["M is 5"]),
+        ({"a/x_B1": (3, 2)}, ["a/x_B1", "(3, 2)", "an axis of size 1"]),
     ],
 )
 def test_check_names_the_leaves_that_contradict(leaves, parts):

@@ -10,6 +10,7 @@ from scipy.special import log_softmax
 from experiments.config import errors
 from experiments.devices import mesh as meshes
 from experiments.engine import optim, run_plan
+from experiments.model.task import look
 from experiments.tools import coordinate_check
 from tfm import mup, shapes
 
@@ -24,10 +25,14 @@ def text(tmp_path_factory):
     return str(file)
 
 
-def make(text, **changes):
+def make_work(text, **changes):
     """Return the task of a language model."""
     changes = {"text__source": text, "model__H": 2, "model__M": 1} | TEXT | changes
-    return tiny.task_of(tiny.settings("language", **changes))
+    return tiny.work_of(tiny.settings("language", **changes))
+
+
+def make(text, **changes):
+    return make_work(text, **changes).task
 
 
 def compute(function, variants):
@@ -68,20 +73,20 @@ def test_at_the_base_width_nothing_changes(text):
 
 
 def test_initial_values_logits_and_output_of_a_wider_model(text):
-    tasks = [make(text, model__D=4 * BASE, model__mup=n) for n in (0, BASE)]
-    params, params_mup = compute(lambda task: task.init(jax.random.key(0)), tasks)
+    works = [make_work(text, model__D=4 * BASE, model__mup=n) for n in (0, BASE)]
+    params, params_mup = compute(lambda work: work.task.init(jax.random.key(0)), works)
     plain, wide = shapes.flat(params), shapes.flat(params_mup)
     for path in plain:
         factor = 2.0 if path.startswith(("embed/", "position/")) else 1.0  # sqrt(D / D_0): as at the base width
         np.testing.assert_allclose(wide[path], factor * plain[path], rtol=1e-6, err_msg=path)
-    batch = tasks[0].evaluation[0]
+    batch = works[0].task.evaluation[0]
     uniform = params | {"blocks": jax.tree.map(np.zeros_like, params["blocks"])}  # equal tokens before the head
 
-    def measure(task):  # with equal parameters
-        q_MBHNK, output = task.look(params, batch, ("q",))["q"], task.look(uniform, batch, ())["logits"]
-        return q_MBHNK[0], task.maps(params, batch)[0][..., -1, :], output
+    def measure(work):  # with equal parameters
+        activations, output = look(work, params, batch, ("q", "A")), look(work, uniform, batch, ())["logits"]
+        return activations["q"][0], activations["A"][0][..., -1, :], output
 
-    (q, last, output), (q_mup, last_mup, output_mup) = compute(measure, tasks)
+    (q, last, output), (q_mup, last_mup, output_mup) = compute(measure, works)
     np.testing.assert_allclose(q, q_mup, atol=1e-6)
     logits, logits_mup = (np.log(x / x[..., :1]) for x in (last, last_mup))  # of the last token, which may see all
     np.testing.assert_allclose(logits_mup, logits / 2, atol=1e-4)  # 1 / sqrt(r)
@@ -92,13 +97,13 @@ def test_the_factor_of_the_output_follows_the_layer_before_it(tmp_path):
     """The class logits of a text are those of G / r and the same layer tanh(W x_0 + b)."""
     (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"{i} kings,{i % 3}\n" for i in range(30)))
     config = dict(text__head="tanh", text__N=16, text__source=str(tmp_path / "texts.csv"), model__D=32, model__M=1)
-    tasks = [tiny.task_of(tiny.settings("text_classification", model__mup=n, **config)) for n in (0, 8)]
-    params = tiny.draw_params(tasks[0])
+    works = [tiny.work_of(tiny.settings("text_classification", model__mup=n, **config)) for n in (0, 8)]
+    params = tiny.draw_params(works[0].task)
     params["blocks"] = jax.tree.map(np.zeros_like, params["blocks"])
     scaled = params | {"head": params["head"] | {"G_CD": np.asarray(params["head"]["G_CD"]) / 4}}
-    batch = tasks[0].evaluation[0]
-    pairs = (tasks[0], scaled), (tasks[1], params)
-    expected, logits = compute(lambda one: one[0].look(one[1], batch, ())["logits"], pairs)
+    batch = works[0].task.evaluation[0]
+    pairs = (works[0], scaled), (works[1], params)
+    expected, logits = compute(lambda one: one[0].apply(one[1], batch), pairs)
     np.testing.assert_allclose(logits, expected, atol=1e-6)
 
 
@@ -173,16 +178,17 @@ unknown_axis = init_unknown, lambda params, x_BND: x_BND @ params["A_QD"].T @ pa
 
 
 def test_activations_by_name_are_those_of_the_forward_pass(text):
-    task = make(text, model__M=2)
+    work = make_work(text, model__M=2)
+    task = work.task
     batch, params = task.evaluation[0], tiny.draw_params(task)
     names = ("q", "k", "v", "attention", "mlp", "hidden")
-    [look, (metrics, _)] = compute(lambda f: f(params, batch), [lambda *given: task.look(*given, names), task.loss])
+    [seen, (metrics, _)] = compute(lambda f: f(params, batch), [lambda *given: look(work, *given, names), task.loss])
     M, H, D, N = 2, 2, 8, 8
-    assert look["q"].shape == look["k"].shape == look["v"].shape == (M, len(batch["w_BN"]), H, N, D // H)
-    assert look["hidden"].shape == look["mlp"].shape == (M, len(batch["w_BN"]), N, D)
-    added = look["hidden"][1] - look["hidden"][0]
-    np.testing.assert_allclose(added, look["attention"][1] + look["mlp"][1], atol=1e-5)
-    chosen = np.take_along_axis(log_softmax(look["logits"], -1), batch["target_BN"][..., None], -1)[..., 0]
+    assert seen["q"].shape == seen["k"].shape == seen["v"].shape == (M, len(batch["w_BN"]), H, N, D // H)
+    assert seen["hidden"].shape == seen["mlp"].shape == (M, len(batch["w_BN"]), N, D)
+    added = seen["hidden"][1] - seen["hidden"][0]
+    np.testing.assert_allclose(added, seen["attention"][1] + seen["mlp"][1], atol=1e-5)
+    chosen = np.take_along_axis(log_softmax(seen["logits"], -1), batch["target_BN"][..., None], -1)[..., 0]
     np.testing.assert_allclose(-(chosen * batch["weight_BN"]).sum(), metrics["loss"][0], rtol=1e-5)
 
 

@@ -96,7 +96,7 @@ def test_another_run_of_the_config_reuses_the_tokenizer_and_reports_comparable_m
     work = tiny.work_of(tiny.settings("language", **changes))
     assert work.files["tokenizer.json"] == (bpe_run / "tokenizer.json").read_bytes()
     rows = [{"step": 1, "eval/loss": 2.0}]
-    measures = next(work.figures(tiny.draw_params(work.task), tmp_path, rows))
+    measures = next(work.figures(work, tiny.draw_params(work.task), tmp_path, rows))
     part, tokenizer = text.load(str(bpe_run.with_name("text.txt"))).evaluation, pretrained_tokenizer.read(bpe_run)
     token_T = tokenizer.join(part)
     nats, size = 2.0 * (len(token_T) - 1), perplexity.size(part, first=tokenizer.decode(token_T[:1]))

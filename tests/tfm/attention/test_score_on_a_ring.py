@@ -15,6 +15,7 @@ from score_cases import SYMMETRIC
 from experiments import synthetic as synthetic_task
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step
+from experiments.model import task as tasks
 from tfm.attention import explicit
 
 
@@ -35,7 +36,8 @@ SETTINGS |= {"train.steps": 300, "train.batch_size": 32}
 def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_do_not(name):
     """The model has one head, and the bounds hold from step 0 on."""
     settings, devices = tiny.settings("synthetic", **SETTINGS | {"model.score": name}), meshes.make(data=1)
-    task = synthetic_task.prepare(settings, devices).task
+    work = synthetic_task.prepare(settings, devices)
+    task = work.task
     plan = run_plan.make_plan(settings, task, devices)
     state = train_step.initial_state(task, plan.optimiser, seed=settings.seed, mesh=devices)
     odds, metrics = [], {"alive": True}
@@ -43,7 +45,7 @@ def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_d
     @jax.jit
     def logits(params, batch):
         """Return the logits of the only layer and head. A weight would underflow, and its logarithm be infinite."""
-        activations = task.look(params, batch, ("q", "k"))
+        activations = tasks.look(work, params, batch, ("q", "k"))
         return explicit.logits(activations["q"][0, :, 0], activations["k"][0, :, 0], scale=1.0)
 
     for step in range(plan.steps + 1):
