@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.config import by_name, errors, settings as configs
+from experiments.config import errors, settings as configs
 from experiments.data import bpe, files as data_files, perplexity, pretrained_tokenizer, text, tokenization, tokens
 
 PIECE = 2**20  # tokens that `count_tokens` counts at a time
@@ -27,17 +27,13 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
 
     specials: special tokens that the objective needs.
     """
-    documents, shares = text.load_all(section.source, section.field)
+    documents, sources = text.load_all(section.source, section.field)
     splits = documents.train, documents.evaluation
     tokenizer = pretrained_tokenizer.make(section.tokenizer, splits[0], specials=specials, evaluation=splits[1])
     if section.documents:
         _check_documents(section, splits[0], tokenizer)
     evaluation_T = tokens.encode(tokenizer, splits[1])
-    if shares:
-        names = [source for source, _ in by_name.split_sources(section.source)]
-        train_T, shared = tokens.encode_shares(tokenizer, shares, names)
-    else:
-        train_T, shared = tokens.encode(tokenizer, splits[0]), []
+    train_T, shared = tokens.encode_shares(tokenizer, sources) if sources else (tokens.encode(tokenizer, splits[0]), [])
     smaller = tokenizer.size < bpe.size(section.tokenizer)
     remark = f" (fewer than in {section.tokenizer}, because the text has too few pairs to merge)" if smaller else ""
     lengths = f"{len(train_T):,} tokens to train on, {len(evaluation_T):,} to evaluate"

@@ -67,28 +67,27 @@ class Text(NamedTuple):
         return data_files.sha256(self.train.digest, self.evaluation.digest)
 
 
-def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Part, float]]]:
-    """Return the text of text.source, and for several sources ("a.txt:0.7, b.txt:0.3") the training parts and shares.
+def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Text, float]]]:
+    """Return the text of text.source; for several sources ("a.txt:0.7, b.txt:0.3") also each text and its share.
 
     The text of several sources has the documents of all. Raises UserError as `load` does.
     """
     shares = by_name.split_sources(sources)
     if len(shares) == 1:
         return load(sources, field), []
-    texts = [load(source, field) for source, _ in shares]
-    train, evaluation = (
-        Part(
-            tuple(read for part in parts for read in part.reads),
-            sum(part.size for part in parts),
-            data_files.sha256(*(part.digest for part in parts)),
-            tuple(name for part in parts for name in part.names),
-        )
-        for parts in ([text.train for text in texts], [text.evaluation for text in texts])
-    )
-    counts = ", ".join(f"{source} {text.evaluation.size:,}" for (source, _), text in zip(shares, texts, strict=True))
+    shared = [(load(source, field), share) for source, share in shares]
+    texts = [text for text, _ in shared]
+    train, evaluation = map(concatenate, ([text.train for text in texts], [text.evaluation for text in texts]))
+    counts = ", ".join(f"{text.name} {text.evaluation.size:,}" for text in texts)
     lines = [text.description for text in texts] + [f"held out of all sources, one after another, bytes: {counts}"]
-    parts = [(text.train, share) for text, (_, share) in zip(texts, shares, strict=True)]
-    return Text(sources, train, evaluation, "\n".join(filter(None, lines))), parts
+    description = "\n".join(filter(None, lines))
+    return Text(sources, train, evaluation, description), shared
+
+
+def concatenate(parts: Sequence[Part]) -> Part:
+    """Return a part with the documents of all parts."""
+    reads, names = (sum(tuples, ()) for tuples in ([part.reads for part in parts], [part.names for part in parts]))
+    return Part(reads, sum(part.size for part in parts), data_files.sha256(*(part.digest for part in parts)), names)
 
 
 def load(source: str, field: str = "") -> Text:

@@ -64,13 +64,16 @@ class Mixture:
 
 
 def encode_shares(
-    tokenizer: tokenization.Tokenizer, parts: Sequence[tuple[text.Part, float]], names: Sequence[str]
+    tokenizer: tokenization.Tokenizer, sources: Sequence[tuple[text.Text, float]]
 ) -> tuple[Mixture, list[str]]:
-    """Return the token ids of several texts with their shares, and a line about each. Raises UserError as `encode`."""
-    texts = [encode(tokenizer, part) for part, _ in parts]
+    """Return the training ids of several texts with their shares, and a line about each. Raises UserError as `encode`.
+
+    sources: of text.load_all.
+    """
+    texts, names = [encode(tokenizer, source.train) for source, _ in sources], [source.name for source, _ in sources]
     if empty := [name for name, id_T in zip(names, texts, strict=True) if not len(id_T)]:
         raise errors.UserError(f"{empty[0]} has no tokens. Give more text.")
-    mixture, lines = Mixture(texts, [share for _, share in parts], tokenizer.document_start), []
+    mixture, lines = Mixture(texts, [share for _, share in sources], tokenizer.document_start), []
     for name, id_T, length, period in zip(names, texts, mixture.lengths, mixture.periods, strict=True):
         share = f"{length / len(mixture):.1%} of the training tokens"
         lines.append(f"{name}: {share}, because its {len(id_T):,} tokens are read {length / period:.3g} times")
