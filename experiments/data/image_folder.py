@@ -218,6 +218,14 @@ def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator
     return map_images(make_one, images, max(1, min(CHUNK, CHUNK_BYTES // math.prod(form["image"]))))
 
 
+def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.ndarray:
+    """Return the images of the files as image_BYXZ (float32), processed and normalised as `form` says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about damaged metadata
+        image_BYXZ = np.stack([*make(files, form)])
+    return image_file.normalise(image_file.scale(image_BYXZ, form), form)
+
+
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:
     """Yield function(file) of each file, computed on all cores for `chunk` files at a time.
 

@@ -1,9 +1,8 @@
 """Read the inputs of tools: texts and images, one or many, or a data set in the order of a run that trains on it."""
 
 import pathlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from experiments.config import errors
 from experiments.data import (
     classes as class_names,
     files as data_files,
-    image_file,
     image_folder,
     images,
     labelled,
@@ -44,7 +42,7 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
     column, _, label_column = (name.strip() for name in field.partition(","))
     files, used = text.find(source, column)
     rows = [row for file in used for row in read_file(file, column, label_column)]
-    if not any(content for _, content, _ in rows):
+    if not any(content.strip() for _, content, _ in rows):
         raise errors.UserError(f"{source} contains no text. Give a file or folder with text.")
     names, texts, labels = zip(*rows, strict=True)
     if label_column and (label_names := class_names.read_names(used, label_column)):  # labels are numbers, -1: none
@@ -77,7 +75,6 @@ def read_text_set(source: str, field: str) -> Inputs:
     data = read_texts(source, field)
     texts = [content for content in data.items if content.strip()]
     lines = [f"{source}: empty lines left out: {len(data.items) - len(texts):,}"] * (len(texts) < len(data.items))
-    errors.refuse((not texts, f"{source} contains no text. Give a file with a text on each line, or a table."))
     return Inputs(texts, texts, [""] * len(texts), lines)
 
 
@@ -111,18 +108,3 @@ def read_image_set(source: str) -> Inputs:
     (train, evaluation), _, classes, lines = image_folder.find_parts(source)
     files, labels = zip(*train, *evaluation, strict=True)
     return Inputs([*map(str, files)], files, labels, lines, False, classes, len(evaluation))
-
-
-def prepare_images(items: Sequence, form: Mapping[str, Any]) -> Callable[[np.ndarray], tuple[np.ndarray, None]]:
-    """Return the function index_B -> (images that are normalised as `form` says, None). items: of `Inputs`."""
-    if isinstance(items, np.ndarray):
-        image_BYXZ = image_file.prepare(items, form)
-        return lambda index_B: (image_BYXZ[index_B], None)
-
-    def fetch(index_B: np.ndarray) -> tuple[np.ndarray, None]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged metadata
-            image_BYXZ = np.stack([*image_folder.make([items[b] for b in index_B], form)])
-        return image_file.normalise(image_file.scale(image_BYXZ, form), form), None
-
-    return fetch

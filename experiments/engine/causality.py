@@ -34,7 +34,12 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
     @jax.jit
     def measure(params: Any, batch: dict, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, SEQUENCES), None  # training, evaluation
-        return jnp.stack([train_step.measure(task, params, batch, key_B=key_B)[0]["loss"][0] for key_B in keys])
+
+        def measure_one(alone_B1: jax.Array) -> jax.Array:
+            one = batch | {"weight_BN": batch["weight_BN"] * alone_B1}
+            return jnp.stack([train_step.measure(task, params, one, key_B=key_B)[0]["loss"][0] for key_B in keys])
+
+        return jax.vmap(measure_one, out_axes=1)(jnp.eye(SEQUENCES)[..., None])  # of each sequence alone
 
     key = jax.random.key(0)
     for noise in (NOISE, 0.0):  # noise may make a loss infinite that is finite in training
@@ -47,7 +52,7 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
         raise errors.UserError(f"{label}: the loss of the initial parameters is not a finite number")
     difference = np.abs(after - before)
     if (difference > ROUNDING * np.maximum(np.abs(before), 1)).any():
-        mode = "training" if difference[0] >= difference[1] else "evaluation"
+        mode = "training" if difference[0].max() >= difference[1].max() else "evaluation"
         raise errors.UserError(
             f"{label}: the model is not causal. In {mode}, the loss at a token changes by {difference.max():.2g} if "
             "only later tokens change, so the model can read what it must predict"

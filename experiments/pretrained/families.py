@@ -5,7 +5,7 @@ published model (tied_output, head, patch, ...). A family's table translates con
 of tensors.py translate tensors to parameters and back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from experiments.config import errors
@@ -36,6 +36,7 @@ FREE |= {"compute_dtype": "float32"}
 SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
 TRUE = {True: True, False: False}  # choices of a field that is true by default
 FALSE = {False: False, True: True}
+STAGES = ("score", "value", "output", "norm", "mlp")  # of a layer, in which tensors may have biases
 UNUSED = "not in our models, kept aside"
 
 
@@ -63,7 +64,7 @@ class Family(NamedTuple):
     lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
     # (settings, arrays, family) -> settings of the heads that the file holds
     head: Callable[..., Settings] = lambda settings, arrays, family: {"head": "causal"}
-    # kind (open_model.DOES) -> text.head, or its activation, or image.head (`output`)
+    # kind (trained.DOES) -> text.head, or its activation, or image.head (`output`)
     outputs: Mapping[str, str] = {"causal": ""}
     plain: Settings = PLAIN  # settings that are not in config.json
     fixed: Mapping[str, Any] = {}  # fields for which one value is supported
@@ -149,25 +150,34 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
         choose(config, name, {value: value})
 
 
-def layers(layer: str, names: str, *, qkv_bias: bool = True) -> list[tensors.Line]:
+def layers(layer: str, names: str, *, biases: Collection[str] = STAGES, GK: str = "HK") -> list[tensors.Line]:
     """Return the rules of a layer. layer: the beginning of the names of its tensors.
 
-    names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm.
+    names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm, and of a gate.
+    biases: the stages with biases. GK: the letters of the heads of keys.
     """
     rows = (
-        ("HK D; HK", "score/Uq_HKD", "bq_HK", qkv_bias),
-        ("HK D; HK", "score/Uk_HKD", "bk_HK", qkv_bias),
-        ("HK D; HK", "value/Uv_HKD", "bv_HK", qkv_bias),
-        ("D HK; D", "value/Uo_HDK", "bo_D", True),
-        ("D; D", "norm1/gain_D", "shift_D", True),
-        ("F D; F", "mlp/W1_FD", "b1_F", True),
-        ("D F; D", "mlp/W2_DF", "b2_D", True),
-        ("D; D", "norm2/gain_D", "shift_D", True),
+        ("score", "HK D; HK", "score/Uq_HKD", "bq_HK"),
+        ("score", f"{GK} D; {GK}", f"score/Uk_{GK}D", f"bk_{GK}"),
+        ("value", f"{GK} D; {GK}", f"value/Uv_{GK}D", f"bv_{GK}"),
+        ("output", "D HK; D", "value/Uo_HDK", "bo_D"),
+        ("norm", "D; D", "norm1/gain_D", "shift_D"),
+        ("mlp", "F D; F", "mlp/W1_FD", "b1_F"),
+        ("mlp", "D F; D", "mlp/W2_DF", "b2_D"),
+        ("norm", "D; D", "norm2/gain_D", "shift_D"),
+        ("mlp", "F D; F", "mlp/Wg_FD", "bg_F"),
     )
-    lines = []
-    for name, (axes, weight, bias, biased) in zip(names.split(), rows, strict=True):
-        lines += tensors.pair(layer + name, axes, f"blocks/{weight}", bias, biased=biased)
-    return lines
+    pairs = zip(names.split(), rows, strict=False)
+    return [
+        line
+        for name, (stage, axes, weight, bias) in pairs
+        for line in tensors.pair(layer + name, axes, f"blocks/{weight}", bias, biased=stage in biases)
+    ]
+
+
+def untied(settings: Settings, output: str) -> list[tensors.Line]:
+    """Return the rule of an output that is not tied to the embedding, if there is one. output: the tensor's name."""
+    return [] if settings["tied_output"] else [tensors.Line(f"{output}.weight", "W D", ("head/G_WD",))]
 
 
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:

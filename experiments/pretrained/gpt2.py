@@ -19,7 +19,6 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
     """Return the rules of all tensors. A matrix in the file has the axes (input, output), the transpose of ours."""
     qkv = ("blocks/score/Uq_HKD", "blocks/score/Uk_HKD", "blocks/value/Uv_HKD")
     qkv_bias = ("blocks/score/bq_HK", "blocks/score/bk_HK", "blocks/value/bv_HK")
-    untied = [] if settings["tied_output"] else [tensors.Line("lm_head.weight", "W D", ("head/G_WD",))]
     return [
         tensors.Line("wte.weight", "W D", ("embed/E_WD",)),
         tensors.Line("wpe.weight", "N D", ("position/P_ND",)),
@@ -31,7 +30,7 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
         *tensors.pair("h.{m}.mlp.c_fc", "D F; F", "blocks/mlp/W1_FD", "b1_F"),
         *tensors.pair("h.{m}.mlp.c_proj", "F D; D", "blocks/mlp/W2_DF", "b2_D"),
         *tensors.pair("ln_f", "D; D", "norm/gain_D", "shift_D"),
-        *untied,
+        *families.untied(settings, "lm_head"),
     ]
 
 

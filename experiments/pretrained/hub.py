@@ -13,28 +13,13 @@ from flax import traverse_util
 
 from experiments.config import by_name, disk, errors
 from experiments.model import variants
-from experiments.pretrained import (
-    bert,
-    distilbert,
-    families,
-    gemma,
-    gpt2,
-    llama,
-    mistral,
-    roberta,
-    safetensors,
-    tensors,
-    vit,
-)
+from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
 
-LLAMAS = {"llama": llama.FAMILY, "mistral": mistral.MISTRAL, "qwen2": mistral.QWEN2, "qwen3": mistral.QWEN3}
-LLAMAS |= {"gemma": gemma.FAMILY}
-FAMILIES = {
-    **{"gpt2": gpt2.FAMILY, "bert": bert.FAMILY, "roberta": roberta.ROBERTA, "xlm-roberta": roberta.XLM_ROBERTA},
-    **{"distilbert": distilbert.FAMILY, "vit": vit.FAMILY},
-    **LLAMAS,
-}
+LLAMAS = {"llama": llama.LLAMA, "mistral": llama.MISTRAL, "qwen2": llama.QWEN2, "qwen3": llama.QWEN3}
+LLAMAS |= {"gemma": llama.GEMMA}
+FAMILIES = {"gpt2": gpt2.FAMILY, "bert": bert.BERT, "roberta": bert.ROBERTA, "xlm-roberta": bert.XLM_ROBERTA}
+FAMILIES |= {"distilbert": bert.DISTILBERT, "vit": vit.FAMILY, **LLAMAS}
 GENERATION = "generation_config.json"  # a file next to config.json, with the ids that end a text
 CLASSES = ("classes", "tokens", "spans", "image")  # kinds with a head of classes
 
@@ -45,7 +30,7 @@ class Published(NamedTuple):
     family: one of FAMILIES. params: our tree, float32. model: the fields of a config's `model`. table: where each
     tensor went.
 
-    extras: other properties: W, N, tied_output, class_names, `kind` (open_model.DOES), `ids` that begin, end and pad a
+    extras: other properties: W, N, tied_output, class_names, `kind` (trained.DOES), `ids` that begin, end and pad a
     text, `headless` (True if the model ends before its logits), ... `aside` are tensors that our models do not have.
     `pooler` has the arrays, by our paths, with which a new head for classes of texts begins; `class_layer` is the
     text.head of such a head in transformers, None if the family has none.

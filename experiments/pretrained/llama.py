@@ -1,14 +1,25 @@
-"""Llama (Touvron et al. 2023): pre-norm with RMS norms, rotary positions, a gated MLP, no biases, shared key heads."""
+"""Llama (Touvron et al. 2023): pre-norm with RMS norms, rotary positions, a gated MLP, no biases, shared key heads.
 
+Relatives with a sliding window are Mistral, Qwen2 (biases of queries, keys, values) and Qwen3 (norms of queries, keys).
+The first Gemma (Gemma Team 2024) has GELU gates, embeddings times sqrt(D), and gains 1 + g in norms.
+"""
+
+import functools
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from experiments.pretrained import families, rope, tensors
 from tfm import block as blocks
 
+LAYER = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj input_layernorm"
+LAYER += " mlp.up_proj mlp.down_proj post_attention_layernorm mlp.gate_proj"  # as families.layers takes them
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # activation -> the gated MLP
 GATED = {"silu": "swiglu"} | {name: GATES[ours] for name, ours in families.ACTIVATIONS.items() if ours in GATES}
+GEMMA_GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | GATED | {"gelu": "geglu_tanh"}  # Gemma's gelu is the tanh form
 FIXED = {"sliding_window": None}  # fields for which one value is supported
+GEMMA_FIXED = FIXED | {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False}
 # (attention_bias, mlp_bias) -> model.bias
 BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp", (True, True): "all"}
 
@@ -26,6 +37,33 @@ def read(
         settings["K"] = families.size(config, "head_dim", K)
     biases = tuple(families.choose(config, name, families.FALSE) for name in ("attention_bias", "mlp_bias"))
     return settings | {"bias": BIAS[biases], "relative_position": rope.read(config, settings["N"])}
+
+
+def read_windowed(
+    config: families.HfConfig, settings: families.Settings, *, windowed: bool, full: int, **options: Any
+) -> families.Settings:
+    """Return the settings of a family with a sliding window.
+
+    windowed, full: as in `read_window`. options: G and K as in `read`, and settings that are not in config.json.
+    """
+    heads = {letter: options.pop(letter) for letter in "GK" if letter in options}
+    settings = read(config, settings, fixed={}, **heads)
+    return settings | options | {"window": read_window(config, settings["M"], windowed=windowed, full=full)}
+
+
+def read_window(config: families.HfConfig, M: int, *, windowed: bool, full: int) -> int:
+    """Return the sliding window of all M layers, 0 for none. Raises UserError if layers differ.
+
+    windowed, full: the defaults of use_sliding_window, and of max_window_layers (the first layers have no window).
+    """
+    config = {"sliding_window": 4096, "max_window_layers": full, **config}
+    uses = families.TRUE if windowed else families.FALSE
+    if config["sliding_window"] is None or not families.choose(config, "use_sliding_window", uses):
+        return 0
+    full = families.number(config, "max_window_layers", full)
+    kinds = {*(config.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < M))}
+    families.require(len(kinds) == 1, "layer_types", sorted(kinds), "a sliding window in all layers or in none")
+    return families.size(config, "sliding_window", 4096) if kinds == {"sliding_attention"} else 0
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
@@ -48,28 +86,36 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
     """Return the rules of all tensors."""
-    attention, feed, GK = "layers.{m}.self_attn.", "layers.{m}.mlp.", "GK" if settings["G"] < settings["H"] else "HK"
-    score, output, mlp = (stage in blocks.BIASES[settings["bias"]] for stage in ("score", "output", "mlp"))
-    qk_norms = "qk" if settings["score"] == "asymmetric_qknorm" else ""
-    untied = [] if settings["tied_output"] else [tensors.Line("lm_head.weight", "W D", ("head/G_WD",))]
+    biases, GK = blocks.BIASES[settings["bias"]], "GK" if settings["G"] < settings["H"] else "HK"
+    norms = [f"gain{x}_K" for x in "qk" if settings["score"] == "asymmetric_qknorm"]
     return [
         tensors.Line("embed_tokens.weight", "W D", ("embed/E_WD",)),
-        tensors.Line("layers.{m}.input_layernorm.weight", "D", ("blocks/norm1/gain_D",)),
-        *tensors.pair(attention + "q_proj", "HK D; HK", "blocks/score/Uq_HKD", "bq_HK", biased=score),
-        *tensors.pair(attention + "k_proj", f"{GK} D; {GK}", f"blocks/score/Uk_{GK}D", f"bk_{GK}", biased=score),
-        *tensors.pair(attention + "v_proj", f"{GK} D; {GK}", f"blocks/value/Uv_{GK}D", f"bv_{GK}", biased=score),
-        *tensors.pair(attention + "o_proj", "D HK; D", "blocks/value/Uo_HDK", "bo_D", biased=output),
-        *(tensors.Line(f"{attention}{x}_norm.weight", "K", (f"blocks/score/gain{x}_K",)) for x in qk_norms),
-        tensors.Line("layers.{m}.post_attention_layernorm.weight", "D", ("blocks/norm2/gain_D",)),
-        *tensors.pair(feed + "gate_proj", "F D; F", "blocks/mlp/Wg_FD", "bg_F", biased=mlp),
-        *tensors.pair(feed + "up_proj", "F D; F", "blocks/mlp/W1_FD", "b1_F", biased=mlp),
-        *tensors.pair(feed + "down_proj", "D F; D", "blocks/mlp/W2_DF", "b2_D", biased=mlp),
+        *families.layers("layers.{m}.", LAYER, biases=biases, GK=GK),
+        *(tensors.Line(f"layers.{{m}}.self_attn.{x[4]}_norm.weight", "K", (f"blocks/score/{x}",)) for x in norms),
         tensors.Line("norm.weight", "D", ("norm/gain_D",)),
-        *untied,
+        *families.untied(settings, "lm_head"),
     ]
 
 
-FAMILY = families.Family(
+def rescale(
+    arrays: tensors.Arrays, settings: families.Settings, family: families.Family, *, back: bool = False
+) -> tensors.Arrays:
+    """Return Gemma's tensors with 1 added to the gains of norms, and the embedding times sqrt(D). back: the inverse.
+
+    If the embedding is also the output, the last gain is divided by sqrt(D), so that logits stay the same.
+    """
+    factor, changed = np.float32(settings["D"] ** 0.5), {}
+    for name, array in arrays.items():
+        array = np.asarray(array, np.float32)
+        if name == "embed_tokens.weight":
+            changed[name] = array * (1 / factor if back else factor)
+        elif name.endswith("norm.weight"):
+            divisor = factor if name == "norm.weight" and settings["tied_output"] else np.float32(1)
+            changed[name] = array * divisor - 1 if back else (1 + array) / divisor
+    return {**arrays, **changed}
+
+
+LLAMA = families.Family(
     architecture="Llama",
     sizes=families.sizes(M=32, D=4096, H=32, F=11008, W=32000, N=2048),
     choices={"mlp": ("hidden_act", GATED), "tied_output": ("tie_word_embeddings", families.FALSE)},
@@ -82,4 +128,26 @@ FAMILY = families.Family(
     lines=lines,
     tied={"lm_head.weight": "embed_tokens.weight"},
     buffers=("layers.{m}.self_attn.rotary_emb.inv_freq",),
+)
+MISTRAL = LLAMA._replace(
+    architecture="Mistral",
+    sizes=LLAMA.sizes | families.sizes(F=14336, N=131072),
+    read=functools.partial(read_windowed, G=8, windowed=True, full=0, bias="none"),
+)
+QWEN2 = LLAMA._replace(
+    architecture="Qwen2",
+    sizes=LLAMA.sizes | families.sizes(F=22016, W=151936, N=32768),
+    read=functools.partial(read_windowed, G=32, windowed=False, full=28, bias="qkv"),
+)
+QWEN3 = QWEN2._replace(
+    architecture="Qwen3",
+    read=functools.partial(read_windowed, G=32, K=128, windowed=False, full=28, score="asymmetric_qknorm"),
+)
+GEMMA = LLAMA._replace(
+    architecture="Gemma",
+    sizes=families.sizes(M=28, D=3072, H=16, F=24576, W=256000, N=8192),
+    choices={"mlp": ("hidden_act", GEMMA_GATED), "tied_output": ("tie_word_embeddings", families.TRUE)},
+    read=functools.partial(read, G=16, K=256, fixed=GEMMA_FIXED),
+    clean=rescale,
+    restore=functools.partial(rescale, back=True),
 )

@@ -83,42 +83,39 @@ def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {place}" for name, place in rows.items())
 
 
-def _letters(line: Line) -> tuple[str, str]:
-    """Return the letters of the axes of their tensor, and the same letters in our order.
-
-    Axes "D 3HK" and a path that ends in HKD give ("D3HK", "3HKD"). Axes of size one have no letter.
-    """
-    theirs = line.axes.replace(" ", "").replace("1", "")
-    letters = shapes.letters(line.ours[0].split("/")[-1])
-    ours = "".join(letter if letter in theirs else PARTS.get(letter, letter) for letter in letters)
-    return theirs, "3" * ("3" in theirs) + ours
-
-
-def _order(old: str, new: str) -> list[int]:
-    """Return the indices in `old` of the letters in `new`. A letter may occur twice if both are equal."""
-    return [*range(len(old))] if old == new else [old.index(letter) for letter in new]
+def _shape(line: Line, sizes: Sizes) -> tuple[int, ...]:
+    return tuple(math.prod(_sizes(axis, sizes)) for axis in line.axes.split())
 
 
 def _sizes(letters: str, sizes: Sizes) -> list[int]:
     return [int(letter) if letter.isdigit() else sizes[letter] for letter in letters]
 
 
-def _shape(line: Line, sizes: Sizes) -> tuple[int, ...]:
-    return tuple(math.prod(_sizes(axis, sizes)) for axis in line.axes.split())
+def _layout(line: Line, sizes: Sizes) -> tuple[list[int], list[int]]:
+    """Return the sizes of the single axes of their tensor, and the order of these axes in ours.
+
+    Axes "D 3HK" and a path that ends in HKD give ([D, 3, H, K], [1, 2, 3, 0]). Axes of size one are left out. A letter
+    may occur twice if the order is the same.
+    """
+    theirs = line.axes.replace(" ", "").replace("1", "")
+    letters = shapes.letters(line.ours[0].split("/")[-1])
+    ours = "3" * ("3" in theirs) + "".join(x if x in theirs else PARTS.get(x, x) for x in letters)
+    order = [*range(len(theirs))] if theirs == ours else [theirs.index(letter) for letter in ours]
+    return _sizes(theirs, sizes), order
 
 
 def _take(line: Line, array: np.ndarray, sizes: Sizes) -> list[np.ndarray]:
     """Return our arrays (float32) for one of their tensors."""
-    theirs, ours = _letters(line)
-    array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(_order(theirs, ours))
-    parts, ends = array if "3" in theirs else [array], [shapes.shape(path.split("/")[-1], sizes) for path in line.ours]
+    split, order = _layout(line, sizes)
+    array = np.array(array, np.float32).reshape(split).transpose(order)
+    parts, ends = array if "3" in line.axes else [array], [shapes.shape(x.split("/")[-1], sizes) for x in line.ours]
     return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
 
 
 def _give(line: Line, arrays: Sequence[np.ndarray], sizes: Sizes) -> np.ndarray:
     """Return their tensor for our arrays: the inverse of `_take`."""
-    theirs, ours = _letters(line)
-    array = np.stack(arrays).reshape(_sizes(ours, sizes)).transpose(_order(ours, theirs))
+    split, order = _layout(line, sizes)
+    array = np.stack(arrays).reshape([split[i] for i in order]).transpose(np.argsort(order))
     return np.ascontiguousarray(array).reshape(_shape(line, sizes))
 
 

@@ -40,7 +40,7 @@ def lines(settings: families.Settings, family: families.Family) -> list[tensors.
     rules = tensors.pair("embeddings.patch_embeddings.projection", "D Z Y X; D", "embed/W_DP", "b_D")
     rules += [tensors.Line("embeddings.cls_token", "1 1 D", ("class/c_D",))]
     rules += [tensors.Line("embeddings.position_embeddings", "1 N D", ("position/P_ND",))]
-    rules += families.layers("encoder.layer.{m}.", LAYER, qkv_bias=settings["query_bias"])
+    rules += families.layers("encoder.layer.{m}.", LAYER, biases=families.STAGES[0 if settings["query_bias"] else 2 :])
     rules += tensors.pair("layernorm", "D; D", "norm/gain_D", "shift_D")
     return rules + (tensors.pair("classifier", "C D; C", "head/G_CD", "b_C") if settings["head"] else [])
 

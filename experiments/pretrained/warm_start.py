@@ -3,7 +3,7 @@
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,9 @@ import numpy as np
 
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, pretrained_tokenizer
-from experiments.engine import run as runs
+from experiments.engine import freeze, run as runs
 from experiments.folder import log, records
-from experiments.pretrained import adapters, open_model, tensors
+from experiments.pretrained import adapters, open_model, tensors, trained
 from tfm import lora, shapes
 
 # Fields of `model` that may differ from the trained model's, because they do not change the function that it computes.
@@ -49,7 +49,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         required = list_required(experiment, model, fresh)
         if experiment == "text_classification" and (layer := model.extras.get("class_layer")):
             required = {"text.head": layer} | required  # that of transformers, also in a new head
-        tokenizer = open_model.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
+        tokenizer = trained.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
         if tokenizer and open_model.read_saved(tokenizer).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
@@ -60,7 +60,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     return settings
 
 
-def list_required(experiment: str, model: open_model.Trained, fresh: Sequence[str]) -> dict[str, Any]:
+def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
     """Return the settings that the model requires of an experiment.
 
     fresh: the parts in init_fresh. A fresh position, relative_position or head removes the requirement on its setting;
@@ -98,12 +98,13 @@ def load(
     expected = shapes.flat({k: node for k, node in jax.eval_shape(init, jax.random.key(0)).items() if k != lora.NODE})
     theirs = shapes.flat(model.params)
     for part in fresh:
-        if part not in POSITIONS and not _contains(part, (*expected, *theirs)):
+        if part not in POSITIONS and not freeze.find_frozen(expected | theirs, list_patterns([part])):
             names = sorted({path.split("/")[0] for path in expected})
             by_name.choose("part of this model in init_fresh:", part, dict.fromkeys(names, ""))
-    pooler = _find_pooler(settings, model, fresh, expected)
+    pooler = _find_pooler(settings, model, expected)
+    patterns = list_patterns(fresh, kept=["head/pooler"] * bool(pooler))
     ours, start = (
-        {path: x for path, x in tree.items() if path in pooler or not any(_contains(part, [path]) for part in fresh)}
+        {path: x for path, x in tree.items() if path not in freeze.find_frozen(tree, patterns)}
         for tree in (expected, theirs | pooler)
     )
     if model.table:
@@ -111,39 +112,43 @@ def load(
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
-    open_model.check_finite(model.path, start)
-    new = ", ".join(part for part in fresh if _contains(part, expected))
-    new += " (except head/pooler, the pooler of the model)" * ("head" in fresh and bool(pooler))
-    unused = ", ".join(part for part in fresh if not _contains(part, expected))
+    trained.check_finite(model.path, start)
+    new, unused = (
+        ", ".join(part for part in fresh if bool(freeze.find_frozen(expected, list_patterns([part]))) == is_new)
+        for is_new in (True, False)
+    )
+    new += " (except head/pooler, the pooler of the model)" * ("head" in fresh and not pooler.keys().isdisjoint(start))
     sentence = f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"
-    sentence += f", new: {new}" * bool(new) + f", unused: {unused}" * bool(unused)
-    print(sentence, flush=True)
+    print(sentence + f", new: {new}" * bool(new) + f", unused: {unused}" * bool(unused), flush=True)
     return start
 
 
-def _find_pooler(
-    settings: configs.Settings, model: open_model.Trained, fresh: Sequence[str], expected: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """Return the part of BERT's pooler with which the run's head begins, by path, as in transformers; {} if none.
+def list_patterns(fresh: Sequence[str], kept: Sequence[str] = ()) -> list[str]:
+    """Return the patterns (freeze.select_trained) of the parameters that are left out or start anew.
 
-    The pooler belongs to the encoder, so that init_fresh = head keeps it, but init_fresh = "head,head/pooler" does not.
-    Print a line if a classifier of texts has another layer.
+    fresh: parts of a model or of its blocks. kept: parts of the head that init_fresh = head leaves as they are.
+    """
+    patterns = ["head", *(f"!{part}" for part in kept)] if "head" in fresh else []
+    return patterns + [name for part in fresh if part != "head" for name in (part, f"blocks/{part}")]
+
+
+def _find_pooler(
+    settings: configs.Settings, model: trained.Trained, expected: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return BERT's pooler, with which the run's head begins, by path, as in transformers; {} if none.
+
+    It belongs to the encoder, so that init_fresh = head keeps it, but init_fresh = "head,head/pooler" does not. Print a
+    line if a classifier of texts has another layer.
     """
     pooler, layer = model.extras.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
     if pooler and settings.experiment == "text_classification" and layer != model.extras["class_layer"]:
         needed = f"it needs text.head = {model.extras['class_layer']}, and text.head = {layer}"
         print(f"the pooler of {model.path} is not used: {needed}", flush=True)
         return {}
-    parts = [part for part in fresh if part != "head"]
-    return {k: x for k, x in pooler.items() if k in expected and not any(_contains(part, [k]) for part in parts)}
+    return {path: x for path, x in pooler.items() if path in expected}
 
 
-def _contains(part: str, paths: Iterable[str]) -> bool:
-    """Return True if a path is, or lies in, this part of a model or of its blocks."""
-    return any(path == part or path.startswith((f"{part}/", f"blocks/{part}/")) for path in paths)
-
-
-def _order_classes(model: open_model.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
+def _order_classes(model: trained.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Return the parameters with the head's rows in the order of the data. Raises UserError if class names differ."""
     theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
     ours = json.loads(files.get(runs.DATA, b"{}")).get("classes")
@@ -168,21 +173,19 @@ def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 
 
 def _resize_positions(
-    config: Mapping[str, Any], model: open_model.Trained, start: dict, ours: dict
+    config: Mapping[str, Any], model: trained.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
     """Return the parameters `start` with learned positions resized to the number in `ours`.
 
     The positions are unchanged if the sizes of patches differ or the patches do not form a square grid.
     """
     old, new = _count_rows(start), _count_rows(ours)
-    fits = old != new and 0 not in (old, new)
-    if PATCHES in ours:
-        patches = [tree[PATCHES].shape[1:] for tree in (ours, start) if PATCHES in tree]
-        sides = [model.facts.get("patch"), config.get("image", {}).get("patch")]
-        fits = fits and len(patches) == 2 and patches[0] == patches[1] and sides[0] == sides[1]
-    if not fits:
+    patches = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
+    sides = model.facts.get("patch"), config.get("image", {}).get("patch")
+    other_patches = PATCHES in ours and (patches[0] != patches[1] or sides[0] != sides[1])
+    if old == new or 0 in (old, new) or other_patches:
         return start
-    rule = "grid" if model.kind in ("image", "masked_image") else "cut" if new <= old else "linear"
+    rule = "grid" if model.kind in trained.IMAGES else "cut" if new <= old else "linear"
     path = next(path for path in start if path.startswith(TABLE))
     table = resize(start[path], new, rule)
     if table is None:
@@ -192,11 +195,11 @@ def _resize_positions(
 
 
 def _list_differences(
-    settings: configs.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
+    settings: configs.Settings, model: trained.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit, as phrases for an error."""
     current, is_text = configs.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizer = list_required(settings.experiment, model, fresh), open_model.find_tokenizer(model)
+    required, tokenizer = list_required(settings.experiment, model, fresh), trained.find_tokenizer(model)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
     W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from experiments.config import errors
-from experiments.data import files as data_files, image_file, inputs as tool_inputs, labelled
-from experiments.pretrained import open_model
+from experiments.data import image_file, inputs as tool_inputs, labelled
+from experiments.pretrained import trained
 from experiments.tools import command as commands
 
 TOP = 5  # most likely classes
@@ -63,12 +63,7 @@ def run(
         raise errors.UserError(f"this model classifies {'images' if is_image else 'texts'}. Give only {flag}.")
     data = tool_inputs.read_images(str(file)) if is_image else tool_inputs.read_texts(str(file), field, prompt)
     labels = check_labels(data.labels, model, field)
-    if is_image:
-        predictions, lines = predict_images(model, data.items)
-    else:
-        (predictions, truncated), N = model.predict_texts(data.items), model.facts["N"]
-        texts = "this text" if data.is_single else f"{truncated:,} texts"
-        lines = [f"  the model reads only the first {N} tokens of {texts}"] if truncated else []
+    predictions, lines = predict(model, data)
     if data.is_single:
         lines += describe(model, data.items[0], predictions[0])
     else:
@@ -84,13 +79,19 @@ def run(
     return commands.report("\n".join(lines), out)
 
 
-def check_labels(labels: Sequence[str], model: open_model.Trained, field: str) -> Sequence[str]:
+def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
     """Return the labels if the model predicts one class of each input, and all are its classes; else [].
 
     Raises UserError if the field names a column of labels that has other classes.
     """
     unknown = {*labels} - {"", *model.classes}
-    if model.activation is None or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
+    if (
+        trained.choose_activation(model) is None
+        or model.kind == "tokens"
+        or not any(labels)
+        or unknown
+        and "," not in field
+    ):
         return []
     names = ", ".join(model.classes[:SHOWN])
     remedy = f"is not a class of the model. Choose another column; the classes are {names}"
@@ -98,22 +99,28 @@ def check_labels(labels: Sequence[str], model: open_model.Trained, field: str) -
     return labels
 
 
-def predict_images(model: open_model.Trained, files: Sequence[data_files.File]) -> tuple[np.ndarray, list[str]]:
-    """Return the predictions for image files, and a line about the processing of the first."""
-    line = image_file.read(pathlib.Path(files[0].name), model.image_format)[1]
-    return model.score(tool_inputs.prepare_images(files, model.image_format), n=len(files)), [line]
+def predict(model: trained.Trained, data: tool_inputs.Inputs) -> tuple[Sequence[np.ndarray], list[str]]:
+    """Return the predictions, and a line about the first image, or about the texts that are cut at the context."""
+    if model.kind == "image":
+        line = image_file.read(pathlib.Path(data.items[0].name), model.image_format)[1]
+        fetch = trained.fetch_images(data.items, model.image_format)
+        return trained.predict(model, fetch, n=len(data.items)), [line]
+    predictions, truncated = trained.predict_texts(model, data.items)
+    texts = "this text" if data.is_single else f"{truncated:,} texts"
+    line = f"  the model reads only the first {model.facts['N']} tokens of {texts}"
+    return predictions, [line] * bool(truncated)
 
 
-def name_tokens(model: open_model.Trained, text: str) -> list[str]:
+def name_tokens(model: trained.Trained, text: str) -> list[str]:
     """Return the tokens of a text, with the special tokens around it."""
     id_1N, valid_1N, _ = labelled.encode(model.tokenizer, [text], N=model.facts["N"])
     return [model.tokenizer.show(id) for id in id_1N[valid_1N].tolist()]
 
 
-def describe(model: open_model.Trained, item: Any, p: np.ndarray) -> list[str]:
+def describe(model: trained.Trained, item: Any, p: np.ndarray) -> list[str]:
     """Return the lines about an input. p: the probabilities p_C of its classes, p_TC of its tokens, or its numbers."""
     classes = model.classes
-    if model.activation is None:
+    if trained.choose_activation(model) is None:
         return [f"  {x}  {name}" for name, x in zip(classes, np.atleast_1d(p).T.tolist(), strict=True)]
     if model.kind == "tokens":
         names = name_tokens(model, item)
@@ -122,7 +129,7 @@ def describe(model: open_model.Trained, item: Any, p: np.ndarray) -> list[str]:
 
 
 def tabulate(
-    model: open_model.Trained, inputs: Sequence[str], labels: Sequence[str], predictions: Sequence[np.ndarray]
+    model: trained.Trained, inputs: Sequence[str], labels: Sequence[str], predictions: Sequence[np.ndarray]
 ) -> tuple[list[str], list[list]]:
     """Return the header and the rows of the CSV file: of each input, or of each token."""
     classes, header = model.classes, ["file" if model.kind == "image" else "text", *["label"] * bool(labels)]
@@ -131,7 +138,7 @@ def tabulate(
         header.append("token")
         cells = [[*row, token] for row in cells for token in name_tokens(model, row[0])]
         predictions = np.concatenate(predictions)
-    if model.activation is None:
+    if trained.choose_activation(model) is None:
         return [*header, *classes], [[*row, *p_C] for row, p_C in zip(cells, predictions, strict=True)]
     shown = classes if len(classes) <= MOST_COLUMNS else []
     for row, p_C in zip(cells, predictions, strict=True):

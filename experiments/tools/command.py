@@ -6,15 +6,16 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from experiments.config import by_name, disk, errors, files as config_files
 from experiments.devices import compilation
 from experiments.folder import log
-from experiments.pretrained import open_model
+from experiments.pretrained import open_model, trained
 
 DEFINE = {
     str: flags.DEFINE_string,
@@ -34,7 +35,7 @@ HELP = {  # of the arguments that most tools have
 }
 
 
-def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> open_model.Trained:
+def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> trained.Trained:
     """Start the device (None: no device) and open the model. Raises UserError if its kind is not one of `kinds`."""
     config_files.forget_user_modules(pathlib.Path())
     if device is not None:
@@ -42,7 +43,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
         compilation.start(device)
     model = open_model.open(checkpoint, trust=trust)
     if kinds:
-        open_model.check_kind(model, *kinds)
+        trained.check_kind(model, *kinds)
     return model
 
 
@@ -73,6 +74,15 @@ def output_table(output: Path) -> pathlib.Path | None:
     return disk.check_new(file, "--output", is_file=True)
 
 
+def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib.Path:
+    """Write the arrays into a new .npz file, and return its path. Its folder is created if it is missing."""
+    with disk.writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with disk.draft(file) as content:
+            np.savez(content, **arrays)
+    return file
+
+
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
     """Write a CSV file with this header and these rows, which may be shorter. Return a line about it."""
     text = io.StringIO(newline="")
@@ -90,11 +100,14 @@ def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: s
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
     """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
 
+    The annotation of **options is a NamedTuple, and each of its fields is a flag.
     positional: the argument without a flag; it gets the list of all positional arguments. "": they are errors.
     """
     values = flags.FlagValues()
     parameters = dict(inspect.signature(tool).parameters)
     parameters.pop(positional, None)
+    if "options" in parameters:
+        parameters |= inspect.signature(parameters.pop("options").annotation).parameters
     for name, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else parameter.default
         DEFINE[type(default)](name, default, help[name], flag_values=values)

@@ -28,7 +28,7 @@ from experiments.config import errors, settings as configs
 from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
 from experiments.engine import batches
 from experiments.model import model as models
-from experiments.pretrained import open_model
+from experiments.pretrained import trained
 from experiments.tools import command as commands
 from tfm import loss
 from tfm.attention import mask as masks
@@ -86,7 +86,7 @@ def run(
     return measures
 
 
-def load_tokenizer(model: open_model.Trained) -> tuple[tokenization.Tokenizer, int | None]:
+def load_tokenizer(model: trained.Trained) -> tuple[tokenization.Tokenizer, int | None]:
     """Return the tokenizer, and the token at which a document begins if documents do not see each other, else None."""
     tokenizer = model.tokenizer
     if not model.extras.get("documents"):
@@ -113,7 +113,7 @@ def measure_document(
     return [int(n), *(measures[name] for name in names)] if n else [0]
 
 
-def make_measure(model: open_model.Trained, tokenizer: tokenization.Tokenizer) -> Callable[[batches.Batch], tuple]:
+def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> Callable[[batches.Batch], tuple]:
     """Return a function of a batch of windows: its (nats, correct predictions, tokens)."""
     network, mask = model.network(), models.add_window(model.fields, masks.causal)
     has_bos = tokenizer.bos is not None and tokenizer.encode("")[:1].tolist() == [tokenizer.bos]

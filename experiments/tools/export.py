@@ -17,12 +17,10 @@ import pathlib
 import sys
 from typing import Any
 
-import numpy as np
-
 from experiments.config import by_name, disk
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.folder import log, records
-from experiments.pretrained import adapters, hub, open_model, rope
+from experiments.pretrained import adapters, hub, rope, trained
 from experiments.tools import command as commands
 from tfm import shapes
 
@@ -42,9 +40,12 @@ def run(
     folder = disk.check_new(pathlib.Path(workdir), "--workdir")
     model = commands.load(checkpoint, trust, "any")
     if family == NPZ:
-        return [write_npz(model, folder)]
-    open_model.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
-    open_model.check_finite(model.path, shapes.flat(model.params))
+        arrays = shapes.flat(model.params)
+        file = commands.save_arrays(folder / "model.npz", arrays)
+        log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
+        return [file]
+    trained.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
+    trained.check_finite(model.path, shapes.flat(model.params))
     params, fields = model.params, vars(model.fields)
     if family in hub.LLAMAS and fields["relative_position"].split(":")[0] == "rotary":
         params, fields = rope.in_halves(params, fields)
@@ -66,31 +67,20 @@ def run(
     return files
 
 
-def write_npz(model: open_model.Trained, folder: pathlib.Path) -> pathlib.Path:
-    """Write the parameters as arrays with our names into a new folder. Return the path of the file."""
-    arrays, file = shapes.flat(model.params), folder / "model.npz"
-    with disk.writing(file):
-        folder.mkdir(parents=True, exist_ok=True)
-        with disk.draft(file) as new:
-            np.savez(new, **arrays)
-    log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
-    return file
-
-
-def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
+def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
     """Return the ids that begin, end and pad a text, from a published model's files, or else from the tokenizer."""
     ids = model.extras.get("ids", {})
-    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not open_model.find_tokenizer(model):
+    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not trained.find_tokenizer(model):
         return ids
-    tokenizer = open_model.load_tokenizer(model)
-    ends = open_model.list_end_ids(model, tokenizer)
+    tokenizer = model.tokenizer
+    ends = trained.list_end_ids(model, tokenizer)
     end = ends if len(ends) > 1 else (ends or [None])[0]
     return {"bos_token_id": tokenizer.bos, "eos_token_id": end, "pad_token_id": tokenizer.pad} | ids
 
 
-def write_tokenizer(model: open_model.Trained, folder: pathlib.Path, family: str) -> list[str]:
+def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -> list[str]:
     """Write the files of the model's tokenizer into the folder. Return their names."""
-    source = open_model.find_tokenizer(model)
+    source = trained.find_tokenizer(model)
     files = pretrained_tokenizer.read_files(source) if source else {}
     with disk.writing(folder):
         for name, content in files.items():
@@ -101,7 +91,7 @@ def write_tokenizer(model: open_model.Trained, folder: pathlib.Path, family: str
     return [*files]
 
 
-def write_adapters(model: open_model.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
+def write_adapters(model: trained.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
     """Write the run's adapters for the peft library, if the family supports them. Return the names of the files."""
     settings = records.read_config(model.path)["config"]
     target = disk.folder(folder, "adapters")

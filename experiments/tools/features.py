@@ -4,7 +4,7 @@ python -m experiments.tools.features --checkpoint=DIR --file=photographs --outpu
 python -m experiments.tools.features --checkpoint=DIR --file=reviews.csv --field=text,label --output=features.npz
 features.run("DIR", file="photographs", output="features.npz")
 
-Arrays of the file: `features` (n, D), float32 (open_model.Trained.look explains them), and `names` (n,): image files,
+Arrays of the file: `features` (n, D), float32 (trained.Trained.look explains them), and `names` (n,): image files,
 the beginnings of texts, or numbers. With classes also `labels` (n,), `classes` (C,), their names, and `held_out` (n,),
 True for what a run with this source holds out; it comes last. --names=hidden,q adds the activations of every layer,
 (M, n, ...).
@@ -13,24 +13,23 @@ True for what a run with this source holds out; it comes last. --names=hidden,q 
 import functools
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.config import disk, errors
-from experiments.data import inputs as tool_inputs, labelled
+from experiments.data import image_file, inputs as tool_inputs, labelled
 from experiments.folder import log
-from experiments.pretrained import open_model
+from experiments.pretrained import trained
 from experiments.tools import command as commands
 
-BATCH = 32  # inputs of a batch
 LETTERS = 80  # of a text, in `names`
-Fetch = Callable[[np.ndarray], tuple]  # index_B -> (normalised images, None) or (token ids, valid) of these inputs
 HELP = {
     "file": "Images in the formats of image.source, or one image; or texts: a text per line, a table, class folders.",
     "field": "The column of a table with the texts, or two columns, also with the classes: text,label.",
-    "names": f"Activations to add, separated by commas: {', '.join(open_model.ACTIVATIONS)}.",
+    "names": f"Activations to add, separated by commas: {', '.join(trained.ACTIVATIONS)}.",
     "output": "The new file, such as features.npz.",
 }
 
@@ -52,27 +51,31 @@ def run(
     disk.check_new(new, "--output", is_file=True)
     model = commands.load(checkpoint, trust, device)
     look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
-    if model.kind in open_model.IMAGES:
+    if model.kind in trained.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
         data, lines = tool_inputs.read_image_set(str(file)), []
-        fetch = tool_inputs.prepare_images(data.items, model.image_format)
+        names, fetch = data.names, fetch_images(data.items, model.image_format)
     else:
         data = tool_inputs.read_text_set(str(file), field)
-        data = data._replace(names=[" ".join(content.split())[:LETTERS] for content in data.items])
-        fetch, lines = encode_texts(data, model)
+        names = [" ".join(content.split())[:LETTERS] for content in data.items]
+        fetch, lines = encode_texts(data.items, model)
     log.say("".join(f"{line}\n" for line in (*data.lines, *lines)))
-    arrays = compute(look, fetch, len(data.names), new)
-    with disk.writing(new):
-        new.parent.mkdir(parents=True, exist_ok=True)
-        with disk.draft(new) as content:
-            np.savez(content, **arrays, **list_labels(data), names=np.array(data.names))
-    return new
+    arrays = compute(look, fetch, len(names), new) | list_labels(data) | {"names": np.array(names)}
+    return commands.save_arrays(new, arrays)
 
 
-def encode_texts(data: tool_inputs.Inputs, model: open_model.Trained) -> tuple[Fetch, list[str]]:
-    """Return the function index_B -> (token ids, valid) of the texts, padded to the longest, and lines about them."""
-    tokenizer, N, classifies = open_model.load_tokenizer(model), model.facts["N"], model.kind == "classes"
-    id_BN, valid_BN, truncated = labelled.encode(tokenizer, data.items, N=N, classifies=classifies)
+def fetch_images(items: Sequence, form: dict[str, Any]) -> trained.Fetch:
+    """Return a function that fetches images, normalised like those of a model. items: files, or an array of images."""
+    if not isinstance(items, np.ndarray):
+        return trained.fetch_images(items, form)
+    image_BYXZ = image_file.prepare(items, form)
+    return lambda index_B: (image_BYXZ[index_B], None)
+
+
+def encode_texts(texts: Sequence[str], model: trained.Trained) -> tuple[trained.Fetch, list[str]]:
+    """Return a function that fetches the ids of texts, padded to the longest, and lines about the texts."""
+    N = model.facts["N"]
+    id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=N, classifies=model.kind == "classes")
     longest = valid_BN.sum(1).max()
     id_BN, valid_BN = id_BN[:, :longest], valid_BN[:, :longest]
     lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
@@ -82,27 +85,22 @@ def encode_texts(data: tool_inputs.Inputs, model: open_model.Trained) -> tuple[F
 def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
     """Return labels, classes and held_out of the file; {} without classes."""
     number, n = {name: c for c, name in enumerate(data.classes)}, len(data.labels)
-    labels = np.array([number.get(name) for name in data.labels])
-    held_out = np.arange(n) >= n - data.held_out
+    labels, held_out = np.array([number.get(name) for name in data.labels]), np.arange(n) >= n - data.held_out
     return {"labels": labels, "classes": np.array(data.classes), "held_out": held_out} if number else {}
 
 
-def compute(look: Callable[..., dict], fetch: Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
+def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
     """Return the results of Trained.activations for all n inputs, and print their size before.
 
-    The last batch is filled up with the last input, so that one program is compiled. Raises UserError if the results do
-    not fit into memory.
+    Raises UserError if the results do not fit into memory.
     """
     sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * sum(x.size for x in sizes.values())
     print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)
     disk.check_memory(f"{file}", 2 * n_bytes, remedy=". Choose fewer --names, or a smaller --file")
-    B = min(n, BATCH)
-    batches = [jax.device_get(look(*fetch(np.minimum(np.arange(b, b + B), n - 1)))) for b in range(0, n, B)]
-    features = np.concatenate([batch.pop("features") for batch in batches])[:n]
-    return {"features": features} | {
-        name: np.concatenate([batch[name] for batch in batches], axis=1)[:, :n] for name in batches[0]
-    }
+    batches, features = [*trained.in_batches(look, fetch, n=n)], "features"
+    arrays = {name: np.concatenate([x[name] for x in batches], axis=int(name != features)) for name in sizes}
+    return {name: x[:n] if name == features else x[:, :n] for name, x in arrays.items()}
 
 
 if __name__ == "__main__":

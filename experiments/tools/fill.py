@@ -10,6 +10,7 @@ Each has a row in the file --output: the text, the filled text, and for each [MA
 probability.
 """
 
+import functools
 import itertools
 import sys
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from experiments.config import errors
 from experiments.data import inputs as tool_inputs, tokenization
-from experiments.pretrained import open_model
+from experiments.pretrained import trained
 from experiments.tools import command as commands
 
 MASK = "[MASK]"
@@ -54,8 +55,9 @@ def run(
     id_BN, valid_BN = np.zeros((len(ids), N), np.int32), np.arange(N) < np.array([*map(len, ids)])[:, None]
     id_BN[valid_BN] = np.concatenate(ids)
     batch, rows, lines = max(1, BATCH // max(map(len, ids))), [], list(data.lines)
-    batches = model.compute(open_model.fetch_texts(id_BN, valid_BN), n=len(ids), batch=batch)
-    for text, id_N, logits_NW in zip(data.items, ids, itertools.chain.from_iterable(batches), strict=True):
+    apply = functools.partial(model.apply, jax.device_put(model.params))
+    batches = trained.in_batches(apply, trained.fetch_texts(id_BN, valid_BN), n=len(ids), batch=batch)
+    for text, id_N, logits_NW in zip(data.items, ids, itertools.chain.from_iterable(batches), strict=False):
         p_RW = np.asarray(jax.nn.softmax(logits_NW[: len(id_N)][id_N == tokenizer.mask]))
         p_RW = p_RW[:, : tokenizer.size]  # a model may have more ids than its tokenizer
         likely = ((tokenizer.show(int(p_W.argmax())), p_W.max()) for p_W in p_RW)

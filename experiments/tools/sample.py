@@ -18,17 +18,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from experiments.config import errors, settings as configs
-from experiments.data import tokenization
 from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.folder import log
 from experiments.model import checks, model as models
-from experiments.pretrained import open_model
+from experiments.pretrained import trained
 from experiments.tools import command as commands, generation
 from tfm.attention import mask as masks
 from tfm.decode import sampling
 
 DEFAULT_TOKENS = 256  # for max_new_tokens = 0
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # options of tfm.decode
 HELP = {
     "prompt": "The text to continue; repeat the flag for several texts. -: each line of the input.",
     "max_new_tokens": "Tokens after each prompt; 0: 256, or fewer if a prefix leaves less of the context.",
@@ -45,66 +45,72 @@ HELP = {
 }
 
 
-def run(
-    checkpoint: commands.Path,
-    *,
-    prompt: str | Sequence[str] = (),
-    max_new_tokens: int = 0,
-    samples: int = 1,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    stop: str = "",
-    seed: int = 0,
-    topology: str = "",
-    json: str = "",
-    trust: tuple[str, ...] = (),
-    device: str = "any",
-    workdir: commands.Path = "",
-) -> str | list[str] | None:
-    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines."""
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    options["repetition_penalty"] = repetition_penalty
-    configs.at_least(0, {"samples": samples, "max_new_tokens": max_new_tokens})
-    configs.check_seed(seed)
-    try:
-        sampling.check_options(**options)
-    except ValueError as error:
-        raise errors.UserError(str(error)) from error
-    file = commands.output(workdir, "sample.txt")
-    model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
-    tokenizer = open_model.load_tokenizer(model)
-    if tokenizer.has_chat_template:
-        print("the prompt is taken as it is, without the model's chat template", file=sys.stderr, flush=True)
-    target = topologies.describe(topology) if topology else None
-    mesh = meshes.make(data=1, devices=target and target.devices)
-    session = Session(model, tokenizer, make_generator(model, tokenizer, mesh, options), max_new_tokens, samples, stop)
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    if target:
-        ids, steps = encode(session, prompts or [""])
-        return dry_runs.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
-    interactive = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
-    texts = list(answer_lines(session, seed)) if interactive else draw(session, prompts or [""], seed)
-    commands.save("\n\n".join(texts), file)
-    return texts[0] if isinstance(prompt, str) and samples == 1 and not interactive else texts
+class Options(NamedTuple):
+    """How texts are drawn. HELP explains the fields."""
+
+    max_new_tokens: int = 0
+    samples: int = 1
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: str = ""
+    seed: int = 0
 
 
 class Session(NamedTuple):
     """A model, and the options for drawing texts from it."""
 
-    model: open_model.Trained
-    tokenizer: tokenization.Tokenizer
+    model: trained.Trained
     generator: generation.Generator
-    max_new_tokens: int
-    samples: int
-    stop: str
+    options: Options
 
 
-def make_generator(
-    model: open_model.Trained, tokenizer: tokenization.Tokenizer, mesh: Mesh, options: dict[str, float]
-) -> generation.Generator:
+def run(
+    checkpoint: commands.Path,
+    *,
+    prompt: str | Sequence[str] = (),
+    topology: str = "",
+    json: str = "",
+    trust: tuple[str, ...] = (),
+    device: str = "any",
+    workdir: commands.Path = "",
+    **options: Options,
+) -> str | list[str] | None:
+    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines.
+
+    options: the fields of Options.
+    """
+    options, file = check_options(Options(**options)), commands.output(workdir, "sample.txt")
+    model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
+    if model.tokenizer.has_chat_template:
+        print("the prompt is taken as it is, without the model's chat template", file=sys.stderr, flush=True)
+    target = topologies.describe(topology) if topology else None
+    mesh = meshes.make(data=1, devices=target and target.devices)
+    session = Session(model, make_generator(model, mesh, options), options)
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if target:
+        ids, steps = encode(session, prompts or [""])
+        return dry_runs.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
+    interactive = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
+    texts = list(answer_lines(session)) if interactive else draw(session, prompts or [""], options.seed)
+    commands.save("\n\n".join(texts), file)
+    return texts[0] if isinstance(prompt, str) and options.samples == 1 and not interactive else texts
+
+
+def check_options(options: Options) -> Options:
+    """Return the options. Raises UserError if one is out of its range."""
+    configs.at_least(0, {"samples": options.samples, "max_new_tokens": options.max_new_tokens})
+    configs.check_seed(options.seed)
+    try:
+        sampling.check_options(**{name: getattr(options, name) for name in FILTERS})
+    except ValueError as error:
+        raise errors.UserError(str(error)) from error
+    return options
+
+
+def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> generation.Generator:
     """Return a generator with the model's mask, context and end tokens."""
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
@@ -112,16 +118,17 @@ def make_generator(
             return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
         return models.add_window(model.fields, masks.causal)
 
-    N, stop = model.facts["N"], open_model.list_end_ids(model, tokenizer)
+    N, stop = model.facts["N"], trained.list_end_ids(model, model.tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N
+    filters = {name: getattr(options, name) for name in FILTERS}
     network, params = model.network(), model.params
-    return generation.Generator(network, params, mask=mask, mesh=mesh, stop=stop, context=context, **options)
+    return generation.Generator(network, params, mask=mask, mesh=mesh, stop=stop, context=context, **filters)
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
     """Return the ids of the prompts, and the number of new tokens. Raises UserError if a prompt does not fit."""
-    model, tokenizer, steps = session.model, session.tokenizer, session.max_new_tokens
-    ids = [tokenizer.encode(text).tolist() or [tokenizer.bos] for text in prompts]
+    model, steps = session.model, session.options.max_new_tokens
+    ids = [model.tokenizer.encode(text).tolist() or [model.tokenizer.bos] for text in prompts]
     N, longest, is_prefix = model.facts["N"], max(map(len, ids)), model.kind == "prefix"
     exceeds = is_prefix and N - longest < max(steps, 1)  # a prefix is read in both directions: the window cannot move
     sizes = f"a prefix of {longest} tokens and max_new_tokens = {steps}"
@@ -134,13 +141,13 @@ def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], i
 
 def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
     """Print and return the texts. Sample i of each prompt uses seed + i. A single text is printed while it is drawn."""
-    (ids, steps), samples = encode(session, prompts), session.samples
+    (ids, steps), samples = encode(session, prompts), session.options.samples
     keys = [jax.random.fold_in(jax.random.key(seed + i), b) for b in range(len(ids)) for i in range(samples)]
     prompts, ids = ([row for row in rows for _ in range(samples)] for rows in (prompts, ids))
     rounds = generation.rounds(session.generator, ids, jnp.stack(keys), steps=steps)
 
     def decode(b: int, new: Iterable[int]) -> Iterator[str]:
-        return until(session.tokenizer.stream(new, after=ids[b]), session.stop)
+        return until(session.model.tokenizer.stream(new, after=ids[b]), session.options.stop)
 
     if len(prompts) == 1:
         parts = []
@@ -155,12 +162,12 @@ def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
     return texts
 
 
-def answer_lines(session: Session, seed: int) -> Iterator[str]:
+def answer_lines(session: Session) -> Iterator[str]:
     """Yield the texts that continue each line of the input. Print errors, since the next line may be valid."""
     for number in itertools.count():
         try:
             line = input("> " if sys.stdin.isatty() else "")
-            yield from draw(session, [line], seed + session.samples * number)
+            yield from draw(session, [line], session.options.seed + session.options.samples * number)
         except EOFError:
             return
         except errors.UserError as error:

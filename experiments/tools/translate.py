@@ -17,7 +17,7 @@ from experiments import translation
 from experiments.config import errors
 from experiments.data import files as data_files, pairs, translation_score
 from experiments.folder import log, records
-from experiments.pretrained import open_model
+from experiments.pretrained import trained
 from experiments.tools import command as commands
 
 BATCH = 64  # sentences that are translated together
@@ -46,7 +46,7 @@ def run(
     sources, *references = pairs.align_lines([data_files.on_disk(pathlib.Path(path)) for path in paths])
     if not any(sources):
         raise errors.UserError(f"{file} is empty. It needs a sentence on each line.")
-    tokenizer, N, B = pairs.Subwords(open_model.load_tokenizer(model).library), model.facts["N"], len(sources)
+    tokenizer, N, B = pairs.Subwords(model.tokenizer.library), model.facts["N"], len(sources)
     if is_target_language(model, sources):
         message = f"warning: {file} looks like the model's target language, not its source language"
         print(message, file=sys.stderr, flush=True)
@@ -64,7 +64,7 @@ def run(
     return translations["beam"]
 
 
-def is_target_language(model: open_model.Trained, sources: list[str]) -> bool:
+def is_target_language(model: trained.Trained, sources: list[str]) -> bool:
     """Return whether the sentences look more like the model's target language than its source language."""
     common = records.read_data(model.path)
     if not set(translation.SIDES) <= common.keys():

@@ -23,6 +23,10 @@ def see_next(params, x_BND):
     return params["W_D"] * jnp.roll(x_BND, -1, 1) + x_BND
 
 
+def see_both(params, x_BND):  # these differences of the four sequences have about the sum 0
+    return params["W_D"] * (jnp.roll(x_BND, 1, 1) + jnp.roll(x_BND, -1, 1)) + x_BND
+
+
 def see_largest(params, x_BND):  # without a gradient
     return x_BND + params["W_D"] * jax.lax.stop_gradient(x_BND.max(1, keepdims=True))
 
@@ -45,14 +49,14 @@ def scale_by_all(params, x_BND, *, eps):
     return params["W_D"] * x_BND / jnp.sqrt((x_BND**2).mean((1, 2), keepdims=True) + eps)
 
 
-next_token, largest, fft, small, infinite = (
-    (init, apply) for apply in (see_next, see_largest, convolve, narrow, overflow)
+next_token, both, largest, fft, small, infinite = (
+    (init, apply) for apply in (see_next, see_both, see_largest, convolve, narrow, overflow)
 )
 norm_of_all = (init, scale_by_all)
 
 
 def check(experiment="language", **changes):
-    settings = tiny.settings(experiment, mesh__data=1, model__M=1, **changes)
+    settings = tiny.settings(experiment, **{"mesh__data": 1, "model__M": 1} | changes)
     causality.check(settings, tiny.task_of(settings))
 
 
@@ -61,6 +65,7 @@ def check(experiment="language", **changes):
     [
         ("language", {"model__mlp": "next_token"}),
         ("language", {"model__mlp": "largest"}),
+        ("language", {"model__mlp": "both", "model__M": 2, "text__N": 8, "text__source": "text.txt"}),
         ("language", {"model__norm": "norm_of_all", "text__objective": "prefix"}),
         ("translation", {"model__mlp": "next_token"}),
         ("captions", {"model__mlp": "next_token"}),
@@ -71,7 +76,10 @@ def test_parts_that_see_later_tokens_are_refused(experiment, changes, tmp_path):
     if experiment == "translation":
         pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
         changes = changes | small_files.sources(tmp_path, ["pairs"], "one")
-    changes = {key: f"test_causality:{x}" if key.startswith("model") else x for key, x in changes.items()}
+    if "text__source" in changes:
+        (tmp_path / "text.txt").write_bytes(tiny.TEXT * 3)
+        changes = changes | {"text__source": str(tmp_path / "text.txt")}
+    changes = {key: f"test_causality:{x}" if key[7:] in ("mlp", "norm") else x for key, x in changes.items()}
     with raises(errors.UserError, "test_causality:", "not causal"):
         check(experiment, **changes)
 

@@ -191,7 +191,7 @@ def test_a_new_head_begins_with_the_pooler_of_bert(tmp_path, is_classifier, head
 
 @pytest.mark.parametrize(("chosen", "head"), [((), "relu"), (("text.head",), "tanh")])
 def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(tmp_path, monkeypatch, chosen, head):
-    relu = bert.FAMILY._replace(outputs=bert.FAMILY.outputs | {"classes": "relu"})  # as in DistilBERT
+    relu = bert.BERT._replace(outputs=bert.BERT.outputs | {"classes": "relu"})  # as in DistilBERT
     monkeypatch.setitem(hub.FAMILIES, "bert", relu)
     config = base.get_config("text_classification")
     config.update(init_from=str(published.save(tmp_path, "bert")), init_fresh="head")

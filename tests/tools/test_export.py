@@ -14,7 +14,7 @@ from errors import raises
 
 from configs import base
 from experiments.config import errors
-from experiments.pretrained import families, hub, open_model
+from experiments.pretrained import families, hub, open_model, trained
 from experiments.tools import export, sample
 from tfm import shapes
 
@@ -256,7 +256,7 @@ def continue_greedily(folder) -> str:
 )
 def test_these_ids_end_a_text(tmp_path, ids, generation, ends):
     model = open_model.open(str(publish_letters(tmp_path, generation=generation, eos_token_id=ids)))
-    assert open_model.list_end_ids(model, types.SimpleNamespace(bos=3, eos=4)) == ends
+    assert trained.list_end_ids(model, types.SimpleNamespace(bos=3, eos=4)) == ends
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family, ca
     export.write_tokenizer(open_model.open(run), folder, "qwen2")
     assert "warning: transformers may read other ids" in capsys.readouterr().err
     for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
-        assert open_model.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
+        assert trained.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
 
 
 def test_transformers_ends_a_text_at_the_same_token(tmp_path):

@@ -1,0 +1,329 @@
+"""A trained model: its logits, its activations and its predictions."""
+
+import dataclasses
+import functools
+import pathlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+
+from experiments.config import by_name, disk, errors, settings as configs
+from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization
+from experiments.model import model as models
+from experiments.pretrained import families, tensors
+from tfm import embed as embeds, head as heads, shapes
+from tfm.attention import mask as masks
+
+# What a model does, by its kind. The kind of another experiment's model is the name of the experiment.
+DOES = {
+    "causal": "predicts the next token",
+    "prefix": "continues a prefix",
+    "masked": "predicts masked tokens",
+    "classes": "classifies texts",
+    "tokens": "classifies tokens",
+    "spans": "finds the span of an answer",
+    "image": "classifies images",
+    "masked_image": "predicts masked patches",
+    "translation": "translates sentences",
+}
+HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.masked_word}
+HEADS |= {"classes": heads.first_word, "tokens": heads.each_word, "spans": heads.each_word}
+BUILD = {"image": models.build_vision_model, "masked_image": models.build_masked_image_model}
+BUILD |= {"translation": models.build_encoder_decoder} | dict.fromkeys(HEADS, models.build_language_model)
+CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
+IMAGES = ("image", "masked_image")  # kinds that read images
+ACTIVATIONS = ("hidden", "q", "k", "v", "A", "attention", "mlp")  # names of activations (block.Order)
+BATCH = 32  # inputs that are computed together
+Fetch = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]  # index_B -> inputs_B, valid_BN or None
+
+
+def read_fields(model: "Trained") -> types.SimpleNamespace:
+    """Return the section `model` of the config. Raises UserError for missing fields, and for code not in `trust`."""
+    for name, value in {**model.model, "output": model.facts.get("output")}.items():
+        if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in model.trust:
+            setting = "image.head" if name == "output" else f"model.{name}"
+            code = f'{setting} = "{value}", code that would be executed'
+            raise errors.UserError(f"{model.path} has {code}. Add --trust={value} if you trust it.")
+    missing = ", ".join(name for name in families.MODEL if name not in model.model)
+    errors.refuse((missing, f"{model.path}: the section model of its config.json lacks {missing}"))
+    return types.SimpleNamespace(**{**families.FREE, **model.model})
+
+
+def build_network(model: "Trained", **options: Any) -> models.Model:
+    """Return the model as functions. options: arguments of the function that builds it, such as Y and X of images.
+
+    Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
+    """
+    if model.kind not in DOES:
+        raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
+    head, fields = {"head": HEADS[model.kind]} if model.kind in HEADS else {}, model.fields
+    with disk.reading(model.path, TypeError, AttributeError, ArithmeticError):
+        network = BUILD[model.kind](fields, **{**head, **model.facts, **options})
+    arrays, expected = shapes.flat(model.params), shapes.flat(jax.eval_shape(network.init, jax.random.key(0)))
+    if model.extras.get("headless"):
+        expected = {path: array for path, array in expected.items() if not path.startswith("head/")}
+    if model.extras.get("may_have_more") and (more := arrays.keys() - expected.keys()):
+        print(f"{model.path}: parameters of an experiment of yours are not used: {', '.join(sorted(more))}", flush=True)
+        arrays = {path: array for path, array in arrays.items() if path in expected}
+    label = f"{model.path} does not hold the model that its config.json describes"
+    tensors.complain(label, tensors.differences(arrays, expected))
+    check_finite(model.path, arrays)
+    return network
+
+
+def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None], jax.Array]:
+    """Return the compiled function (params, inputs, valid) -> logits. Raises UserError if the model has none."""
+    check_kind(model, model.kind if model.kind in (*HEADS, "image") else "causal")
+
+    def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
+        is_mean = valid is not None and model.facts.get("output") == "pooled"  # of the tokens that are not padding
+        head = {"head": heads.each_word, "output": "linear"} if is_mean else {}
+        network, inputs, mask = _prepare_call(model, inputs, valid, **head)
+        output = network.apply(params, inputs, mask=mask)[0]
+        return models.average_tokens(output, valid) if is_mean else output
+
+    return jax.jit(apply)
+
+
+def make_look(model: "Trained") -> Callable[..., dict[str, jax.Array]]:
+    """Return the compiled function (params, inputs, valid, names=names) -> features and activations (Trained.look)."""
+    check_kind(model, *HEADS, *IMAGES, needs_head=False)
+    outputs = {"class_token", *models.TEXT_CLASS_HEADS} - {"pooled"}
+    reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
+
+    def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
+        for name in names:
+            by_name.choose("activation", name, dict.fromkeys(ACTIVATIONS, ""))
+        network, inputs, mask = _prepare_call(model, inputs, valid)
+        x_BND, aux = network.hidden(params, inputs, mask=mask, look=names)
+        x_BND = x_BND.astype(jnp.float32)
+        valid_BN = jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
+        if model.kind in CAUSAL:
+            last_B = x_BND.shape[1] - 1 - jnp.argmax(valid_BN[:, ::-1], axis=1)
+            features_BD = jnp.take_along_axis(x_BND, last_B[:, None, None], axis=1)[:, 0]
+        else:
+            features_BD = x_BND[:, 0] if reads_first else models.average_tokens(x_BND, valid_BN)
+        return {"features": features_BD} | {name: x.astype(jnp.float32) for name, x in aux.get("look", {}).items()}
+
+    return jax.jit(look, static_argnames="names")
+
+
+def _prepare_call(
+    model: "Trained", inputs: jax.Array, valid: jax.Array | None, **options: Any
+) -> tuple[models.Model, Any, masks.Mask | None]:
+    """Return the network, and its inputs and mask for ids or normalised images. Raises UserError as `build_network`."""
+    N, is_dynamic = model.facts.get("N"), ":dynamic:" in model.model["relative_position"]
+    if model.table and is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
+        raise errors.UserError(
+            f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
+        )
+    mask = models.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
+    if model.kind in IMAGES:
+        options |= {"Y": inputs.shape[1], "X": inputs.shape[2]}
+        inputs = embeds.cut(inputs, size=model.facts["patch"])
+    if model.kind == "masked_image":
+        inputs = {"v_BNP": inputs, "hidden_BN": jnp.zeros(inputs.shape[:2], bool)}
+    if valid is not None:
+        mask = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
+    return model.network(**options), inputs, mask
+
+
+# Predictions of many inputs.
+
+
+def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
+    """Yield the results of the function for n inputs, in batches of one shape, as numpy arrays.
+
+    fetch: returns the prepared inputs of these indices. The last batch is filled up with the last input.
+    """
+    configs.at_least(1, {"batch": batch, "the number of inputs": n})
+    batch = min(batch, n)
+    for first in tqdm.tqdm(range(0, n, batch), disable=True if n == batch else None):
+        yield jax.device_get(function(*fetch(np.minimum(np.arange(first, first + batch), n - 1))))
+
+
+def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np.ndarray:
+    """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
+    activation, apply = choose_activation(model), functools.partial(model.apply, jax.device_put(model.params))
+    logits = (np.asarray(activation(x)) if activation else x for x in in_batches(apply, fetch, n=n, batch=batch))
+    return np.concatenate([*logits])[:n]
+
+
+def predict_texts(
+    model: "Trained", texts: Sequence[str], batch: int = BATCH
+) -> tuple[np.ndarray | list[np.ndarray], int]:
+    """Return the predictions for texts as `Trained.predict` does, and the number of truncated texts."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise errors.UserError(f"the model in {model.path} {DOES[model.kind]}. Give a list of texts (str).")
+    id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=model.facts["N"])
+    predictions = predict(model, fetch_texts(id_BN, valid_BN), n=len(texts), batch=batch)
+    if model.kind == "tokens":
+        predictions = [p_TC[:n] for p_TC, n in zip(predictions, valid_BN.sum(1), strict=True)]
+    return predictions, truncated
+
+
+def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
+    """Return a function for `in_batches`: padded texts, without the columns that are padding in all of them."""
+    T = np.count_nonzero(valid_BN.any(0))
+    is_padded = not valid_BN[:, :T].all()
+    return lambda index_B: (id_BN[index_B, :T], valid_BN[index_B, :T] if is_padded else None)
+
+
+def fetch_images(files: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
+    """Return a function for `in_batches`: image files, processed and normalised like the model's images (`form`)."""
+    return lambda index_B: (image_folder.read_batch([files[b] for b in index_B], form), None)
+
+
+def choose_activation(model: "Trained") -> Callable[[np.ndarray], jax.Array] | None:
+    """Return the function from logits to probabilities; None for a regression, by the rules of transformers."""
+    problem = model.extras.get("problem_type")
+    if problem == "regression" or not problem and len(model.classes) == 1:
+        return None
+    return jax.jit(jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax)
+
+
+# Checks, and the tokenizer.
+
+
+def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
+    """Raise UserError unless the model has one of these kinds and, if needs_head, a head."""
+    if model.kind in kinds and not (needs_head and model.extras.get("headless")):
+        return
+    does = "has no head" if model.kind in kinds else DOES.get(model.kind) or explain_kind(model.kind)
+    wanted = " or ".join(DOES[kind] for kind in kinds)
+    raise errors.UserError(f"the model in {model.path} {does}; this command needs a model that {wanted}")
+
+
+def explain_kind(experiment: str) -> str:
+    """Return why the model of an experiment is not built from its settings, as the end of a sentence."""
+    return (
+        f"belongs to the experiment {experiment}, whose code may change it, so it is not built from its settings. Use "
+        "the result of launch.run, which has params and apply; or, if it is the model of one of our experiments, let "
+        'prepare return work._replace(kind="language")'
+    )
+
+
+def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise UserError if parameters are not finite. path: the file or folder that contains them."""
+    invalid = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+    tensors.complain(f"{path} holds values that are not finite numbers", invalid)
+
+
+def load_image_format(model: "Trained") -> dict[str, Any]:
+    """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
+    return image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts.get("C"))
+
+
+def folder_of(model: "Trained") -> pathlib.Path:
+    """Return the folder that contains the model's files, such as its tokenizer."""
+    return model.path if model.path.is_dir() else model.path.parent
+
+
+def find_tokenizer(model: "Trained") -> pathlib.Path | None:
+    """Return the file that holds the model's tokenizer, or None."""
+    return pretrained_tokenizer.find(folder_of(model))
+
+
+def load_tokenizer(model: "Trained") -> tokenization.Tokenizer:
+    """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
+    W, tokenizer = model.facts["W"], pretrained_tokenizer.read(folder_of(model))
+    more = f"the tokenizer at {model.path} has {tokenizer.size} tokens, more than the {W} of its model"
+    errors.refuse((tokenizer.size > W, more))
+    return tokenizer
+
+
+def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[int]:
+    """Return the ids that end a text: those in a published model's files, else the tokenizer's eos and bos.
+
+    bos ends the text before it, because a model may have learned from texts that follow each other.
+    """
+    ids = model.extras.get("ids", {}).get("eos_token_id", [])
+    ids = [id for id in (ids if isinstance(ids, list) else [ids]) if id < model.facts["W"]]
+    return list(dict.fromkeys(ids or [id for id in (tokenizer.eos, tokenizer.bos) if id is not None]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
+
+    kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
+    `model`. facts: the other arguments of the function in model/model.py that builds the model (W, N, output; Y, X, Z,
+    patch, C, output). extras: other properties, such as class_names (hub.Published). table: where each tensor of a
+    published model went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may
+    name.
+    """
+
+    path: pathlib.Path
+    kind: str
+    params: dict = dataclasses.field(repr=False)  # a notebook shows what a cell ends with
+    model: dict[str, Any]
+    facts: dict[str, Any]
+    extras: dict[str, Any] = dataclasses.field(repr=False)
+    table: str = dataclasses.field(default="", repr=False)
+    trust: Sequence[str] = ()
+
+    def __call__(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
+        """Return logits: next-token or masked-token logits of w_BN (..BNW), class logits of images (..BC).
+
+        valid: valid_BN, True for ids that are not padding. Images are raw: uint8, or numbers of the model's own data.
+        `image_file.prepare` normalises them like the training data. Raises UserError if the model has no such logits.
+        """
+        return self.logits(image_file.prepare(inputs, self.image_format) if self.kind == "image" else inputs, valid)
+
+    def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
+        """Return logits of ids, or of images that are normalised already, like those in the batches of a run."""
+        return self.apply(self.params, inputs, valid)
+
+    def look(
+        self, inputs: np.ndarray, names: Sequence[str] = ("hidden",), valid: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return {name: activation of every layer}, and "features", a vector for each example (B, D). All are float32.
+
+        inputs, valid: ids or raw images, as in a call of the model. names: any of ACTIVATIONS. The activations have a
+        leading axis of layers. hidden, attention and mlp have the shape (M, B, N, D). q, k and v have (M, B, H, N, K),
+        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens.
+
+        The features are tokens after the last norm. A model that predicts the next token gives the last token that is
+        not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
+        it is the mean of the tokens that are not padding. Raises UserError for another kind of model or name.
+        """
+        if self.kind in IMAGES:
+            inputs = image_file.prepare(inputs, self.image_format)
+        return jax.device_get(self.activations(self.params, inputs, valid, names=tuple(names)))
+
+    def predict(self, inputs: Any, batch: int = BATCH) -> np.ndarray | list[np.ndarray]:
+        """Return the predictions for a list of texts, or for images as in `__call__`, in their order.
+
+        Of a classifier, return p_BC, the probabilities of `classes` (each its own if an input may have several labels).
+        Of a regression, return its numbers (B, C). Of a classifier of tokens, return p_TC of each text, with the
+        special tokens around it. A text of more tokens than the context keeps its beginning; the number of such texts
+        is printed. batch: inputs that are computed together, in one compiled shape. Raises UserError for other inputs,
+        and for other kinds of models, which have no such predictions: call those, or use the tools sample and fill.
+        """
+        check_kind(self, "image", "classes", "tokens")
+        if self.kind == "image":
+            image_BYXZ = image_file.prepare(inputs, self.image_format)
+            return predict(self, lambda index_B: (image_BYXZ[index_B], None), n=len(image_BYXZ), batch=batch)
+        predictions, truncated = predict_texts(self, inputs, batch)
+        if truncated:
+            context = f"more than the {self.facts['N']} tokens that the model reads, and are truncated"
+            print(f"{truncated:,} of {len(predictions):,} texts have {context}", flush=True)
+        return predictions
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Return the names of the classes, or of a regression's numbers, in the order of `predict`."""
+        with disk.reading(self.path):
+            return self.image_format["classes"] if self.kind == "image" else self.extras["class_names"]
+
+    tokenizer = functools.cached_property(load_tokenizer)
+    image_format = functools.cached_property(load_image_format)
+    fields = property(read_fields)
+    network = build_network
+    apply = functools.cached_property(make_apply)
+    activations = functools.cached_property(make_look)
