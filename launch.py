@@ -23,12 +23,13 @@ from typing import Any
 
 from absl import flags
 
+from experiments import command as commands
 from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.devices import compilation, distributed
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.engine import run as runs, signals, train_step
 from experiments.pretrained import adapters, warm_start
-from experiments.tools import command as commands, sweep as sweeps
+from experiments.tools import sweep as sweeps
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, new or to resume. Default: runs/<config>/<time>.")

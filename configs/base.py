@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
     "init_fresh": (
         "",
         "with init_from: parts, separated by commas, that start from random parameters, or are left out if this config "
-        "lacks them: 'head,embed/h_D'",
+        "lacks them: 'head,embed/h_D'; * stands for anything: 'blocks/mlp/b*'",
     ),
     "log": (
         ["tensorboard"],
@@ -80,6 +80,11 @@ FIELDS: dict[str, Any] = {
             "pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, "
             "asymmetric_qknorm, constant (tfm/attention/score.py). With the suffix _noself, as in tied_noself, a token "
             "attends to itself only if it may attend to no other",
+        ),
+        "weights": (
+            "softmax",
+            "weights from logits: softmax, or my_file:my_weights, a function (logits_BHNS, allowed) -> A_BHNS, where "
+            "allowed is True at keys that a query may attend to",
         ),
         "score_std": (1.0, "factor on the initial standard deviation of the matrices of queries and keys"),
         "output_std": (

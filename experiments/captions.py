@@ -65,7 +65,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1 for images with captions")
     embedding, output = models.bind_sizes(embeds.mixed, P=P, W=W), models.bind_sizes(heads.next_word, W=W)
-    mask = models.add_window(m, masks.either(masks.causal, masks.prefix(patches)))
+    mask = models.add_window(m, masks.prefix(patches))
     model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:

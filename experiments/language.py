@@ -198,7 +198,7 @@ def make_model(
 def causal_mask(t: configs.Settings) -> masks.Mask:
     """Return the causal mask; the tokens of a prefix see each other in both directions."""
     prefix = prefix_length(t)
-    return masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
+    return masks.prefix(prefix) if prefix else masks.causal
 
 
 def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: models.Model, params: Any) -> str:

@@ -22,12 +22,11 @@ from errors import raises
 import launch
 from benchmarks import __main__ as benchmarks, records
 from configs import base
-from experiments import language
+from experiments import command as tools, language
 from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.dry_run import __main__ as dry_run_command, topology as topologies
 from experiments.engine import run as runs
 from experiments.pretrained import open_model
-from experiments.tools import command as tools
 from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -94,7 +93,7 @@ def check(words: list[str]) -> None:
         values = tools.arguments(dry_run_command.run, dry_run_command.HELP, words[2:], positional="functions")
         assert all(map(by_name.CODE.fullmatch, values["functions"])) and values["topology"] in ["", *topologies.NAMES]
     elif words[1] == "-m":
-        names = inspect.signature(importlib.import_module(words[2]).run).parameters
+        names = tools.list_flags(importlib.import_module(words[2]).run)
         positional = {"runs": {"RUN"}, "table": {"results.csv", "OUT/records.csv", "DIR/runs.csv"}}
         names = {"--" + name for name in names}.union(*(positional.get(name, ()) for name in names))
         assert {word.partition("=")[0] for word in words[3:]} <= names
@@ -239,7 +238,7 @@ def test_the_page_of_parts_has_the_defaults_the_forms_and_the_arguments_of_the_c
         r"^\| `(\w+)(?:\.(\w+))?` \|(?: `([^`]*)`)? \| (.*) \|$", PAGES["docs/extending.md"], re.MULTILINE
     )
     parts, fields = [row for row in rows if row[1]], tiny.fields()
-    assert len(parts) == 17
+    assert len(parts) == 18
     for section, name, default, form in parts:
         value = fields[f"{section}.{name}"]
         assert default.strip() == ("" if value == "" else str(value)), name

@@ -20,7 +20,7 @@ ALLOWED_USES = {  # {file: the attributes of DEVICES that it may use}
 MAY_OPEN = tuple(
     f"experiments/{file}.py" for file in ("config/disk", "devices/mesh", "devices/distributed", "ablation")
 )
-MAY_OPEN += ("experiments/tools/command.py",)  # /dev/null
+MAY_OPEN += ("experiments/command.py",)  # /dev/null
 OPENERS = (".read_bytes", ".read_text", ".fromfile", ".loadtxt", ".genfromtxt")
 FLOORS = (  # packages of experiments/, lowest first; a file in experiments/ counts as a package
     {"config"},

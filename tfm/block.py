@@ -4,6 +4,7 @@
 tree has bias leaves, cross-attention if it has `score_cross` and `value_cross` (E26).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,20 +17,21 @@ from tfm.attention.spec import Call
 
 
 class Order(NamedTuple):
-    """The order of a block's stages, as two functions (params, x_BND, spec, call) -> (x_BND, aux).
+    """The order of a block's stages, as a function apply(params, x_BND, spec, call) -> (x_BND, aux).
 
-    encoder: without cross-attention. decoder: with cross-attention. residual: True if the output of each stage is added
-    to its input. aux is a dict. "cache": keys and values, if call.keep or call.cache, in a dict with the keys "self"
-    and, in a decoder, "cross". "running": the batch statistics of norms with running averages, in training. "measures":
-    the sums of the measures of all stages. "look": {name: activation} for the names in call.look:
+    residual: True if the output of each stage is added to its input. aux is a dict. "cache": keys and values, if
+    call.keep or call.cache, in a dict with the keys "self" and, in a decoder, "cross". "running": the batch statistics
+    of norms with running averages, in training. "measures": the sums of the measures of all stages. "look":
+    {name: activation} for the names in call.look:
 
     * q, k, v: queries, keys and values of the heads (B, H, N, K); keys and values may have fewer heads
     * A: attention weights (B, H, N, S); A_cross: those of cross-attention, in a decoder
     * attention, mlp: what these stages return (B, N, D); hidden: the tokens after the block (B, N, D)
+
+    call.edit replaces the activations of these names.
     """
 
-    encoder: Callable
-    decoder: Callable
+    apply: Callable
     residual: bool = True
 
 
@@ -61,15 +63,13 @@ def has_bias(stage: str, bias: bool | str) -> bool:
     return bias if isinstance(bias, bool) else stage in BIASES[bias]
 
 
-def init(
-    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, spec: Spec, bias: bool | str, cross=False
-) -> dict:
-    """Return the parameters of one block.
+def init(key: jax.Array, *, M: int, N: int, spec: Spec, bias: bool | str, cross: bool = False, **sizes: int) -> dict:
+    """Return the parameters of one block. sizes: D, H, K and F.
 
     M: number of layers of the model, which sets the initial scale of the output projections, 1/sqrt(2 M). N: largest
     number of tokens. bias: see `has_bias`. cross: add cross-attention.
     """
-    attention, params = spec.attention, {}
+    attention, params, (D, H, K, F) = spec.attention, {}, (sizes[letter] for letter in "DHKF")
     M = M if spec.order.residual else 0.5  # without residual connections no sum grows with M, so 1/sqrt(2 M) = 1
 
     def add(name: str, stage: Any, **sizes: Any) -> None:
@@ -100,96 +100,62 @@ def weigh_measures(spec: Spec) -> dict[str, float]:
     return weights
 
 
-def choose(params: dict, order: Order) -> Callable[..., tuple[jax.Array, dict]]:
-    """Return order.decoder if the parameters of the block include cross-attention, else order.encoder."""
-    return order.decoder if "score_cross" in params else order.encoder
-
-
 def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X' and aux: Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (Turner 2023; E18)."""
-    normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
-    x_BND = x_BND + dropout("attention", attended_BND, spec, call)
-    normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
-    return x_BND, collect_aux(call, x_BND, self=self_aux, norm1=norm1, norm2=norm2, mlp=mlp)
+    """Return X' and aux: Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (Turner 2023; E18).
+
+    A decoder has cross-attention in between: Z = Y + MHCA(LN(Y), memory) (E26).
+    """
+    return apply_stages(params, x_BND, spec, call, lambda x_BND, norm, stage: x_BND + stage(norm(x_BND)))
 
 
 def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X' and aux: Y = LN(X + MHSA(X)); X' = LN(Y + MLP(Y)) (Vaswani et al. 2017; E19)."""
-    attended_BND, self_aux = attention_heads.self_attention(params, x_BND, spec.attention, call)
-    x_BND = x_BND + dropout("attention", attended_BND, spec, call)
-    x_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    mlp_BND, mlp = feed_forward(params, x_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
-    x_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    return x_BND, collect_aux(call, x_BND, self=self_aux, norm1=norm1, norm2=norm2, mlp=mlp)
+    """Return X' and aux: Y = LN(X + MHSA(X)); X' = LN(Y + MLP(Y)) (Vaswani et al. 2017; E19).
+
+    A decoder has cross-attention in between: Z = LN(Y + MHCA(Y, memory)) (E26).
+    """
+    return apply_stages(params, x_BND, spec, call, lambda x_BND, norm, stage: norm(x_BND + stage(x_BND)))
 
 
 def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X' and aux without residual connections: Y = MHSA(LN(X)); X' = MLP(LN(Y))."""
-    normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
-    x_BND = dropout("attention", attended_BND, spec, call)
-    normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
-    x_BND = dropout("mlp", mlp_BND, spec, call)
-    return x_BND, collect_aux(call, x_BND, self=self_aux, norm1=norm1, norm2=norm2, mlp=mlp)
+    """Return X' and aux without residual connections: Y = MHSA(LN(X)); X' = MLP(LN(Y)).
 
-
-def decoder_pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X' and aux: Y = X + MHSA(LN(X)); Z = Y + MHCA(LN(Y), memory); X' = Z + MLP(LN(Z)) (E18, E26)."""
-    normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
-    x_BND = x_BND + dropout("attention", attended_BND, spec, call)
-    normed_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    attended_BND, cross_aux = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
-    x_BND = x_BND + dropout("cross", attended_BND, spec, call)
-    normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
-    stages = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2, "mlp": mlp}
-    return x_BND, collect_aux(call, x_BND, self=self_aux, cross=cross_aux, **stages)
-
-
-def decoder_post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X' and aux: Y = LN(X + MHSA(X)); Z = LN(Y + MHCA(Y, memory)); X' = LN(Z + MLP(Z)).
-
-    (Vaswani et al. 2017; E19, E26.)
+    A decoder has cross-attention in between: Z = MHCA(LN(Y), memory).
     """
-    attended_BND, self_aux = attention_heads.self_attention(params, x_BND, spec.attention, call)
-    x_BND = x_BND + dropout("attention", attended_BND, spec, call)
-    x_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, cross_aux = attention_heads.cross_attention(params, x_BND, spec.attention, call)
-    x_BND = x_BND + dropout("cross", attended_BND, spec, call)
-    x_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    mlp_BND, mlp = feed_forward(params, x_BND, spec, call)
-    x_BND = x_BND + dropout("mlp", mlp_BND, spec, call)
-    x_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    stages = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2, "mlp": mlp}
-    return x_BND, collect_aux(call, x_BND, self=self_aux, cross=cross_aux, **stages)
+    return apply_stages(params, x_BND, spec, call, lambda x_BND, norm, stage: stage(norm(x_BND)))
 
 
-def decoder_plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X' and aux without residual connections: Y = MHSA(LN(X)); Z = MHCA(LN(Y), memory); X' = MLP(LN(Z))."""
-    normed_BND, norm1 = normalise(params["norm1"], x_BND, spec, call)
-    attended_BND, self_aux = attention_heads.self_attention(params, normed_BND, spec.attention, call)
-    x_BND = dropout("attention", attended_BND, spec, call)
-    normed_BND, norm_cross = normalise(params["norm_cross"], x_BND, spec, call)
-    attended_BND, cross_aux = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
-    x_BND = dropout("cross", attended_BND, spec, call)
-    normed_BND, norm2 = normalise(params["norm2"], x_BND, spec, call)
-    mlp_BND, mlp = feed_forward(params, normed_BND, spec, call)
-    x_BND = dropout("mlp", mlp_BND, spec, call)
-    stages = {"norm1": norm1, "norm_cross": norm_cross, "norm2": norm2, "mlp": mlp}
-    return x_BND, collect_aux(call, x_BND, self=self_aux, cross=cross_aux, **stages)
+def apply_stages(
+    params: dict, x_BND: jax.Array, spec: Spec, call: Call, connect: Callable[..., jax.Array]
+) -> tuple[jax.Array, dict]:
+    """Return the tokens after self-attention, cross-attention (if the block has it) and MLP, and aux (see `Order`).
+
+    connect(x_BND, norm, stage) -> x_BND connects a stage and its norm, two functions of tokens.
+    """
+    stages: dict = {}
+
+    def run(name: str, norm: str, apply: Callable, x_BND: jax.Array) -> jax.Array:
+        def apply_norm(x_BND: jax.Array) -> jax.Array:
+            x_BND, stages[norm] = normalise(params[norm], x_BND, spec, call)
+            return x_BND
+
+        def apply_stage(x_BND: jax.Array) -> jax.Array:
+            x_BND, stages[name] = apply(params, x_BND, call=call)
+            return dropout("attention" if name == "self" else name, x_BND, spec, call)
+
+        return connect(x_BND, apply_norm, apply_stage)
+
+    attention = {"spec": spec.attention}
+    x_BND = run("self", "norm1", functools.partial(attention_heads.self_attention, **attention), x_BND)
+    if "score_cross" in params:
+        x_BND = run("cross", "norm_cross", functools.partial(attention_heads.cross_attention, **attention), x_BND)
+    x_BND = run("mlp", "norm2", functools.partial(feed_forward, spec=spec), x_BND)
+    return collect_aux(call, x_BND, stages)
 
 
 ORDERS = {
-    "pre_norm": Order(pre_norm, decoder_pre_norm),
-    "post_norm": Order(post_norm, decoder_post_norm),
-    "plain": Order(plain, decoder_plain, residual=False),
+    "pre_norm": Order(pre_norm),
+    "post_norm": Order(post_norm),
+    "plain": Order(plain, residual=False),
 }
 
 
@@ -197,8 +163,9 @@ def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tupl
     """Return MLP(X) (E12), and {"measures", "look"}."""
     with jax.named_scope("mlp"):
         y_BND, measures = variant.split_measures(spec.mlp, spec.mlp.apply(params["mlp"], x_BND, layout=call.layout))
-        shapes.check_shape(spec.mlp.apply, y_BND, x_BND)
-    return y_BND, {"measures": measures, "look": {"mlp": y_BND}}
+        look: dict = {}
+        y_BND = call.visit(look, "mlp", shapes.check_shape(spec.mlp.apply, y_BND, x_BND))
+    return y_BND, {"measures": measures, "look": look}
 
 
 def normalise(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
@@ -215,24 +182,26 @@ def normalise(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[j
     return normed_BND, {"running": statistics, "measures": measures}
 
 
-def collect_aux(call: Call, x_BND: jax.Array, **stages: dict) -> dict:
-    """Return aux of a block (see `Order`) from aux of its stages: attention ("self", "cross"), norms and MLP.
+def collect_aux(call: Call, x_BND: jax.Array, stages: dict[str, dict]) -> tuple[jax.Array, dict]:
+    """Return the tokens after the block, and its aux (see `Order`) from aux of its stages.
 
-    x_BND: the tokens after the block. Raises ValueError if call.look has an unknown name.
+    stages: attention ("self", "cross"), norms and MLP. Raises ValueError if call.look or call.edit has an unknown name.
     """
+    activations: dict = {}
+    for stage in stages.values():
+        activations |= stage.get("look", {})
+    x_BND = call.visit(activations, "hidden", x_BND)
+    for option, names in {"look": call.look, "edit": call.edit}.items():
+        if unknown := [name for name in names if name not in activations]:
+            raise ValueError(f"{option} = {unknown[0]!r} is not an activation. Choose from {', '.join(activations)}")
     aux: dict = {"running": {name: stage["running"] for name, stage in stages.items() if stage.get("running")}}
     if measures := variant.add_measures(*(stage["measures"] for stage in stages.values())):
         aux["measures"] = measures
     if call.look:
-        activations = {"hidden": x_BND}
-        for stage in stages.values():
-            activations |= stage.get("look", {})
-        if unknown := [name for name in call.look if name not in activations]:
-            raise ValueError(f"look = {unknown[0]!r} is not an activation. Choose from {', '.join(activations)}")
         aux["look"] = {name: activations[name] for name in call.look}
     if call.keep or call.cache is not None:
         aux["cache"] = {name: stage["cache"] for name, stage in stages.items() if "cache" in stage}
-    return aux
+    return x_BND, aux
 
 
 def dropout(name: str, x_BND: jax.Array, spec: Spec, call: Call) -> jax.Array:

@@ -11,6 +11,7 @@ All functions run inside `jax.shard_map`. On one device they do nothing.
 | sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)                |
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +50,31 @@ class Layout(NamedTuple):
 
 
 ONE = Layout()  # one device
+PCAST = functools.partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary  # since JAX 0.8
+
+
+def varying(tree: Any) -> frozenset[str]:
+    """Return the mesh axes over which the type of a leaf of the tree varies, inside `jax.shard_map`."""
+    types = [jax.typeof(leaf) for leaf in jax.tree.leaves(tree)]  # with manual_axis_type since JAX 0.11
+    return frozenset().union(*(one.vma if hasattr(one, "vma") else one.manual_axis_type.varying for one in types))
+
+
+def vary(tree: Any, axes: frozenset[str]) -> Any:
+    """Return the tree with types that vary over these mesh axes too. The values are unchanged."""
+
+    def cast(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - varying(x)))
+        return PCAST(x, missing) if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def vary_alike(tree: Any, *others: Any) -> Any:
+    """Return the tree with types that vary over every mesh axis over which a leaf of it or of the other trees varies.
+
+    Loops and branches inside `jax.shard_map` need equal types. JAX sums the gradient of the tree over these axes, once.
+    """
+    return vary(tree, varying((tree, others)))
 
 
 def gather_features(params: Any, layout: Layout) -> Any:
@@ -59,14 +85,12 @@ def gather_features(params: Any, layout: Layout) -> Any:
     """
     if not layout.fsdp:
         return params
-    zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # added, it makes a weight vary over these axes
 
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
             return leaf
-        return jax.lax.all_gather(
-            leaf + zero.astype(leaf.dtype), layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True
-        )
+        leaf = vary(leaf, frozenset(layout.tokens))
+        return jax.lax.all_gather(leaf, layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True)
 
     with jax.named_scope("gather"):
         return jax.tree.map(gather, params, shapes.specs(params, layout.rules))

@@ -118,10 +118,9 @@ def next_token(
         if layout.vocab:  # every chunk has collectives, so all devices must compute the same number of chunks
             count = jax.lax.pmax(count, layout.tokens)
     x_ITD, target_IT, weight_IT = (block_mask.cut(array, 0, size) for array in flat)
-    weight_IT += block_mask.zero((x_ITD, target_IT)).astype(weight_IT.dtype)
+    weight_IT = layouts.vary_alike(weight_IT, x_ITD, target_IT)
     # From here on all arrays vary over the same mesh axes. So JAX sums the gradient over devices once, not per chunk.
-    zero = block_mask.zero((x_ITD, matrix, weight_IT))
-    x_ITD, matrix = jax.tree.map(lambda array: array + zero.astype(array.dtype), (x_ITD, matrix))
+    x_ITD, matrix = layouts.vary_alike((x_ITD, matrix), weight_IT)
     loss, correct = _sum_chunks(cap, layout.vocab, x_ITD, matrix, target_IT, weight_IT, count)
     return {"loss": (loss, jnp.sum(weight_BN)), "accuracy": (correct, jnp.sum(weight_BN))}
 
@@ -141,7 +140,7 @@ def _sum_chunks(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, 
         metrics = _metrics(x_ITD[i], matrix, target_IT[i], weight_IT[i], cap, vocab)
         return sums[0] + metrics["loss"][0], sums[1] + metrics["accuracy"][0]
 
-    zero = block_mask.zero(weight_IT).astype(weight_IT.dtype)
+    zero = layouts.vary_alike(jnp.zeros((), weight_IT.dtype), weight_IT)
     return jax.lax.fori_loop(0, len(x_ITD) if count is None else count, add, (zero, zero))
 
 
@@ -159,7 +158,7 @@ def _sum_forward(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT,
         dmatrix = jax.tree.map(lambda d, m: d + m.astype(d.dtype), dmatrix, chunk_dmatrix)
         return total_loss + loss, total_correct + correct, dx_ITD.at[i].set(dx_TD), dmatrix
 
-    zero = block_mask.zero(weight_IT).astype(weight_IT.dtype)
+    zero = layouts.vary_alike(jnp.zeros((), weight_IT.dtype), weight_IT)
     zeros = jnp.zeros_like(x_ITD), jax.tree.map(lambda array: jnp.zeros_like(array, weight_IT.dtype), matrix)
     end, start = len(x_ITD) if count is None else count, (zero, zero, *zeros)
     loss, correct, dx_ITD, dmatrix = jax.lax.fori_loop(0, end, add, start)

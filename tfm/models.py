@@ -34,11 +34,11 @@ def language_model(
 ) -> tuple[Init, Apply]:
     """Return (init, apply) of a language model with W token ids, for up to N tokens (Turner 2023; E1-E24).
 
-    init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE, look=()) -> logits_BNW. key_B: in training, a
-    random key for each sequence, for dropout. look: names of activations (block.Order); if there are any, apply returns
-    (logits_BNW, {name: activation}), with a leading axis of layers M. mask: None lets every token attend to every
-    other. tied_output: the head uses the embedding as its matrix. choices: further arguments of `make_spec`, and K, F
-    and bias of `_bind`.
+    init(key) -> params; apply(params, w_BN, *, key_B=None, layout=ONE, look=(), edit=()) -> logits_BNW. key_B: in
+    training, a random key for each sequence, for dropout. look: names of activations (block.Order); if there are any,
+    apply returns (logits_BNW, {name: activation}), with a leading axis of layers M. edit: {name: (x, m) -> x}, which
+    replaces activations x of layer m. mask: None lets every token attend to every other. tied_output: the head uses the
+    embedding as its matrix. choices: further arguments of `make_spec`, and K, F and bias of `_bind`.
     """
     words = embeds.words._replace(init=functools.partial(embeds.words.init, W=W))
     output = heads.next_word._replace(init=functools.partial(heads.next_word.init, W=W))
@@ -55,21 +55,22 @@ def vision_model(
     M: int,
     D: int,
     H: int,
-    head: variant.Variant = heads.pooled,
+    class_token: bool = False,
     **choices: Any,
 ) -> tuple[Init, Apply]:
     """Return (init, apply) of a classifier of images with Y x X pixels and Z channels into C classes (E2, E25).
 
-    init(key) -> params; apply(params, image_BYXZ, *, key_B=None, layout=ONE, look=()) -> logits_BC, like the `apply` of
-    `language_model`. patch: height and width of a patch in pixels. head: heads.pooled or heads.class_token. choices: as
-    for `language_model`. Raises ValueError if `patch` does not divide Y and X.
+    init(key) -> params; apply(params, image_BYXZ, *, key_B=None, layout=ONE, look=(), edit=()) -> logits_BC, like the
+    `apply` of `language_model`. patch: height and width of a patch in pixels. class_token: classify a class token
+    (heads.class_token), not the mean token (heads.pooled). choices: as for `language_model`. Raises ValueError if
+    `patch` does not divide Y and X.
     """
     if Y % patch or X % patch:
         raise ValueError(
             f"patch = {patch}: images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}. "
             "Choose a patch size that divides both sides"
         )
-    class_token = head is heads.class_token
+    head = heads.class_token if class_token else heads.pooled
     patches = embeds.patches._replace(init=functools.partial(embeds.patches.init, P=patch * patch * Z))
     output = head._replace(init=functools.partial(head.init, C=C))
     sizes = {"M": M, "D": D, "H": H, "N": (Y // patch) * (X // patch) + class_token, "class_token": class_token}
@@ -77,29 +78,23 @@ def vision_model(
     return init, lambda params, image_BYXZ, **call: apply(params, embeds.cut(image_BYXZ, size=patch), **call)
 
 
+DEFAULTS = {"score": score.asymmetric, "value": value.low_rank, "attend": flash.attention}
+DEFAULTS |= {"scale": score.SCALES["1/sqrt(K)"], "norm": norm.token, "mlp": mlp.gelu}
+
+
 def make_spec(
-    *,
-    H: int,
-    score: score.Score = score.asymmetric,
-    value: value.Value = value.low_rank,
-    norm: norm.Norm = norm.token,
-    mlp: variant.Variant = mlp.gelu,
-    order: str = "pre_norm",
-    position: Position = position.learned,
-    attend: Callable = flash.attention,
-    scale: Callable[[int, int], float] = score.SCALES["1/sqrt(K)"],
-    eps: float = 1e-5,
-    dropout: float = 0.0,
+    *, H: int, order: str = "pre_norm", position: Position = position.learned, **choices: Any
 ) -> tuple[blocks.Spec, variant.Variant]:
     """Return the spec of a block, and the position code of the tokens.
 
     order: a key of blocks.ORDERS. position: a position code of position.py, or a relative position of
-    relative_position.py, which becomes part of the block's spec; the position code is then position.none.
+    relative_position.py, which becomes part of the block's spec; the position code is then position.none. choices:
+    other fields of blocks.Spec and attentions.Spec; missing ones are the DEFAULTS.
     """
     is_relative = isinstance(position, relative_position.RelativePosition)
-    relation = position if is_relative else NO_RELATION
-    attention = attentions.Spec(score, value, relation, attend, scale, H)
-    spec = blocks.Spec(attention, norm, mlp, blocks.ORDERS[order], eps, dropout)
+    choices = DEFAULTS | {"relative_position": position if is_relative else NO_RELATION, "H": H} | choices
+    in_attention = {name: choices.pop(name) for name in attentions.Spec._fields if name in choices}
+    spec = blocks.Spec(attentions.Spec(**in_attention), order=blocks.ORDERS[order], **choices)
     return spec, NO_POSITION if is_relative else position
 
 

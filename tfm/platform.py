@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import layout as memory_layout
 
+from tfm import layout as layouts
+
 FEW_ROWS = 32  # up to this many rows (new tokens of a few texts), copying a matrix takes longer than the product
 TPU_ROWS = 8  # a TPU's matrix unit takes equally long for 1 to this many rows
 TPU_LANES = 128  # elements in a row of a TPU's vector registers
@@ -70,7 +72,7 @@ def matmul_heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = No
         return jnp.einsum("bnd,hkd->bnhk", x_BND, U_HKD)
 
     if B * N > FEW_ROWS:
-        q_BNHK = choose_product(rows, contraction, *vary_alike(x_BND, U_HKD))
+        q_BNHK = choose_product(rows, contraction, *layouts.vary_alike((x_BND, U_HKD)))
         q_BNHK = checkpoint_name(q_BNHK, "product")
     else:
         q_BNHK = matmul_rows(x_BND.reshape(-1, D), U_HKD.reshape(-1, D)).reshape(B, N, H, K)
@@ -99,13 +101,7 @@ def sum_heads(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
 
     cpu = head_by_head if B * N <= FEW_ROWS else side_by_side
     default = pad_rows(contraction, 2, 1) if B * N == 1 else contraction
-    return checkpoint_name(choose_product(cpu, default, *vary_alike(y_BHNV, U_HDV)), "product")
-
-
-def vary_alike(x: jax.Array, W: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return x and W unchanged, but inside shard_map both vary over every mesh axis over which either varies."""
-    zero = (jnp.zeros_like(x, jnp.int32, ()) + jnp.zeros_like(W, jnp.int32, ())).astype(x.dtype)
-    return x + zero, W + zero.astype(W.dtype)
+    return checkpoint_name(choose_product(cpu, default, *layouts.vary_alike((y_BHNV, U_HDV))), "product")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

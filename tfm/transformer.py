@@ -170,9 +170,8 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
         m, params = m_and_params
         key_B = None if call.key_B is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(call.key_B, m)
         params = layouts.gather_features(params, call.layout)
-        return block(params, x_BND, spec.block, call._replace(key_B=key_B))
+        return spec.block.order.apply(params, x_BND, spec.block, call._replace(key_B=key_B, m=m))
 
-    block = blocks.choose(layers, spec.block.order)
     unrolled = spec.unroll is True
     if not unrolled or spec.remat != "none" or call.layout.fsdp:
         layer = jax.checkpoint(layer, policy=REMAT[spec.remat], prevent_cse=unrolled)
@@ -188,9 +187,9 @@ def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: 
     """
     new_caches = []
     with jax.named_scope("blocks"):
-        for params, cache in zip(unstack(layers), caches, strict=True):
-            block = blocks.choose(params, spec.block.order)
-            x_BND, block_aux = block(params, x_BND, spec.block, call._replace(cache=cache))
+        for m, (params, cache) in enumerate(zip(unstack(layers), caches, strict=True)):
+            layer_call = call._replace(cache=cache, m=jnp.int32(m))
+            x_BND, block_aux = spec.block.order.apply(params, x_BND, spec.block, layer_call)
             new_caches.append(block_aux["cache"])
     return x_BND, {"cache": new_caches}
 

@@ -21,4 +21,4 @@ def skip_block(params, x_BND, spec, call):
     return jnp.where(keep_B[:, None, None], x_BND + (y_BND - x_BND) / (1 - SKIP), x_BND), aux
 
 
-order = block.Order(skip_block, block.decoder_pre_norm)
+order = block.Order(skip_block)

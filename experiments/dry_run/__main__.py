@@ -8,10 +8,10 @@ step's arguments: arrays or jax.ShapeDtypeStruct, with shardings on several chip
 
 import sys
 
+from experiments import command as commands
 from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies, user_function as user_functions
-from experiments.tools import command as commands
 
 HELP = {
     "topology": f"The chips: {', '.join(topologies.NAMES)}. Without it: this machine's devices.",

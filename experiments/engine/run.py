@@ -38,7 +38,7 @@ class Work(NamedTuple):
     params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones
     lines: Sequence[str] = ()  # lines about the data, to print before training
     data_sha256: str | None = None  # digest of the data; None: generated, or unknown
-    kind: str = ""  # of an own experiment: the built-in one with the same model, as which tools may open the run
+    kind: str = ""  # of an own experiment: ours whose inputs and outputs `model` has; then tools open the run
 
     @property
     def data(self) -> dict[str, Any]:

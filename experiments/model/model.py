@@ -107,13 +107,14 @@ class Model:
         inputs: Any,
         *,
         mask: masks.Mask | None,
-        code_n: jax.Array | None = None,
-        key_B: jax.Array | None = None,
-        look: tuple[str, ...] = (),
         layout: layouts.Layout = layouts.ONE,
+        **options: Any,
     ) -> tuple[jax.Array, dict]:
-        """Return X^(M), the tokens before the head, and aux (transformer.hidden). look: activations in aux["look"]."""
-        call = Call(mask=mask, code_n=code_n, key_B=key_B, layout=layout, look=look)
+        """Return X^(M), the tokens before the head, and aux (transformer.hidden).
+
+        options: key_B, code_n, look and edit of attentions.Call.
+        """
+        call = Call(mask=mask, layout=layout, **options)
         return transformer.hidden(self.use(params), inputs, self.spec_for(layout), call)
 
     def output(
@@ -134,11 +135,20 @@ class Model:
         return self.logits(params, x_BND, layout=layout), aux
 
     def start(
-        self, params: Any, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: masks.Mask | None
+        self,
+        params: Any,
+        prompt_BN: jax.Array,
+        length_B: jax.Array,
+        *,
+        capacity: int,
+        mask: masks.Mask | None,
+        **options: Any,
     ) -> tuple[jax.Array, Any]:
-        """Return logits_BW after each prompt, and the KV cache for `capacity` tokens (kv_cache.start)."""
-        spec = self.spec_for(layouts.ONE)
-        call = Call(mask=mask)
+        """Return logits_BW after each prompt, and the KV cache for `capacity` tokens (kv_cache.start).
+
+        options: edit of Call.
+        """
+        spec, call = self.spec_for(layouts.ONE), Call(mask=mask, **options)
         return kv_cache.start(self.use(params), prompt_BN, length_B, capacity=capacity, spec=spec, call=call)
 
     def by_layer(self, params: Any) -> Any:
@@ -146,10 +156,13 @@ class Model:
         return kv_cache.by_layer(self.use(params), dtype=self.spec.dtype)
 
     def step(
-        self, layers: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None
+        self, layers: Any, cache: Any, w_B: jax.Array, n_B: jax.Array, *, mask: masks.Mask | None, **options: Any
     ) -> tuple[jax.Array, Any]:
-        """Return logits_BW of the token after w_B at positions n_B, and the new cache. layers: from `by_layer`."""
-        return kv_cache.step(layers, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask))
+        """Return logits_BW of the token after w_B at positions n_B, and the new cache.
+
+        layers: from `by_layer`. options: edit of Call.
+        """
+        return kv_cache.step(layers, cache, w_B, n_B, spec=self.spec, call=Call(mask=mask, **options))
 
 
 class EncoderDecoder(Model):
@@ -162,13 +175,11 @@ class EncoderDecoder(Model):
         valid_BS: jax.Array,
         w_BN: jax.Array,
         *,
-        key_B: jax.Array | None = None,
-        look: tuple[str, ...] = (),
         layout: layouts.Layout = layouts.ONE,
+        **options: Any,
     ) -> tuple[jax.Array, dict]:
-        """Return X^(M) of the decoder, and aux (encoder_decoder.hidden)."""
-        call = Call(key_B=key_B, layout=layout, look=look)
-        params, spec = self.use(params), self.spec_for(layout)
+        """Return X^(M) of the decoder, and aux (encoder_decoder.hidden). options: key_B, look and edit of Call."""
+        params, spec, call = self.use(params), self.spec_for(layout), Call(layout=layout, **options)
         return encoder_decoder.hidden(params, source_BS, valid_BS, w_BN, spec, call)
 
     def start(
@@ -359,6 +370,8 @@ def choose_attention(
 ) -> implementations.Implementation:
     """Return the implementation of attention for this layout, mask, and shapes of queries, keys and values."""
     attention = spec.block.attention
+    if attention.weigh and layout.sequence is None:
+        return implementations.EXPLICIT._replace(reason=f"model.weights = {m.weights}")
 
     def project(key: jax.Array, x_BND: jax.Array) -> tuple:
         params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
@@ -401,8 +414,10 @@ def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
         scale=choose_scale(m),
         H=m.H,
         cap=m.cap,
+        weigh=variants.choose_weights(m),
     )
-    order = by_name.choose("block", m.block, blocks.ORDERS)
+    order, form = by_name.choose("block", m.block, blocks.ORDERS), "Order(apply, residual), with residual True or False"
+    errors.refuse((not isinstance(order.residual, bool), f"model.block = {m.block} must have the form {form}"))
     output_std = m.output_std * optim.measure_growth(m).output_std
     return blocks.Spec(attention, chosen["norm"], chosen["mlp"], order, eps, m.dropout, m.score_std, output_std)
 

@@ -26,6 +26,10 @@ def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, hea
         (N % sequence, f"mesh.sequence = {sequence} does not divide the number of patches, {N}. Choose a divisor"),
         (m.H % tensor, f"mesh.tensor = {tensor} does not divide model.H = {m.H}. Choose a divisor of {m.H}"),
         (m.G % tensor, f"mesh.tensor = {tensor} does not divide model.G = {m.G}. Choose a divisor of {m.G}"),
+        (
+            layout.sequence and spec.attention.weigh,
+            f"model.weights = {m.weights} needs all keys of a query on one device: {no_sequence}",
+        ),
         (layout.tensor and checks.cuts_tokens(m), f"model.score = {m.score} cuts tokens into heads: {no_tensor}"),
         (layout.tensor and unsharded, f"{(*unsharded, '')[0]} does not declare takes_layout: {no_tensor}"),
     )

@@ -18,7 +18,7 @@ import numpy as np
 from experiments.config import by_name, errors, settings as configs
 from experiments.folder import checkpoint
 from tfm import block as blocks, mlp, mup, norm, position, shapes, transformer, variant
-from tfm.attention import mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
+from tfm.attention import explicit, mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
 
 MODULES = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
@@ -39,6 +39,12 @@ def choose(m: configs.Settings, setting: str) -> Any:
     if name in ROTARY:
         return _make_rotary(m, name, *numbers.split(":"))
     return _ignore_layout(setting, chosen)
+
+
+def choose_weights(m: configs.Settings) -> Callable | None:
+    """Return the user's function of model.weights, (l_BHNS, allowed) -> A_BHNS; None for the softmax."""
+    chosen = by_name.choose("weights", m.weights, {"softmax": explicit.weights})
+    return chosen if ":" in m.weights else None
 
 
 def _ignore_layout(setting: str, chosen: Any) -> Any:
@@ -153,7 +159,8 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     Raises UserError if a variant of the user's fails or returns arrays of the wrong shape, or if the features of keys
     do not suit the positions or the values.
     """
-    users = [f"model.{name} = {getattr(m, name)}" for name in MODULES if ":" in split(name, getattr(m, name))[0]]
+    texts = {name: getattr(m, name) for name in (*MODULES, "weights")}
+    users = [f"model.{name} = {text}" for name, text in texts.items() if ":" in split(name, text)[0]]
     rotary = split("relative_position", m.relative_position)[0] in ROTARY
     from_keys = spec.block.attention.value.from_keys and ":" not in m.value  # the user's value takes keys of any width
     if not (users or rotary or from_keys):
@@ -172,8 +179,8 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
 
     def trace_block(params: dict, x_BND: jax.Array) -> tuple[jax.Array, dict]:
         memory = attentions.Memory(x_BND, None) if cross else None
-        apply = blocks.choose(params, spec.block.order)
-        return apply(params, x_BND, spec.block, attentions.Call(mask=masks.causal, memory=memory))
+        call = attentions.Call(mask=masks.causal, memory=memory)
+        return spec.block.order.apply(params, x_BND, spec.block, call)
 
     with by_name.user_errors(label):
         arrays = jax.eval_shape(trace_stages, jax.random.key(0), x_BND)

@@ -26,7 +26,7 @@ PLAIN = {
     **{"score": "asymmetric", "scale": "1/sqrt(K)", "cap": 0.0, "output_cap": 0.0, "value": "low_rank"},
     **{"norm": "token", "mlp": "gelu", "position": "learned", "relative_position": "none", "window": 0},
     **{"block": "pre_norm", "outer_norm": "last", "segments": 0, "bias": "all"},
-    **{"flax": "", "mup": 0, "mup_depth": ""},
+    **{"weights": "softmax", "flax": "", "mup": 0, "mup_depth": ""},
 }
 MODEL = (*"MDHGKF", *PLAIN)
 # Fields of `model` that do not change what a trained model computes. Published files do not have them, so that these

@@ -1,18 +1,6 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, the output tied to the embedding."""
 
-from typing import Any
-
 from experiments.pretrained import families, tensors
-
-
-def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings with F, the number of hidden features of the MLP."""
-    return settings | {"F": families.size(config, "n_inner", 4 * settings["D"])}
-
-
-def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the fields of config.json that are not in the family's table."""
-    return {"architectures": ["GPT2LMHeadModel"], "n_inner": settings["F"]}
 
 
 def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
@@ -45,8 +33,8 @@ FAMILY = families.Family(
     },
     epsilon=("layer_norm_epsilon", 1e-5),
     fixed={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
-    read=read,
-    write=write,
+    read=lambda config, settings: settings | {"F": families.size(config, "n_inner", 4 * settings["D"])},
+    write=lambda settings, family: {"architectures": ["GPT2LMHeadModel"], "n_inner": settings["F"]},
     prefix="transformer.",
     lines=lines,
     tied={"lm_head.weight": "wte.weight"},

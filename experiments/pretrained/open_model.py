@@ -1,5 +1,6 @@
 """Open a trained model, of a run or published, from its path."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Sequence
@@ -7,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config import disk, errors
+from experiments.config import by_name, disk, errors, files as config_files, settings as configs
+from experiments.devices import mesh as meshes
 from experiments.folder import checkpoint, manifest, records, workdir as workdirs
-from experiments.model import losses
+from experiments.model import losses, model as models
 from experiments.pretrained import adapters, hub, trained
 
 Trained, load_tokenizer = trained.Trained, trained.load_tokenizer  # notebooks use them
@@ -66,11 +68,27 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
     step = _choose_step(folder, checkpoints, config["train"], step)
     params = adapters.merge(checkpoint.parameters(checkpoints, step), config["optim"]["lora"])
     data = records.read_data(folder)
+    own = _prepare_own(folder, config, trust) if data.get("kind") else None
     kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
     extras = {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
-    extras |= {"may_have_more": True} if data.get("kind") else {}
     extras |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
-    return Trained(folder, kind, params, config["model"], facts, extras, trust=trust)
+    return Trained(folder, kind, params, config["model"], facts, extras, trust=trust, own=own)
+
+
+def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> models.Model:
+    """Return the model that the user's experiment prepares (runs.Work.model). It reads its data, as in the training.
+
+    Raises UserError unless `trust` has the name of the experiment.
+    """
+    name, changes = config["experiment"], {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.sequence": 1}
+    if name not in trust:
+        code = f'{folder} has experiment = "{name}", code that would be executed'
+        raise errors.UserError(f"{code}. Add --trust={name} if you trust it.")
+    values = configs.flat(config)
+    changes |= {key: value for key, value in values.items() if isinstance(value, str) and value in trust}
+    with contextlib.redirect_stdout(None):
+        settings = config_files.load_settings(str(folder / "config.json"), changes)
+        return by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model
 
 
 def _choose_step(folder: pathlib.Path, checkpoints: pathlib.Path, train: dict[str, Any], step: int | None) -> int:

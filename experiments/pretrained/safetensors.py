@@ -52,15 +52,6 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
         disk.write(path, content)
 
 
-def refusal(path: str | os.PathLike) -> errors.UserError:
-    """Return the UserError for a file of pickles, which can execute any code when it is opened."""
-    return errors.UserError(
-        f"{path} is not read, since opening such a file can run any program that it hides. If you trust it, convert it "
-        "with transformers, by the class with the head (AutoModelForCausalLM, ...).from_pretrained(...)"
-        ".save_pretrained(DIR) and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR."
-    )
-
-
 def file_of(path: str | os.PathLike) -> pathlib.Path:
     """Return the file that a path means: this file, or in a folder model.safetensors or the index of several files.
 
@@ -73,7 +64,11 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
     siblings = sorted(path.glob("pytorch_model*")) or [*path.iterdir()] if path.is_dir() else [path]
     pickles = [file for file in siblings if file.suffix in PICKLES]
     if pickles and file in (None, path):
-        raise refusal(pickles[0])
+        raise errors.UserError(
+            f"{pickles[0]} is not read, since opening such a file can run any program that it hides. If you trust it, "
+            "convert it with transformers, by the class with the head (AutoModelForCausalLM, ...).from_pretrained(...)"
+            ".save_pretrained(DIR) and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR."
+        )
     empty = f"{path} holds neither a run nor a published model (config.json with {FILE})"
     errors.refuse((file is None, empty if path.is_dir() else f"{path} is missing or not a file"))
     return file

@@ -63,13 +63,10 @@ def build_network(model: "Trained", **options: Any) -> models.Model:
         raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
     head, fields = {"head": HEADS[model.kind]} if model.kind in HEADS else {}, model.fields
     with disk.reading(model.path, TypeError, AttributeError, ArithmeticError):
-        network = BUILD[model.kind](fields, **{**head, **model.facts, **options})
+        network = model.own or BUILD[model.kind](fields, **{**head, **model.facts, **options})
     arrays, expected = shapes.flat(model.params), shapes.flat(jax.eval_shape(network.init, jax.random.key(0)))
     if model.extras.get("headless"):
         expected = {path: array for path, array in expected.items() if not path.startswith("head/")}
-    if model.extras.get("may_have_more") and (more := arrays.keys() - expected.keys()):
-        print(f"{model.path}: parameters of an experiment of yours are not used: {', '.join(sorted(more))}", flush=True)
-        arrays = {path: array for path, array in arrays.items() if path in expected}
     label = f"{model.path} does not hold the model that its config.json describes"
     tensors.complain(label, tensors.differences(arrays, expected))
     check_finite(model.path, arrays)
@@ -203,8 +200,8 @@ def explain_kind(experiment: str) -> str:
     """Return why the model of an experiment is not built from its settings, as the end of a sentence."""
     return (
         f"belongs to the experiment {experiment}, whose code may change it, so it is not built from its settings. Use "
-        "the result of launch.run, which has params and apply; or, if it is the model of one of our experiments, let "
-        'prepare return work._replace(kind="language")'
+        "the result of launch.run, which has params and apply; or, if Work.model has all changes, let prepare return "
+        'work._replace(kind="language")'
     )
 
 
@@ -255,7 +252,7 @@ class Trained:
     `model`. facts: the other arguments of the function in model/model.py that builds the model (W, N, output; Y, X, Z,
     patch, C, output). extras: other properties, such as class_names (hub.Published). table: where each tensor of a
     published model went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may
-    name.
+    name. own: the model that the user's experiment prepared; None: the model is built from its settings.
     """
 
     path: pathlib.Path
@@ -266,6 +263,7 @@ class Trained:
     extras: dict[str, Any] = dataclasses.field(repr=False)
     table: str = dataclasses.field(default="", repr=False)
     trust: Sequence[str] = ()
+    own: models.Model | None = dataclasses.field(default=None, repr=False)
 
     def __call__(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
         """Return logits: next-token or masked-token logits of w_BN (..BNW), class logits of images (..BC).

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments import command as commands
 from experiments.config import errors
 from experiments.data import image_file, inputs as tool_inputs, labelled
 from experiments.pretrained import trained
-from experiments.tools import command as commands
 
 TOP = 5  # most likely classes
 MOST_COLUMNS = 100  # the most classes with a column in the output

@@ -17,13 +17,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from experiments import command as commands
 from experiments.config import disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
 from experiments.engine import run_plan
 from experiments.figures import plots
 from experiments.folder import checkpoint, log, records
 from experiments.studies import figures as study_figures, sentences, styles, tables
-from experiments.tools import command as commands
 
 HELP = {
     "metric": "The metric to draw and to compare: eval/loss, eval/accuracy, train/loss, ...",

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments import command as commands
 from experiments.config import by_name, errors, files as config_files
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step
 from experiments.model import task as tasks
-from experiments.tools import command as commands
 
 STAGES = ("q", "k", "v", "attention", "mlp", "hidden")  # and logits
 HELP = {

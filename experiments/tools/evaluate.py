@@ -24,12 +24,12 @@ import jax
 import numpy as np
 import tqdm
 
+from experiments import command as commands
 from experiments.config import errors, settings as configs
 from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
 from experiments.engine import batches
 from experiments.model import model as models
 from experiments.pretrained import trained
-from experiments.tools import command as commands
 from tfm import loss
 from tfm.attention import mask as masks
 

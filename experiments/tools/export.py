@@ -17,11 +17,11 @@ import pathlib
 import sys
 from typing import Any
 
+from experiments import command as commands
 from experiments.config import by_name, disk
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.folder import log, records
 from experiments.pretrained import adapters, hub, rope, trained
-from experiments.tools import command as commands
 from tfm import shapes
 
 NPZ = "npz"

@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments import command as commands
 from experiments.config import disk, errors
 from experiments.data import image_file, inputs as tool_inputs, labelled
 from experiments.folder import log
 from experiments.pretrained import trained
-from experiments.tools import command as commands
 
 LETTERS = 80  # of a text, in `names`
 HELP = {

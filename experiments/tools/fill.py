@@ -17,10 +17,10 @@ import sys
 import jax
 import numpy as np
 
+from experiments import command as commands
 from experiments.config import errors
 from experiments.data import inputs as tool_inputs, tokenization
 from experiments.pretrained import trained
-from experiments.tools import command as commands
 
 MASK = "[MASK]"
 TOP = 5  # most likely tokens for each mask

@@ -44,8 +44,7 @@ class Generator:
         self.stop, self.context, self.grows = frozenset(stop), context, grows
         self.options = options | {"stop": sorted(self.stop)}
         self.begin = jax.jit(self._begin, static_argnames="steps")
-        self.extend = jax.jit(self._extend, donate_argnums=1)
-        self.extend_window = jax.jit(self._extend_window, donate_argnums=1)
+        self.extend = jax.jit(self._extend, donate_argnums=1, static_argnames="is_window")
         self.by_layer = jax.jit(model.by_layer)
         self.grow = jax.jit(kv_cache.grow, static_argnums=1)
 
@@ -58,14 +57,11 @@ class Generator:
             start = self._start(params, length_B, self.capacities(B, N, steps)[0])
         return generate.begin(start, prompt_BN, length_B, key, steps=steps, **self.options)
 
-    def _extend(self, layers: Any, state: generate.State) -> generate.State:
-        """Return the state ROUND tokens later. layers: by_layer(params)."""
-        step = functools.partial(self.model.step, layers, mask=self.mask())
-        return generate.extend(step, state, steps=ROUND, **self.options)
-
-    def _extend_window(self, params: Any, state: generate.State) -> generate.State:
-        """Return the state ROUND tokens later, for texts longer than the context."""
-        _, step = self._window(params, state.w_BN.shape[1])
+    def _extend(self, params: Any, state: generate.State, is_window: bool = False) -> generate.State:
+        """Return the state ROUND tokens later. params: by_layer(params), but of a moving window params themselves."""
+        step = functools.partial(self.model.step, params, mask=self.mask())
+        if is_window:
+            _, step = self._window(params, state.w_BN.shape[1])
         return generate.extend(step, state, steps=ROUND, **self.options)
 
     def _start(self, params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
@@ -113,12 +109,9 @@ def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps:
         next_length = min(int(start_B.max()) + ROUND, longest)
         if generator.exceeds(next_length) and not is_window:
             is_window, state = True, state._replace(cache=jnp.copy(state.w_BN))
-        if is_window:
-            state = generator.extend_window(params, state)
-            continue
-        if (capacity := kv_cache.count_positions(state.cache)) < min(next_length, last):
+        elif not is_window and (capacity := kv_cache.count_positions(state.cache)) < min(next_length, last):
             state = state._replace(cache=generator.grow(state.cache, min(capacity + quarter, last)))
-        state = generator.extend(layers, state)
+        state = generator.extend(params if is_window else layers, state, is_window=is_window)
 
 
 def requests(generator: Generator, ids: list[list[int]], *, steps: int) -> Iterator[topologies.Request]:

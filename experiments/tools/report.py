@@ -12,10 +12,10 @@ conditions and seeds. A run that is in two folders must have the same result in 
 import pathlib
 import sys
 
+from experiments import command as commands
 from experiments.config import by_name, disk
 from experiments.folder import log, workdir as workdirs
 from experiments.studies import results, study as studies
-from experiments.tools import command as commands
 
 HELP = {
     "workdir": "The study's folder, into which the report is written.",

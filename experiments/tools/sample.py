@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from experiments import command as commands
 from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.folder import log
 from experiments.model import checks, model as models
 from experiments.pretrained import trained
-from experiments.tools import command as commands, generation
+from experiments.tools import generation
 from tfm.attention import mask as masks
 from tfm.decode import sampling
 
@@ -115,7 +116,7 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
         if model.kind == "prefix" and length_B is not None:
-            return models.add_window(model.fields, masks.either(masks.causal, masks.prefix(length_B)))
+            return models.add_window(model.fields, masks.prefix(length_B))
         return models.add_window(model.fields, masks.causal)
 
     N, stop = model.facts["N"], trained.list_end_ids(model, model.tokenizer)

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import command as commands
 from experiments.config import errors
 from experiments.model import probe
-from experiments.tools import command as commands
 from tfm import symmetry
 
 TITLES = ("s, mean of heads", "s, median of heads", "s of their sum", "d of their sum")

@@ -13,12 +13,11 @@ import sys
 
 import numpy as np
 
-from experiments import translation
+from experiments import command as commands, translation
 from experiments.config import errors
 from experiments.data import files as data_files, pairs, translation_score
 from experiments.folder import log, records
 from experiments.pretrained import trained
-from experiments.tools import command as commands
 
 BATCH = 64  # sentences that are translated together
 MIN_SHARE = 0.2  # the least share of common words of a language among the words of a text in this language

@@ -18,12 +18,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from experiments import command as commands
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
 from experiments.devices import mesh as meshes
 from experiments.folder import log, workdir as workdirs
 from experiments.studies import plan, results, runs as study_runs, sentences, statistics, study as studies
-from experiments.tools import command as commands
 
 HELP = {
     "metric": "The column to compare. Not needed if there is only one.",

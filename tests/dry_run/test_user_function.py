@@ -11,10 +11,10 @@ import pytest
 import tiny
 from errors import raises
 
+from experiments import command as commands
 from experiments.config import errors, files as config_files
 from experiments.devices import compilation
 from experiments.dry_run import __main__ as command, topology as topologies, user_function as user_functions
-from experiments.tools import command as commands
 
 libtpu = pytest.mark.skipif(compilation.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
 SOURCE = """

@@ -13,9 +13,9 @@ import tiny
 from errors import raises
 
 import launch
+from experiments import command as commands
 from experiments.config import disk, errors
 from experiments.folder import log
-from experiments.tools import command as commands
 
 SPY = """
 import json

@@ -27,7 +27,7 @@ OTHER_VALUES = {
     | dict(score="tied", score_std=0.5, output_std=0.5, embed_std=0.5, mup_depth="completep:1", flax="nowhere:Model")
     | dict(scale="1", value="full_rank", norm="rms", mlp="relu", position="sinusoidal", relative_position="alibi")
     | dict(block="post_norm", outer_norm="first", bias="none", dropout=0.5, attention="explicit", remat="full")
-    | dict(compute_dtype="bfloat16"),
+    | dict(compute_dtype="bfloat16", weights="user_weights:shares"),
     "optim": dict(name="muon", muon_lr_multiplier=3.0, momentum=0.5, learning_rate=0.5, schedule="linear", ema=0.5)
     | dict(warmup_steps=1, betas=[0.5, 0.5], weight_decay=0.5, frozen=["head"], lora="2", clip=0.5),
     "train": dict(steps=7, loss="nowhere:nothing", metrics=["top5"], watch=["gradient_norms"], batch_size=32)

@@ -101,7 +101,7 @@ def test_a_held_out_prefix_is_read_in_both_directions_and_continued_with_the_cac
     params = tiny.draw_params(work.task)  # a prompt with a causal mask would have another continuation
     sample = next(work.figures(work, params, tmp_path, []))
     model = models.build_language_model(settings.model, head=heads.next_word, W=256, N=32)
-    mask = masks.either(masks.causal, masks.prefix(16))
+    mask = masks.prefix(16)
     apply = jax.jit(functools.partial(model.apply, mask=mask))
     while len(w_N) < 32:
         logits_BNW = np.asarray(apply(params, np.array([w_N + [0] * (32 - len(w_N))]))[0])

@@ -17,12 +17,15 @@ from scipy.special import log_softmax
 
 from experiments import language
 from experiments.config import by_name, errors
+from experiments.data import corpus as corpora
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step, watch as watches
 from experiments.folder import checkpoint, log
 from experiments.model import losses
+from experiments.pretrained import open_model
 from experiments.tools import evaluate, sample
 from tfm import loss, mlp, norm, variant
+from tfm.attention import mask as masks
 
 LANGUAGE = {"text__N": 8, "text__tokenizer": "characters", "model__remat": "none", "mesh__data": 1}
 LANGUAGE |= {"model__norm": "rms", "model__mlp": "relu", "model__bias": "none"}  # compiles quickly
@@ -32,7 +35,7 @@ LANGUAGE |= {"model__norm": "rms", "model__mlp": "relu", "model__bias": "none"} 
 def guide(tmp_path, monkeypatch):
     """Return a folder with the files of both guides, from which Python imports them, and a text."""
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
-    for page in ("your_experts", "two_tokens", "your_objective"):
+    for page in ("your_experts", "two_tokens", "your_objective", "your_attention"):
         text = (by_name.ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
         for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
             name = re.match(r"# (my_\w+)\.py\n", code)[1]
@@ -313,8 +316,72 @@ def test_a_run_with_a_second_target_is_opened_by_the_tools(guide):
         (sample, dict(prompt="A king", max_new_tokens=3)),
         (evaluate, dict(file=str(guide / "text.txt"))),
     ):
-        outcome = tiny.command(tool, checkpoint=str(guide / "run"), **flags)
-        assert outcome.code == 0 and "head/G2_WD" in outcome.out
+        assert "--trust=my_two_tokens" in tiny.refusal(tool, checkpoint=str(guide / "run"), **flags)
+        outcome = tiny.command(tool, checkpoint=str(guide / "run"), trust="my_two_tokens", **flags)
+        assert outcome.code == 0, outcome
+
+
+def test_own_weights_and_an_own_value_are_the_same_in_a_full_pass_a_cache_and_look(guide):
+    changes = {"model__weights": "my_attention:sigmoid", "model__value": "my_attention:differential", "model__H": 4}
+    work = tiny.work_of(settings(guide, **changes))
+    params, w_BN, model = tiny.draw_params(work.task), work.task.evaluation[0]["w_BN"][:3], work.model
+
+    @jax.jit
+    def compute(params):
+        logits_BNW, aux = model.apply(params, w_BN, mask=masks.causal, look=("q", "k", "A"))
+        start_BW, cache = model.start(params, w_BN[:, :5], np.full(3, 5), capacity=11, mask=masks.causal)
+        step_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 5], np.full(3, 5), mask=masks.causal)
+        return logits_BNW, start_BW, step_BW, aux["look"]
+
+    logits_BNW, start_BW, step_BW, seen = jax.device_get(compute(params))
+    np.testing.assert_allclose(start_BW, logits_BNW[:, 4], atol=1e-5)
+    np.testing.assert_allclose(step_BW, logits_BNW[:, 5], atol=1e-5)
+    l_BHNS = np.einsum("BHNK,BHSK->BHNS", seen["q"][0], seen["k"][0]) / np.sqrt(seen["q"].shape[-1])
+    expected = np.tril(1 / (1 + np.exp(np.log(np.arange(1, 9))[:, None] - l_BHNS)))
+    np.testing.assert_allclose(seen["A"][0], expected, atol=1e-5)
+    assert params["blocks"]["value"]["Uo_GDK"].shape == (1, 2, 8, 2)
+
+
+QUANTISED = """
+import jax
+import jax.numpy as jnp
+from experiments import language
+from experiments.model import model as models
+
+config = language.config
+
+
+def quantise(params):
+    return jax.tree.map(lambda x: jnp.round(4 * x) / 4, params)
+
+
+def prepare(settings, mesh):
+    work = language.prepare(settings, mesh, change=lambda model: models.map_params(model, quantise))
+    return work._replace(kind="language")
+"""
+
+
+def test_a_changed_model_is_trained_sampled_and_opened_with_its_change(guide, monkeypatch):
+    monkeypatch.delitem(sys.modules, "my_quantised", raising=False)
+    (guide / "my_quantised.py").write_text(QUANTISED)
+    run(guide, "my_quantised", **{"train.steps": 1})
+    opened = open_model.open(guide / "run", trust="my_quantised")
+    work = tiny.work_of(settings(guide, "my_quantised"))
+    plain = tiny.work_of(settings(guide, "language"))
+    batch, params = work.task.evaluation[0], opened.params
+    results = jax.device_get([jax.jit(one.apply)(params, batch) for one in (work, plain)])
+    np.testing.assert_allclose(opened(batch["w_BN"]), results[0], atol=1e-5)
+    assert np.abs(results[0] - results[1]).max() > 1e-2
+    rounded = sys.modules["my_quantised"].quantise(params)
+    texts = [
+        language.generate_sample(settings(guide), corpus_of(guide), model, tree)
+        for model, tree in ((work.model, params), (plain.model, rounded))
+    ]
+    assert texts[0] == texts[1]
+
+
+def corpus_of(folder):
+    return corpora.read_corpus(settings(folder).text, ())
 
 
 def test_an_own_objective_reaches_the_loss_the_baseline_and_the_samples(guide):

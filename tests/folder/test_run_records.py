@@ -7,9 +7,9 @@ import pytest
 import tiny
 from errors import raises
 
+from experiments import command as commands
 from experiments.config import disk, errors, settings as configs
 from experiments.folder import log, records
-from experiments.tools import command as commands
 
 CONFIG, SUMMARY, METRICS, DATA = "config.json", "summary.json", "metrics.jsonl", "data.json"
 READERS = {CONFIG: records.read_config, SUMMARY: records.read_summary, METRICS: log.read, DATA: records.read_data}

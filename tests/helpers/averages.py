@@ -1,13 +1,15 @@
 """Masks, a learned bias, and the gradients of averages, for the implementations of attention."""
 
 import functools
+from collections.abc import Callable
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from tfm.attention import mask as masks, relative_position
+from tfm.attention import block_mask, chunked, flash, mask as masks, relative_position
 
 H, V = 3, 7
 LENGTH_B = np.array([40, 3])  # with a window, late queries of the second sequence have no keys
@@ -24,7 +26,20 @@ def padded_window(N: int) -> masks.Mask:
     return masks.both(masks.both(masks.causal, masks.window(9)), masks.padding(valid_BS))
 
 
-MASKS = {"padding": padded_window, "prefix": lambda N: masks.either(masks.causal, masks.prefix(LENGTH_B))}
+MASKS = {"padding": padded_window, "prefix": lambda N: masks.prefix(LENGTH_B)}
+
+
+def in_blocks(queries: int, keys: int) -> Callable:
+    """Return flash.attention with blocks of at most so many queries and keys, also for short sequences."""
+
+    def sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
+        return block_mask.size(N, queries), block_mask.size(S, keys)
+
+    def attend(*qkv, **call) -> tuple:
+        with mock.patch.object(flash, "choose_sizes", sizes), mock.patch.object(chunked, "cut", return_value=None):
+            return flash.attention(*qkv, **call)
+
+    return attend
 
 
 def gradients(

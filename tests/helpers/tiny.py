@@ -16,11 +16,10 @@ from absl import flags
 
 import launch
 from configs import base
-from experiments import vision
+from experiments import command as commands, vision
 from experiments.config import by_name, files as config_files, settings as configs
 from experiments.devices import compilation, mesh as meshes
 from experiments.engine import batches, optim, run as runs, train_step
-from experiments.tools import command as commands
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}

@@ -25,6 +25,8 @@ TECHNIQUES = {
     "keys, rotated": {"value": "keys", "G": 2, "output_cap": 1.5},
     "keys, not rotated": {"value": "keys", "score": "tied", "relative_position": "none", "position": "learned"},
     "exclusive": {"value": "exclusive", "M": 2},
+    "sigmoid weights": {"weights": "user_weights:sigmoid", "G": 2},
+    "weights of the user's": {"weights": "user_weights:shares", "score": "tied_noself"},
 }
 
 
@@ -187,6 +189,31 @@ def test_the_norms_of_a_score_have_the_eps_of_the_config(score):
     assert np.ptp(jax.device_get(compute(cases.draw_params(two_models[0].init))), axis=0).max() > 1e-3
 
 
+def test_weights_of_the_user_are_those_of_look():
+    """Flash attention in the config, and the same mask: A is the user's function, and 0 for forbidden keys."""
+    model, w_BN = language(weights="user_weights:sigmoid", G=2, relative_position="none"), np.array([[1, 2, 2, 5]])
+    params = cases.draw_params(model.init)
+    _, aux = jax.jit(functools.partial(model.hidden, mask=masks.causal, look=("q", "k", "v", "A")))(params, w_BN)
+    q, k, v, A_MBHNS = (np.asarray(aux["look"][name], float) for name in ("q", "k", "v", "A"))
+    logits = q @ np.repeat(k, 2, axis=2).swapaxes(-1, -2) / 2  # K = 4
+    cases.assert_close(A_MBHNS, np.tri(4) * sigmoid(logits - np.log(np.arange(1, 5))[:, None]), 1e-5)
+    assert "model.weights" in str(model.attention) and "explicit" in str(model.attention)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": "sigmoid"}, ["weights", "sigmoid", "softmax", "my_file"]),
+        ({"weights": "user_weights:missing"}, ["user_weights", "missing"]),
+        ({"weights": "user_weights:one_row"}, ["model.weights", "one_row", "shape"]),
+        ({"block": "user_weights:pair"}, ["model.block", "residual"]),
+    ],
+)
+def test_wrong_parts_are_refused(changes, words):
+    with raises(errors.UserError, *words):
+        language(**changes)
+
+
 EXCLUSIVE = {"model__value": "exclusive"}
 GATED = {"model__value": "gated", "model__output_cap": 0.5}
 LAYOUTS = {"1x1x2x1": GATED, "1x2x1x2": EXCLUSIVE}
@@ -204,6 +231,11 @@ def test_techniques_on_several_devices_have_the_gradient_of_one_device(task_of, 
     # The loss computes logits in chunks also if devices share the vocabulary.
     chunks = mock.patch.multiple("tfm.loss", MIN_CHUNKED=1, CHUNK=8 * 256)
     layout_cases.assert_agree(chunks(layout_cases.gradient)(task_of, "techniques", sizes, 1)[:2], expected)
+
+
+def test_weights_of_the_user_refuse_a_shared_sequence(task_of):
+    with raises(errors.UserError, "model.weights", "mesh.sequence"):
+        task_of("language", layout_cases.mesh_of("1x1x1x2"), model__weights="user_weights:sigmoid")
 
 
 def test_nonlinear_query_refuses_tensor_parallelism(task_of):

@@ -56,7 +56,7 @@ def test_in_training_a_block_returns_the_statistics_of_its_norms():
 
         def compute_aux(key_B=None, params=params, spec=spec):
             call = attentions.Call(mask=masks.causal, key_B=key_B)
-            return blocks.choose(params, spec.order)(params, x_BND, spec, call)[1]
+            return spec.order.apply(params, x_BND, spec, call)[1]
 
         assert jax.eval_shape(compute_aux) == {"running": {}}
         assert set(jax.eval_shape(compute_aux, key_B)["running"]) == {"norm1", "norm2"}

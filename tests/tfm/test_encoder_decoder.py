@@ -107,7 +107,7 @@ def test_encoder_and_decoder_draw_different_dropout_masks_and_initial_parameters
     def return_input(params, x_BND, spec, call):
         return x_BND, {"running": {}}
 
-    block = SPEC.block._replace(dropout=0.5, order=blocks.Order(return_input, return_input))
+    block = SPEC.block._replace(dropout=0.5, order=blocks.Order(return_input))
     spec = SPEC._replace(block=block)
 
     @jax.jit

@@ -10,7 +10,7 @@ from cases import W
 from errors import raises
 
 import tfm
-from tfm import head as heads, mlp, norm
+from tfm import mlp, norm
 from tfm.attention import mask as masks, relative_position, score, value
 
 SIZES = dict(M=2, D=12, H=3, N=8, W=W)
@@ -53,12 +53,12 @@ def test_choices_of_variants_change_the_parameter_tree():
     assert jax.eval_shape(apply, params, jax.ShapeDtypeStruct((2, 8), "int32")).shape == (2, 8, W)
 
 
-@pytest.mark.parametrize("head_variant", [heads.pooled, heads.class_token])
-def test_a_vision_model_takes_images(head_variant):
-    init, apply = tfm.vision_model(Y=8, X=6, Z=2, patch=2, C=5, M=1, D=8, H=2, head=head_variant)
+@pytest.mark.parametrize("class_token", [False, True])
+def test_a_vision_model_takes_images(class_token):
+    init, apply = tfm.vision_model(Y=8, X=6, Z=2, patch=2, C=5, M=1, D=8, H=2, class_token=class_token)
     params = jax.eval_shape(init, jax.random.key(0))
-    assert params["position"]["P_ND"].shape == (12 + (head_variant is heads.class_token), 8)
-    assert ("class" in params) == (head_variant is heads.class_token)
+    assert params["position"]["P_ND"].shape == (12 + class_token, 8)
+    assert ("class" in params) == class_token
     assert jax.eval_shape(apply, params, jax.ShapeDtypeStruct((3, 8, 6, 2), "float32")).shape == (3, 5)
 
 

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import averages
 import cases
 import jax
 import jax.numpy as jnp
@@ -168,7 +169,7 @@ def test_every_layer_and_every_stage_draws_a_different_dropout_mask():
 # Documents packed into one window: each has the logits and the gradients that it has alone in a window.
 
 START, LENGTHS, WINDOW = 0, (7, 11, 1, 13), 32  # a document's first token; the lengths of the documents in a window
-BLOCKS = functools.partial(flash.attention, queries=8, keys=16)
+BLOCKS = averages.in_blocks(8, 16)
 PACKED = [  # a position code, a relative position, and an implementation
     (position.learned, relative_position.relative, BLOCKS),
     (position.sinusoidal, relative_position.rotary, flash.attention),

@@ -8,9 +8,10 @@ import pytest
 import tiny
 from errors import raises
 
+from experiments import command as commands
 from experiments.config import errors
 from experiments.studies import figures as study_figures
-from experiments.tools import command as commands, compare
+from experiments.tools import compare
 
 SETTINGS = {"experiment": "vision", "model": {"D": 32, "score": "tied"}, "train": {"steps": 20}}
 

@@ -16,9 +16,10 @@ import tiny
 from errors import raises
 from scipy import stats
 
+from experiments import command as commands
 from experiments.config import errors
 from experiments.studies import figures as study_figures, inference, results, statistics
-from experiments.tools import command as commands, verdict
+from experiments.tools import verdict
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRACK3 = pathlib.Path(os.environ.get("TFM_DATA", "")) / "track3"

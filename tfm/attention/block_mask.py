@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm import layout as layouts
+from tfm.attention import mask as masks
+
 Tree = Any
 EMPTY, PARTIAL, FULL = range(3)  # the mask allows none, some or all weights of a block
 
@@ -38,26 +41,12 @@ def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Ar
     return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def zero(tree: Tree) -> jax.Array:
-    """Return the integer 0, whose type varies over every mesh axis over which a leaf of the tree varies.
-
-    Loops and branches inside `shard_map` need equal types, and adding this zero makes them equal. Elsewhere it changes
-    nothing.
-    """
-    return sum(jnp.zeros_like(leaf, jnp.int32, ()) for leaf in jax.tree.leaves(tree))
-
-
-def as_partial(function: Callable | None) -> Callable | None:
-    """Return a mask or a bias as a pytree: itself if it is None or a jax.tree_util.Partial, else Partial(function)."""
-    return function if function is None or isinstance(function, Partial) else Partial(function)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The mask and the bias as pytrees (`as_partial`) or None, and the soft cap of the logits (explicit.soft_cap)."""
+    """The mask and the bias (masks.as_partial), or None, and the soft cap of the logits (explicit.soft_cap)."""
 
-    mask: Partial | None
+    mask: masks.Mask | None
     bias: Partial | None
     cap: float = dataclasses.field(metadata={"static": True})
 
@@ -78,7 +67,7 @@ class Rules:
         def need(query: dict, key: dict) -> jax.Array:
             allowed = self.allowed(query, key)
             if allowed is None:
-                return FULL + zero((query, key, self))
+                return layouts.vary_alike(jnp.int32(FULL), query, key, self)
             count = allowed.sum(-1, dtype=jnp.float32)  # `any` takes twice as long on a CPU
             return jnp.where((count == allowed.shape[-1]).all(), FULL, jnp.where((count > 0).any(), PARTIAL, EMPTY))
 
@@ -115,7 +104,7 @@ class Rules:
         def compute_block(arrays: list) -> jax.Array:
             merged = [leaf if array is None else array for array, leaf in zip(arrays, leaves, strict=True)]
             rules = dataclasses.replace(self, bias=jax.tree.unflatten(tree, merged))
-            return rules.logit_bias(query, key) + jnp.zeros_like(dbias)
+            return layouts.vary_alike(rules.logit_bias(query, key), dbias)
 
         return jax.vjp(compute_block, arrays)[1](dbias)[0]
 

@@ -5,6 +5,7 @@ known during tracing. With a causal mask, four chunks compute 5/8 of the N x S w
 arrays, such as padding, is unknown: each span then has all keys. A mask of documents does not shorten a span.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -33,14 +34,9 @@ def cut(mask, N: int, S: int, *, tables: int) -> list[Chunk] | None:
     size = -(-N // max(1, min(MAX_CHUNKS, N // MIN_QUERIES)))
     if S > MAX_KEYS or tables * size * S > MAX_WEIGHTS:
         return None
-    allowed_NS = np.ones((N, S), bool)
-    mask, _ = masks.split_documents(mask)
-    arrays = jax.tree.leaves(mask)
-    if mask is not None and not any(isinstance(array, jax.core.Tracer) for array in arrays):
-        with jax.ensure_compile_time_eval():
-            allowed = mask(np.arange(S - N, S), np.arange(S))
-        if not isinstance(allowed, jax.core.Tracer):
-            allowed_NS = np.asarray(allowed).reshape(-1, N, S).any(0)
+    within = dataclasses.replace(masks.as_mask(mask), document_BS=None)
+    allowed = masks.evaluate(within, np.arange(S - N, S), np.arange(S))
+    allowed_NS = np.ones((N, S), bool) if allowed is None else allowed.reshape(-1, N, S).any(0)
     chunks, work = [], 0
     for first in range(0, N, size):
         last = min(first + size, N)

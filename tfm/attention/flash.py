@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.attention import block_mask, chunked, groups, online_softmax, ring
+from tfm import layout as layouts
+from tfm.attention import block_mask, chunked, groups, mask as masks, online_softmax, ring
 
 # Forward and gradient in seconds with a causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32:
 #   8,192 tokens, 4 heads: 0.47 (blocks of 512 x 512), 0.47 (512 x 256), 0.52 (1024 x 256), 0.85 (256 x 256)
@@ -24,46 +25,39 @@ Tree = Any
 
 
 def attention(
-    q_BHNK,
-    k_BHSK,
-    v_BHSV,
-    *,
-    mask,
-    scale,
-    cap=0.0,
-    bias=None,
-    n=None,
-    queries=None,
-    keys=None,
-    axis=None,
-    parallel_groups: int = 1,
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis: str | None = None
 ) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
     Logits, weights and sums are float32 or float64. Blocks in which the mask allows no key are skipped. The result has
     gradients in reverse mode, also with respect to the arrays of the bias.
 
-    queries, keys: the largest number of tokens in a block; None: chosen from SIDES.
     axis: the mesh axis over which sequences are sharded (inside `jax.shard_map`). q, k, v, n and y then hold the tokens
     of this device, which attend to the tokens of all devices.
-    parallel_groups: how many groups of heads are computed at once (groups.py), for the choice of the block size.
     Raises ValueError if `axis` is set and n is not (N,) or N is not S.
     """
-    if (G := groups.count(q_BHNK, k_BHSK, v_BHSV)) > 1:
-        options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "axis": axis}
-        options |= {"parallel_groups": G, "queries": queries, "keys": keys}
-        return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    tables = parallel_groups * q_BHNK.shape[0] * max(q_BHNK.shape[1], k_BHSK.shape[1], v_BHSV.shape[1])
-    chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
-    if chunks:
-        return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
+    tables = q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
+    chunks = chunked.cut(mask, N, S, tables=tables) if n is None and axis is None else None
+
+    def attend(q_BHNK, k_BHSK, v_BHSV, *, bias) -> tuple[jax.Array, None]:
+        if chunks:
+            return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
+        rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
+        options = {"rules": rules, "n": n, "sizes": choose_sizes(N, S, tables=tables), "axis": axis}
+        query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, **options)
+        y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
+        return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
+
+    if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
+        return groups.map_groups(attend, q_BHNK, k_BHSK, v_BHSV, bias=bias)
+    return attend(q_BHNK, k_BHSK, v_BHSV, bias=bias)
+
+
+def choose_sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
+    """Return the numbers of queries and of keys in a block. tables: the number of N x S tables of weights."""
     side = next((side for side in SIDES if tables * side**2 <= MAX_WEIGHTS), SIDES[-1])
-    sizes = block_mask.size(N, queries or side), block_mask.size(S, keys or side)
-    rules = block_mask.Rules(block_mask.as_partial(mask), block_mask.as_partial(bias), cap)
-    query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, n=n, sizes=sizes, axis=axis)
-    y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
-    return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
+    return block_mask.size(N, side), block_mask.size(S, side)
 
 
 def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, int], axis: str | None) -> tuple:
@@ -72,16 +66,16 @@ def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, in
     sizes: tokens in a block of queries and in a block of keys.
     """
     (queries, keys), N, S = sizes, q_BHNK.shape[2], k_BHSK.shape[2]
-    varying = None if axis is None else jax.lax.axis_index(axis)
-    zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, varying, rules))
-    n, s_S = (x + zero for x in ring.positions(n, N, S, axis))
+    device = None if axis is None else jax.lax.axis_index(axis)
+    arrays = q_BHNK, k_BHSK, v_BHSV, *ring.positions(n, N, S, axis), jnp.ones(S, bool)
+    q_BHNK, k_BHSK, v_BHSV, n, s_S, real_S = layouts.vary_alike(arrays, device, rules)
     # Padding repeats the last position, so that it never makes an EMPTY block PARTIAL.
     query, key = {"n": block_mask.cut(n, -1, queries, mode="edge")}, {"s": block_mask.cut(s_S, -1, keys, mode="edge")}
     if S % keys:
-        key["real"] = block_mask.cut(jnp.broadcast_to(zero == 0, S), 0, keys)
-    key["k"], key["v"] = (block_mask.cut(x + zero, 2, keys) for x in (k_BHSK, v_BHSV))
+        key["real"] = block_mask.cut(real_S, 0, keys)
+    key["k"], key["v"] = (block_mask.cut(x, 2, keys) for x in (k_BHSK, v_BHSV))
     q_BHNK = scale * q_BHNK.astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
-    query["q"] = block_mask.cut(q_BHNK + zero, 2, queries)
+    query["q"] = block_mask.cut(q_BHNK, 2, queries)
     return query, key
 
 

@@ -1,8 +1,8 @@
 """Attention on a GPU by cuDNN's kernel, through `jax.nn.dot_product_attention`.
 
-The kernel never stores the N x S weights. It computes masks of `read_mask` itself and skips the keys that they forbid.
-It reads any other mask as an N x S array, which takes longer. JAX pull request 35114 reports 15.8 % of the peak of the
-tensor cores with an array, and 40.6 % without; we have measured neither.
+The kernel never stores the N x S weights. It computes some masks itself and skips the keys that they forbid. It reads
+any other mask (`needs_array`) as an N x S array, which takes longer. JAX pull request 35114 reports 15.8 % of the peak
+of the tensor cores with an array, and 40.6 % without; we have measured neither.
 """
 
 import jax
@@ -14,7 +14,7 @@ from tfm.attention import groups, mask as masks
 MIN_JAX = 0, 10, 2
 
 
-def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axis: str | None) -> str:
+def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float) -> str:
     """Return the reason why cuDNN's kernel cannot compute these averages, or '' if it can.
 
     bias: whether the logits have a bias; JAX supports the gradient of a bias for some shapes only. The arrays may be
@@ -22,13 +22,12 @@ def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axi
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     for applies, reason in (
-        (axis is not None, "devices share the tokens"),
         (cap > 0, "the logits are capped"),
         (bias, "the logits have a bias"),
         (q_BHNK.dtype not in (jnp.bfloat16, jnp.float16), "the numbers have more than 16 bits"),
         (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > 128, "a head has more than 128 features"),
         (
-            read_mask(mask, N, S) is None and (N % 2 or S % 2),
+            needs_array(masks.as_mask(mask), N, S) and (N % 2 or S % 2),
             f"the mask has {N} queries and {S} keys, which must be even numbers",
         ),
         (
@@ -43,7 +42,7 @@ def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axi
     return ""
 
 
-def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis=None) -> tuple[jax.Array, None]:
+def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
     `find_limitation` must return '' for these arguments.
@@ -69,15 +68,17 @@ def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None
     return (y_BHNV if has_keys_BHN1 is None else jnp.where(has_keys_BHN1, y_BHNV, 0)), None
 
 
-def read_mask(mask: masks.Mask | None, N: int, S: int, n: jax.Array | None = None) -> masks.Band | None:
-    """Return the parts of the mask if the kernel computes it; None if the kernel needs it as an array.
+def needs_array(mask: masks.Mask, N: int, S: int, n: jax.Array | None = None) -> bool:
+    """Return whether the kernel needs the mask as an array, because it cannot compute it. n: as in `attention`.
 
-    The kernel has the causal mask of N = S tokens, windows of this mask, and padding at the end. n: as in `attention`.
+    It computes the causal mask of N = S tokens, windows of this mask, and padding at the end.
     """
-    band = masks.read_band(mask)
-    if band is None or not (band.is_causal or band.w):
-        return band
-    return band if band.is_causal and n is None and N == S else None
+    causal_or_all = mask.causal and n is None and N == S or not (mask.causal or mask.window)
+    return (
+        not causal_or_all
+        or not mask.at_end
+        or any(part is not None for part in (mask.prefix_B, mask.document_BS, mask.other))
+    )
 
 
 def make_options(mask, n, zero_B, *, H: int, N: int, S: int) -> tuple[dict, jax.Array | None]:
@@ -85,14 +86,14 @@ def make_options(mask, n, zero_B, *, H: int, N: int, S: int) -> tuple[dict, jax.
 
     zero_B: zeros, which vary over the rows of jax.vmap as the queries do.
     """
-    band = read_mask(mask, N, S, n)
-    if band is not None:
-        options = {"is_causal": band.is_causal} | ({"local_window_size": (band.w - 1, 0)} if band.w else {})
-        if band.valid_BS is None:
+    mask = masks.as_mask(mask)
+    if not needs_array(mask, N, S, n):
+        options = {"is_causal": mask.causal} | ({"local_window_size": (mask.window - 1, 0)} if mask.window else {})
+        if mask.valid_BS is None:
             return options, None
-        length_B = band.valid_BS.sum(-1, dtype=jnp.int32) + zero_B
+        length_B = mask.valid_BS.sum(-1, dtype=jnp.int32) + zero_B
         keys_B = jnp.maximum(length_B, 1)  # an average of no keys would be NaN
-        queries_B = jnp.minimum(keys_B + (band.w or N) - 1, N)  # the window of a later query has padding only
+        queries_B = jnp.minimum(keys_B + (mask.window or N) - 1, N)  # the window of a later query has padding only
         has_keys_BN = (jnp.arange(N) < queries_B[:, None]) & (length_B > 0)[:, None]
         options |= {"query_seq_lengths": queries_B, "key_value_seq_lengths": keys_B}
         return options, has_keys_BN[:, None, :, None]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm import shapes
-from tfm.attention import block_mask, mask as masks
+from tfm.attention import mask as masks
 
 
 def name_leaf(name: str, H: int, G: int | None) -> str:
@@ -40,6 +40,12 @@ def count(q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> int:
     return min(several) if len(several) > 1 else 1
 
 
+def repeat(*qkv: jax.Array) -> list[jax.Array]:
+    """Return queries, keys and values with one head, or as many heads as the array with most heads."""
+    H = max(x.shape[1] for x in qkv)
+    return [x if x.shape[1] in (1, H) else jnp.repeat(x, H // x.shape[1], axis=1) for x in qkv]
+
+
 def map_groups(attend: Callable, *qkv: jax.Array, bias: masks.Bias | None, **options: Any) -> tuple:
     """Return (y_BHNV, A_BHNS or None): attend(q, k, v, bias=..., **options) for every group, by jax.vmap.
 
@@ -49,7 +55,7 @@ def map_groups(attend: Callable, *qkv: jax.Array, bias: masks.Bias | None, **opt
     H, G = max(x.shape[1] for x in qkv), count(*qkv)
 
     def attend_group(g: jax.Array, *qkv: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        group_bias = bias and Partial(functools.partial(slice_heads, H // G), block_mask.as_partial(bias), g)
+        group_bias = bias and Partial(functools.partial(slice_heads, H // G), masks.as_partial(bias), g)
         return attend(*qkv, bias=group_bias, **options)
 
     split = [x if x.shape[1] == 1 else x.reshape(x.shape[0], G, -1, *x.shape[2:]) for x in qkv]

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import platform, shapes, variant
-from tfm.attention import block_mask, explicit, groups, mask as masks, relative_position
+from tfm import layout as layouts, platform, shapes, variant
+from tfm.attention import explicit, groups, mask as masks, relative_position
 from tfm.attention.spec import Call, KVCache, Spec
 
 
@@ -24,28 +24,28 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tu
     With call.cache, keys and values are written to the positions call.n of the cache, and the tokens attend to all of
     its S positions. `call.mask` must then forbid later positions.
     """
-    n = jnp.arange(x_BND.shape[1]) if call.n is None else call.n
+    n, look = jnp.arange(x_BND.shape[1]) if call.n is None else call.n, {}
     with jax.named_scope("score"):
         pair = spec.score.apply(params["score"], x_BND, x_BND)
         (q_BHNK, plain_BHNK), measures = variant.split_measures(spec.score, pair)
         q_BHNK, k_BHNK = spec.relative_position.rotate(params["relative_position"], q_BHNK, plain_BHNK, n)
+        q_BHNK, k_BHNK = call.visit(look, "q", q_BHNK), call.visit(look, "k", k_BHNK)
     with jax.named_scope("value"):
         v_BHNV = spec.value.apply(params["value"], plain_BHNK if spec.value.from_keys else x_BND)
         v_BHNV, value_measures = variant.split_measures(spec.value, v_BHNV)
+        v_BHNV = call.visit(look, "v", v_BHNV)
         measures = variant.add_measures(measures, value_measures)
     cache = join_cache(k_BHNK, v_BHNV)
     with jax.named_scope("average"):
         scale, bias = spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), logit_bias(params, x_BND, spec, call)
         options = {"mask": call.mask, "scale": scale, "cap": spec.cap, "bias": bias, "n": call.n}
-        if call.cache is None:
-            attend = choose_attend(spec, call, "A")
-            y_BHNV, A_BHNS = attend(q_BHNK, k_BHNK, v_BHNV, axis=call.layout.sequence, **options)
-        else:
+        if call.cache is not None:
             cache = {name: platform.write_cache(call.cache["self"][name], new, call.n) for name, new in cache.items()}
-            y_BHNV, A_BHNS = explicit.attention(q_BHNK, *split_cache(cache), by_keys=True, **options)
+        attend = choose_attend(spec, call, "A", axis=call.layout.sequence)
+        y_BHNV, look["A"] = attend(q_BHNK, *split_cache(cache), **options)
     with jax.named_scope("combine"):
         y_BND = combine(params["value"], y_BHNV, x_BND, v_BHNV, spec, call)
-    look = {"q": q_BHNK, "k": k_BHNK, "v": v_BHNV, "A": A_BHNS, "attention": y_BND}
+        y_BND = call.visit(look, "attention", y_BND)
     return y_BND, {"cache": cache, "measures": measures, "look": look}
 
 
@@ -59,19 +59,17 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> t
     with jax.named_scope("score"):
         pair = spec.score.apply(params["score_cross"], x_BND, source_BSD)
         (q_BHNK, k_BHSK), measures = variant.split_measures(spec.score, pair)
-    options = {"mask": call.memory.mask, "scale": spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), "cap": spec.cap}
     if call.cache:
         cache = call.cache["cross"]
-        with jax.named_scope("average"):
-            y_BHNV, A_BHNS = explicit.attention(q_BHNK, *split_cache(cache), by_keys=True, **options)
     else:
         with jax.named_scope("value"):
             v_BHSV = spec.value.apply(params["value_cross"], k_BHSK if spec.value.from_keys else source_BSD)
             v_BHSV, value_measures = variant.split_measures(spec.value, v_BHSV)
             measures = variant.add_measures(measures, value_measures)
         cache = join_cache(k_BHSK, v_BHSV)
-        with jax.named_scope("average"):
-            y_BHNV, A_BHNS = choose_attend(spec, call, "A_cross")(q_BHNK, k_BHSK, v_BHSV, **options)
+    with jax.named_scope("average"):
+        options = {"mask": call.memory.mask, "scale": spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), "cap": spec.cap}
+        y_BHNV, A_BHNS = choose_attend(spec, call, "A_cross")(q_BHNK, *split_cache(cache), **options)
     with jax.named_scope("combine"):
         y_BND = combine(params["value_cross"], y_BHNV, x_BND, None, spec, call)
     return y_BND, {"cache": cache, "measures": measures, "look": {"A_cross": A_BHNS}}
@@ -87,9 +85,29 @@ def combine(
     return shapes.check_shape(spec.value.out_proj, y_BND, x_BND)
 
 
-def choose_attend(spec: Spec, call: Call, weights: str) -> Callable:
-    """Return spec.attend; or, if call.look has the name of these weights, explicit.attention, which returns them."""
-    return explicit.attention if weights in call.look else spec.attend
+def choose_attend(spec: Spec, call: Call, name: str, *, axis: str | None = None) -> Callable:
+    """Return the function that computes the averages: spec.attend, or explicit.attention.
+
+    It is explicit with a cache, and if the weights of this name are looked at, edited, or the user's (which become 0
+    for forbidden keys). axis: the mesh axis over which keys are sharded; if attention must be explicit, it raises
+    ValueError.
+    """
+    is_changed = spec.weigh or name in call.edit
+    if not (is_changed or name in call.look or call.cache is not None):
+        return functools.partial(spec.attend, axis=axis) if axis else spec.attend
+    if axis:
+        raise ValueError(f"the weights {name} need all keys of a query, but devices share the tokens of a sequence.")
+    if not is_changed:
+        return explicit.attention
+
+    def weigh(l_BHNS: jax.Array, allowed: jax.Array | None) -> jax.Array:
+        allowed = jnp.ones(l_BHNS.shape[-2:], bool) if allowed is None else allowed
+        allowed = allowed[:, None] if allowed.ndim == 3 else allowed  # broadcasts over heads
+        A_BHNS = shapes.check_shape(weights, weights(l_BHNS, allowed), l_BHNS)
+        return call.visit({}, name, jnp.where(allowed, A_BHNS, 0))
+
+    weights = spec.weigh or explicit.weights
+    return functools.partial(explicit.attention, weigh=weigh)
 
 
 def join_cache(k_BHSK: jax.Array, v_BHSV: jax.Array) -> KVCache:
@@ -110,9 +128,8 @@ def logit_bias(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> masks.
     """
     bias, table, layout = None, params["relative_position"], call.layout
     if spec.relative_position.bias is not None:
-        # The zero makes the table vary over devices, so its gradient is summed over devices once, after all blocks.
-        if layout.batch:
-            table = jax.tree.map(lambda leaf: leaf + block_mask.zero((x_BND, call.n)), table)
+        if layout.batch:  # the gradient of the table is then summed over devices once, after all blocks
+            table = layouts.vary_alike(table, x_BND, call.n)
         bias = Partial(functools.partial(spec.relative_position.bias, H=spec.H), table)
     if not spec.score.attend_to_self:
         bias = Partial(relative_position.self_bias, bias)

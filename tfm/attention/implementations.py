@@ -1,6 +1,6 @@
 """Implementations of attention: the functions that compute the averages. A model chooses one before tracing.
 
-An implementation is `attend(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, axis) -> (y_BHNV, A_BHNS)`. A is
+An implementation is `attend(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n) -> (y_BHNV, A_BHNS)`. A is
 None if the implementation never forms the weights. explicit.attention explains the arguments. All implementations agree
 on the following. A single head of keys or values is shared by all query heads; each of G heads is shared by H/G query
 heads (groups.py). Finite keys and values that the mask forbids do not change an output. A query without an allowed key
@@ -57,7 +57,7 @@ def choose(
         return Implementation(flash.attention, "flash attention in blocks, around a ring of devices")
     if name == "explicit":
         return EXPLICIT
-    call = {"mask": mask, "bias": bias, "axis": axis}
+    call = {"mask": mask, "bias": bias}
     if platform == "tpu":
         if k_BHSK.shape[2] < MIN_KEYS:
             return EXPLICIT._replace(reason=f"fewer than {MIN_KEYS} keys")

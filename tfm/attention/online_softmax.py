@@ -8,6 +8,7 @@ gradient recomputes the weights from lse, the logarithm of the sums of exp(logit
 import jax
 import jax.numpy as jnp
 
+from tfm import layout as layouts
 from tfm.attention import block_mask, explicit
 
 
@@ -29,16 +30,16 @@ def start_sums(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
     """Return the sums of `block_forward` before the first block of keys. key: any block, for the shapes."""
     l_BHNS = jax.eval_shape(lambda: logits(rules, query, key, None)[1])
     y_BHNV = jax.eval_shape(jnp.matmul, l_BHNS, key["v"])
-    zero = block_mask.zero((query, key, rules)).astype(l_BHNS.dtype)
-    row_BHN1 = jnp.full((*l_BHNS.shape[:-1], 1), zero)
-    return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero)
+    row_BHN1 = jnp.zeros((*l_BHNS.shape[:-1], 1), l_BHNS.dtype)
+    sums = row_BHN1 - jnp.inf, row_BHN1, jnp.zeros(y_BHNV.shape, l_BHNS.dtype)
+    return layouts.vary_alike(sums, query, key, rules)
 
 
 def zero_bias_gradient(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
     """Return a zero gradient for one block of the bias; None if no array of the bias has a gradient."""
     if not jax.tree.leaves(rules.bias_arrays()):
         return None
-    return jnp.zeros_like(rules.logit_bias(query, key)) + block_mask.zero((query, key, rules))
+    return layouts.vary_alike(jnp.zeros_like(rules.logit_bias(query, key)), query, key, rules)
 
 
 def block_forward(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None, *sums) -> tuple:

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import jax
 
-from tfm import layout as layouts
+from tfm import layout as layouts, shapes
 from tfm.attention import mask as masks, relative_position, score, value
 
 # {"k_BHSK": keys, "v_BHSV": values}, with G heads if heads share them (groups.py); without "v_BHSV" if values are keys.
 KVCache = dict[str, jax.Array]
+Edit = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Spec(NamedTuple):
@@ -22,6 +23,7 @@ class Spec(NamedTuple):
     scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
     H: int  # number of heads, for a bias without parameters (relative_position.alibi)
     cap: float = 0.0  # soft cap of the logits (explicit.soft_cap); 0: no cap
+    weigh: Callable | None = None  # the user's (l_BHNS, allowed) -> A_BHNS; None: the softmax (explicit.weights)
 
 
 class Memory(NamedTuple):
@@ -32,7 +34,7 @@ class Memory(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of one forward pass: mask, positions, random keys, devices, caches, and what to return in aux."""
+    """The arguments of one forward pass: mask, positions, random keys, devices, caches, activations to see or edit."""
 
     mask: masks.Mask | None = None
     n: jax.Array | None = None  # positions of the tokens, (N,) or (B, N); None: 0 ... N-1
@@ -43,3 +45,16 @@ class Call(NamedTuple):
     cache: dict[str, KVCache] | None = None  # this layer's keys and values of earlier tokens, "self" and "cross"
     keep: bool = False  # return keys and values as aux["cache"]
     look: tuple[str, ...] = ()  # activations to return in aux["look"] (block.Order)
+    edit: dict[str, Edit] | tuple[()] = ()  # (activation, m) -> its replacement, by name; () can be hashed
+    m: jax.Array | int = 0  # number of this layer, 0 ... M-1
+
+    def visit(self, look: dict, name: str, x: jax.Array) -> jax.Array:
+        """Return the activation, or its replacement if `edit` has its name, and store the result in `look`.
+
+        Raises ValueError if the replacement has another shape.
+        """
+        if name in self.edit:
+            edit = self.edit[name]
+            x = shapes.check_shape(edit, edit(x, self.m), x).astype(x.dtype)
+        look[name] = x
+        return x

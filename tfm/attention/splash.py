@@ -5,6 +5,7 @@ sharded over devices, no masks of traced arrays (except padding and documents), 
 MAX_FEATURES per head.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from concurrent import futures
@@ -17,6 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
+from tfm import layout as layouts
 from tfm.attention import mask as masks
 
 LANES = 128  # lanes of a TPU's vector registers; the sides of a block are multiples of this number
@@ -25,19 +27,17 @@ MAX_FEATURES = 512  # features of a head; more do not fit into the memory next t
 Tree = Any
 
 
-def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | None) -> str:
+def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool) -> str:
     """Return the reason why the kernel cannot compute these averages, or '' if it can.
 
     bias: whether the logits have a bias. The arrays may be jax.ShapeDtypeStruct.
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    mask, _ = masks.split_documents(mask)
     for applies, reason in (
-        (axis is not None, "devices share the tokens"),
         (bias, "the logits have a bias, which the kernel does not support"),
         (k_BHSK.dtype == jnp.float64, "the numbers have 64 bits"),
         (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > MAX_FEATURES, f"a head has more than {MAX_FEATURES} features"),
-        (masks.evaluate(mask, np.arange(S - N, S), np.arange(S))[0] is None, "the mask depends on traced arrays"),
+        (_evaluate(masks.as_mask(mask), N, S) is None, "the mask depends on traced arrays"),
     ):
         if applies:
             return reason
@@ -45,33 +45,41 @@ def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, axis: str | Non
 
 
 def attention(
-    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis=None, interpret: bool = False
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, interpret: bool = False
 ) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and None for the weights. Other arguments: see explicit.attention.
 
     Logits, weights and sums are float32. The result has gradients in reverse mode. interpret: run the interpreter of
     Pallas, which works on any device. Raises ValueError if n is not None or `find_limitation` gives a reason.
     """
-    reason = find_limitation(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None, axis=axis)
+    reason = find_limitation(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None)
     if reason or n is not None:
         raise ValueError(f"splash.attention: {reason or 'n must be None'}. Use flash.attention.")
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    same_mask, document_BS = masks.split_documents(mask)  # the mask that is the same in all sequences, and documents
-    allowed_NS, valid_BS = masks.evaluate(same_mask, np.arange(S - N, S), np.arange(S))
+    mask = masks.as_mask(mask)
+    allowed_NS, document_BS, valid_BS = _evaluate(mask, N, S), mask.document_BS, mask.valid_BS
     qkv = [_save(x) for x in _pad(scale, q_BHNK, k_BHSK, v_BHSV)]
     padded_NS = np.zeros((qkv[0].shape[2], qkv[1].shape[2]), bool)
     padded_NS[:N, :S] = allowed_NS
     ids = _number_segments(document_BS, valid_BS, N=N, S=S, padded=padded_NS.shape)
-    is_causal = same_mask is masks.causal and padded_NS.shape == (N, N)  # the kernel computes this mask
+    only_causal = mask.causal and mask.window is mask.prefix_B is mask.other is None
+    is_causal = only_causal and padded_NS.shape == (N, N)  # the kernel computes this mask
     kernel_mask = splash.CausalMask((N, N)) if is_causal else splash.NumpyMask(padded_NS)
     run = functools.partial(_run_kernel, kernel_mask, cap=cap, interpret=interpret)
     y_BHNV = _average(run, *qkv, ids)[:, :, :N].astype(v_BHSV.dtype)
     if document_BS is not None:
-        allowed_NS &= np.eye(N, S, S - N, dtype=bool)  # of its document, a query is sure to see only itself
+        allowed_NS = allowed_NS & np.eye(N, S, S - N, dtype=bool)  # of its document, a query is sure to see only itself
     if valid_BS is None and allowed_NS.any(-1).all():
         return y_BHNV, None
     has_keys = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
     return jnp.where(has_keys[..., None] if has_keys.ndim == 1 else has_keys[:, None, :, None], y_BHNV, 0), None
+
+
+def _evaluate(mask: masks.Mask, N: int, S: int) -> np.ndarray | None:
+    """Return allowed_NS without padding and documents; None if it is not known during tracing, or not one for all."""
+    common = dataclasses.replace(mask, valid_BS=None, document_BS=None)
+    allowed = masks.evaluate(common, np.arange(S - N, S), np.arange(S))
+    return None if allowed is None or allowed.ndim > 2 else allowed
 
 
 def _number_segments(
@@ -178,19 +186,11 @@ def _trace_untyped(function: Callable, *arguments: Tree) -> Tree:
     Each result then varies over all axes over which an argument varies.
     """
     leaves = jax.tree.leaves(arguments)
-    axes = frozenset().union(*map(_varying, leaves))
+    axes = layouts.varying(leaves)
     if not axes:
         return function(*arguments)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     with futures.ThreadPoolExecutor(1) as thread:
         program, result = thread.submit(jax.make_jaxpr(function, return_shape=True), *shapes).result()
-    vary = jax.lax.pvary if hasattr(jax.lax, "pvary") else functools.partial(jax.lax.pcast, to="varying")
-    results = jax.extend.core.jaxpr_as_fun(program)(*leaves)
-    typed = [vary(x, tuple(sorted(axes - _varying(x)))) if axes - _varying(x) else x for x in results]
+    typed = layouts.vary(jax.extend.core.jaxpr_as_fun(program)(*leaves), axes)
     return jax.tree.unflatten(jax.tree.structure(result), typed)
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    """Return the mesh axes over which x varies, inside `jax.shard_map`."""
-    kind = jax.typeof(x)
-    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)  # the second since JAX 0.11

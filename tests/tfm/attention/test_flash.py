@@ -26,7 +26,7 @@ def in_chunks(q_BHNK, k_BHSK, v_BHSV, *, mask, n=None, **call):
     return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, **call), None
 
 
-FLASH = functools.partial(flash.attention, queries=8, keys=16)  # neither N nor S is a multiple
+FLASH = averages.in_blocks(8, 16)  # neither N nor S is a multiple
 IMPLEMENTATIONS = {"flash": FLASH, "chunked": in_chunks, "fused": fused.attention, "explicit": explicit.attention}
 TOLERANCE = {"flash": 1e-10, "chunked": 1e-10, "fused": 1e-5}  # fused has its softmax in float32
 
@@ -113,7 +113,7 @@ def test_neither_the_size_of_a_block_nor_large_logits_change_anything():
     @jax.jit
     def compute_all(qkv):
         explicits = [explicit.attention(*qkv, bias=bias, **call)[0] for _, call in pairs]
-        return explicits, [flash.attention(*qkv, bias=bias, **call, queries=n, keys=n) for n, call in pairs]
+        return explicits, [averages.in_blocks(n, n)(*qkv, bias=bias, **call) for n, call in pairs]
 
     for expected, (y_BHNV, weights), (_, call) in zip(*compute_all(qkv), pairs, strict=True):
         assert weights is None and y_BHNV.dtype == jnp.float32
@@ -190,8 +190,8 @@ def test_blocks_that_are_fully_masked_are_not_computed():
         return jnp.zeros((1, n.size, s_S.size))
 
     x_BHNK = cases.normal(0, 1, 1, 32, K)
-    call = dict(mask=masks.causal, scale=1.0, bias=bias, queries=8, keys=8)
-    jax.block_until_ready(jax.jit(functools.partial(flash.attention, **call))(*[x_BHNK] * 3))
+    call = dict(mask=masks.causal, scale=1.0, bias=bias)
+    jax.block_until_ready(jax.jit(functools.partial(averages.in_blocks(8, 8), **call))(*[x_BHNK] * 3))
     jax.effects_barrier()
     assert sorted(blocks) == [(n, s) for n in range(0, 32, 8) for s in range(0, n + 1, 8)]
 

@@ -67,7 +67,7 @@ def test_masks_without_an_array_have_the_values_and_gradients_of_explicit_attent
 def test_other_keys_than_queries_may_have_padding():
     qkv = cases.normal(0, B, H, N, K), cases.normal(1, B, H, S, K), cases.normal(2, B, H, S, V)
     call = {"mask": end_padding(S, LENGTH_B + 4), "scale": 0.7}
-    assert fused.read_mask(call["mask"], N, S) is not None
+    assert not fused.needs_array(call["mask"], N, S)
     attends = fused.attention, explicit.attention
     cases.assert_close(*jax.jit(lambda *qkv: [attend(*qkv, **call)[0] for attend in attends])(*qkv), 1e-5)
 
@@ -82,7 +82,7 @@ CALLS = {  # mask, positions of queries, first query -> arguments of jax.nn.dot_
     "later window": (causal_window(3), None, 4, "array"),
     "window of both sides": (masks.window(3), None, 0, "array"),
     "arbitrary padding": (masks.padding(np.ones((2, 8), bool)), None, 0, "array"),
-    "prefix": (masks.either(masks.causal, masks.prefix(3)), None, 0, "array"),
+    "prefix": (masks.prefix(3), None, 0, "array"),
 }
 
 
@@ -123,13 +123,12 @@ def test_cudnn_gets_an_array_only_for_a_mask_that_it_cannot_compute(monkeypatch)
         (jnp.bfloat16, 7, 5, {"mask": masks.window(5)}, "7 queries"),
         (jnp.bfloat16, 8, 129, {}, "128 features"),
         (jnp.bfloat16, 8, 5, {"bias": True}, "bias"),  # JAX 0.7.2 has the gradient of a bias for one shape only
-        (jnp.bfloat16, 8, 5, {"axis": "sequence"}, "devices"),
     ],
 )
 def test_cudnn_refuses_what_it_cannot_do(monkeypatch, dtype, length, features, changes, reason):
     """test_splash.py tests other refusals: float32, capped logits."""
     x_BHNK = jax.ShapeDtypeStruct((1, 1, length, features), dtype)
-    call = {"mask": masks.causal, "bias": False, "cap": 0.0, "axis": None} | changes
+    call = {"mask": masks.causal, "bias": False, "cap": 0.0} | changes
     monkeypatch.setattr(jax, "__version_info__", fused.MIN_JAX)
     limitation = fused.find_limitation(x_BHNK, x_BHNK, x_BHNK, **call)
     assert reason in limitation and bool(limitation) == bool(reason)

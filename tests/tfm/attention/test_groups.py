@@ -69,7 +69,7 @@ def test_grouped_heads_equal_the_reference_with_repeated_keys_and_values(G, bias
     cases.assert_close(y_BND[0], Y.T)
 
 
-BLOCKS = {"flash in blocks": functools.partial(flash.attention, queries=3, keys=2)}
+BLOCKS = {"flash in blocks": averages.in_blocks(3, 2)}
 WHOLE_SEQUENCES = {"explicit": explicit.attention, "flash": flash.attention}
 
 

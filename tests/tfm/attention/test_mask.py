@@ -1,4 +1,4 @@
-"""Masks against literal 0/1 matrices: prefix, window, their unions and intersections, and chosen positions."""
+"""Masks against literal 0/1 matrices: prefix, window, padding, documents, their intersections, and chosen positions."""
 
 import jax
 import numpy as np
@@ -15,25 +15,32 @@ PREFIX_AND_PADDING = [
     [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 1]],
     [[0, 1, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]],
 ]
-prefix_and_padding = masks.both(masks.either(masks.causal, masks.prefix(2)), masks.padding(VALID_BS))
+prefix_and_padding = masks.both(masks.prefix(2), masks.padding(VALID_BS))
+
+
+def every_second(n, s_S):
+    """A user's own mask."""
+    return (s_S - n[..., None]) % 2 == 0
 
 
 FIVE_KEYS = [  # mask, queries, literal
+    (masks.Mask(), 2, np.ones((2, 5))),
     (masks.causal, 5, np.tri(5)),
-    (masks.prefix(2), 3, [[1, 1, 0, 0, 0]] * 3),
-    (masks.prefix(jax.device_put(np.array([1, 3]))), 2, [[[1, 0, 0, 0, 0]] * 2, [[1, 1, 1, 0, 0]] * 2]),
-    (masks.prefix(0), 2, np.zeros((2, 5))),
-    (masks.prefix(5), 2, np.ones((2, 5))),
+    (masks.prefix(0), 5, np.tri(5)),
+    (masks.prefix(3), 5, CAUSAL_PREFIX),
+    (masks.prefix(jax.device_put(np.array([3, 0]))), 5, [CAUSAL_PREFIX, np.tri(5)]),
+    (masks.both(masks.prefix(4), masks.prefix(3)), 5, CAUSAL_PREFIX),
+    (masks.both(masks.causal, masks.prefix(3)), 5, np.tri(5)),
     (masks.documents(DOCUMENT_BS), 2, [[[0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], [[1, 1, 1, 1, 0], [0, 0, 0, 0, 1]]]),
     (masks.window(2), 5, WINDOW),
     (masks.window(2), 2, WINDOW[3:]),  # the queries are the last tokens
     (masks.window(1), 5, np.eye(5)),
     (masks.window(5), 5, np.ones((5, 5))),
     (masks.both(masks.causal, masks.window(3)), 5, CAUSAL_WINDOW),
-    (masks.either(masks.causal, masks.prefix(3)), 5, CAUSAL_PREFIX),
-    (masks.either(masks.prefix(3), masks.causal), 5, CAUSAL_PREFIX),
-    (masks.either(masks.causal, masks.prefix(jax.device_put(np.array([3, 0])))), 5, [CAUSAL_PREFIX, np.tri(5)]),
+    (masks.both(masks.window(4), masks.both(masks.window(3), masks.causal)), 5, CAUSAL_WINDOW),
     (prefix_and_padding, 5, PREFIX_AND_PADDING),
+    (masks.both(every_second, masks.causal), 3, [[1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 1, 0, 1]]),
+    (masks.both(masks.both(every_second, masks.causal), lambda n, s_S: s_S > 0), 2, [[0, 1, 0, 1, 0], [0, 0, 1, 0, 1]]),
 ]
 
 
@@ -46,16 +53,15 @@ def test_masks_of_five_keys_are_these_matrices():
         np.testing.assert_array_equal(allowed, FIVE_KEYS[i][2], err_msg=f"row {i} of FIVE_KEYS")
 
 
-def test_the_mask_of_documents_is_split_from_the_others():
-    documents, padding = masks.documents(DOCUMENT_BS), masks.padding(VALID_BS)
-    other, document_BS = masks.split_documents(masks.both(masks.causal, documents))
-    assert other is masks.causal and document_BS is DOCUMENT_BS
-    other, document_BS = masks.split_documents(masks.both(masks.both(documents, masks.window(2)), padding))
-    n = np.arange(5)
-    np.testing.assert_array_equal(other(n, n), masks.both(masks.window(2), padding)(n, n))
-    assert document_BS is DOCUMENT_BS and masks.split_documents(documents) == (None, DOCUMENT_BS)
-    for mask in (None, masks.causal, padding, masks.either(masks.causal, documents)):
-        assert masks.split_documents(mask) == (mask, None)
+def test_two_masks_of_documents_are_refused():
+    with raises(ValueError, "documents"):
+        masks.both(masks.documents(DOCUMENT_BS), masks.documents(DOCUMENT_BS))
+
+
+def test_padding_is_at_the_end_only_if_all_parts_say_so():
+    end, anywhere = masks.padding(VALID_BS, at_end=True), masks.padding(VALID_BS)
+    assert masks.both(masks.causal, end).at_end and not masks.both(end, anywhere).at_end
+    np.testing.assert_array_equal(masks.both(end, masks.padding(~VALID_BS)).valid_BS, np.zeros((2, 5)))
 
 
 def test_a_window_of_no_token_is_refused():
@@ -66,12 +72,11 @@ def test_a_window_of_no_token_is_refused():
 MASKS = {
     "causal": (masks.causal, [[[1, 1, 1], [1, 0, 0]], [[1, 0, 0], [1, 1, 0]]]),
     "window": (masks.window(2), [[[0, 1, 1], [1, 1, 0]], [[1, 0, 0], [0, 1, 1]]]),
-    "prefix": (masks.prefix(3), [[[1, 1, 0]] * 2, [[1, 1, 0]] * 2]),
-    "prefixes": (masks.prefix(jax.device_put(np.array([1, 4]))), [[[1, 0, 0]] * 2, [[1, 1, 1]] * 2]),
+    "prefix": (masks.prefix(3), [[[1, 1, 1], [1, 1, 0]], [[1, 1, 0], [1, 1, 0]]]),
+    "prefixes": (masks.prefix(jax.device_put(np.array([1, 3]))), [[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 0]]]),
     "documents": (masks.documents(DOCUMENT_BS), [[[0, 1, 1], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]]]),
     "padding": (masks.padding(VALID_BS), [[[1, 1, 0]] * 2, [[0, 1, 1]] * 2]),
     "both": (masks.both(masks.causal, masks.window(3)), [[[0, 1, 1], [1, 0, 0]], [[1, 0, 0], [1, 1, 0]]]),
-    "either": (masks.either(masks.causal, masks.prefix(3)), [[[1, 1, 1], [1, 1, 0]], [[1, 1, 0], [1, 1, 0]]]),
 }
 N_BN, S_S = np.array([[3, 1], [0, 2]]), np.array([0, 2, 3])
 

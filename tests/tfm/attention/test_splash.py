@@ -17,7 +17,7 @@ SPLASH = functools.partial(splash.attention, interpret=True)
 VALID_BS = np.arange(130) % 5 < np.array([[3], [0]])  # the second sequence has only padding
 DOCUMENT_BS = np.cumsum(np.random.default_rng(0).random((B, 256)) < [[0.2], [0.02]], axis=1)
 IN_DOCUMENTS = masks.both(masks.window(40), masks.documents(DOCUMENT_BS[:, :130]))
-PREFIX_IN_WINDOW = masks.both(masks.either(masks.causal, masks.prefix(30)), masks.window(40))
+PREFIX_IN_WINDOW = masks.both(masks.prefix(30), masks.window(40))
 CASES = {  # (queries, keys, key heads, value heads, mask, cap)
     "causal, several blocks": (640, 640, 1, 1, masks.causal, 0.0),
     "no mask, tokens that do not fill a block": (65, 65, H, H, None, 0.9),
@@ -138,15 +138,12 @@ def test_the_implementation_follows_from_platform_and_shapes(monkeypatch, platfo
     assert choice.attend is explicit.attention
 
 
-def test_masks_of_traced_arrays_are_unknown_except_padding():
+def test_a_mask_of_traced_arrays_is_unknown_during_tracing():
     def evaluate(length):
-        assert masks.evaluate(masks.prefix(length), np.arange(3), np.arange(3)) == (None, None)
+        assert masks.evaluate(masks.prefix(length), np.arange(3), np.arange(3)) is None
         return length
 
     jax.jit(evaluate)(jnp.int32(2))
-    mask = masks.both(masks.both(masks.causal, masks.padding(VALID_BS)), masks.padding(~VALID_BS))
-    allowed_NS, valid_BS = masks.evaluate(mask, np.arange(130), np.arange(130))
-    np.testing.assert_array_equal(allowed_NS, np.tri(130, dtype=bool))
-    assert not np.asarray(valid_BS).any()
-    allowed_NS, valid_BS = masks.evaluate(None, np.arange(2), np.arange(3))
-    assert allowed_NS.all() and allowed_NS.shape == (2, 3) and valid_BS is None
+    allowed_NS = masks.evaluate(masks.prefix(2), np.arange(2), np.arange(3))
+    np.testing.assert_array_equal(allowed_NS, [[1, 1, 0], [1, 1, 0]])
+    assert isinstance(allowed_NS, np.ndarray)

@@ -97,17 +97,22 @@ def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: s
     return exit_code(lambda: tool(**arguments(tool, HELP | help, argv, positional=positional)))
 
 
+def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
+    """Return the arguments of the tool by name, which are its flags. The fields of **options: Options are flags too."""
+    parameters = dict(inspect.signature(tool).parameters)
+    if "options" in parameters:
+        parameters |= inspect.signature(parameters.pop("options").annotation).parameters
+    return parameters
+
+
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
     """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
 
-    The annotation of **options is a NamedTuple, and each of its fields is a flag.
     positional: the argument without a flag; it gets the list of all positional arguments. "": they are errors.
     """
     values = flags.FlagValues()
-    parameters = dict(inspect.signature(tool).parameters)
+    parameters = list_flags(tool)
     parameters.pop(positional, None)
-    if "options" in parameters:
-        parameters |= inspect.signature(parameters.pop("options").annotation).parameters
     for name, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else parameter.default
         DEFINE[type(default)](name, default, help[name], flag_values=values)
