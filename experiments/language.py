@@ -100,7 +100,7 @@ def prepare(
     read: Callable[..., corpora.Corpus] = corpora.read_corpus,
     windows: Callable[..., Callable] = choose_windows,
     head: variant.Variant | None = None,
-    change: Callable[[models.Model], models.Model] = lambda model: model,
+    change: Callable[[models.Model], models.Model] = models.unchanged,
     loss: Callable[..., Callable[..., train_step.Ratios]] = choose_loss,
 ) -> runs.Work:
     """Prepare the text, the model, its loss, and the figures. An experiment of the user's may exchange the parts.

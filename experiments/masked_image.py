@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,9 +23,15 @@ def config() -> dict[str, dict]:
     return {"image": images.FIELDS}
 
 
-def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
-    """Prepare the images with masked patches, the model, its loss, and the figures."""
-    i, data = settings.image, images.load_described(settings.image.source, settings.image.size)
+def prepare(
+    settings: configs.Settings,
+    mesh: Mesh,
+    *,
+    read: Callable[..., images.Images] = images.load_described,
+    change: Callable[[models.Model], models.Model] = models.unchanged,
+) -> runs.Work:
+    """Prepare the images with masked patches, the model, its loss, and the figures (see vision.prepare)."""
+    i, data = settings.image, read(settings.image.source, settings.image.size)
     train, evaluation, normal = images.make_examples(data, i.augment)
     _, Y, X, Z = data.train_image_BYXZ.shape
     N, _ = models.count_patches(Y, X, Z, patch=i.patch)
@@ -34,7 +40,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     data_splits = splits.make_splits(settings, *hidden, tokens=N)
     layout, mask = sharding.choose_layout(settings.model, mesh, N=N), models.add_window(settings.model, None)
     sizes = {"Y": Y, "X": X, "Z": Z, "patch": i.patch}
-    model = models.build_masked_image_model(settings.model, **sizes, layout=layout, mask=mask)
+    model = change(models.build_masked_image_model(settings.model, **sizes, layout=layout, mask=mask))
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
 

@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
 from experiments.data import classes as class_names, files as data_files, labelled, pretrained_tokenizer
-from experiments.engine import batches, run as runs
+from experiments.engine import batches, run as runs, train_step
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks
@@ -36,11 +36,21 @@ def config() -> dict[str, dict]:
     }
 
 
-def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
-    """Prepare the texts, a model of their tokens, its loss, and the figures."""
+def prepare(
+    settings: configs.Settings,
+    mesh: Mesh,
+    *,
+    read: Callable[..., data_files.Rows] = labelled.load,
+    change: Callable[[models.Model], models.Model] = models.unchanged,
+    loss: Callable[..., Callable[..., train_step.Ratios]] = losses.choose_class_loss,
+) -> runs.Work:
+    """Prepare the texts, a model of their tokens, its loss, and the figures. Parts: as in language.prepare.
+
+    read(source, field) -> data_files.Rows. loss(settings, model, predict) as in losses.choose_class_loss.
+    """
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
-    data = labelled.load(t.source, t.field)
+    data = read(t.source, t.field)
     both_splits = data.train, data.evaluation
     texts = [[text.encode() for text, _ in split] for split in both_splits]
     tokenizer = pretrained_tokenizer.make(t.tokenizer, texts[0], specials=(labelled.CLS,), evaluation=texts[1])
@@ -48,7 +58,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     labels = [label_texts(split, data.classes) for split in both_splits]
     examples = [make_examples(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
 
-    model = make_model(settings, mesh, W=tokenizer.size, C=len(data.classes))
+    model = change(make_model(settings, mesh, W=tokenizer.size, C=len(data.classes)))
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if m.flax:
@@ -63,7 +73,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         settings,
         model,
         inputs,
-        losses.choose_class_loss(settings, model, predict),
+        loss(settings, model, predict),
         splits.make_splits(settings, *examples, tokens=t.N),
         baseline=functools.partial(baselines.guess_class, train_label_B=labels[0]),
         predict=predict,

@@ -55,8 +55,37 @@ def config() -> dict[str, dict]:
     }
 
 
-def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
-    """Prepare the sentence pairs, the encoder-decoder, its loss, and the figures."""
+def read(settings: configs.Settings) -> Corpus:
+    """Return the pairs that the config names. The subwords are learned from the training pairs."""
+    p = settings.pairs
+    configs.at_least(2, {"pairs.N": p.N})  # a subword and [EOS]
+    data = pairs.load(p.source)
+    subwords = pairs.train((side for pair in data.train for side in pair), W=p.vocabulary)
+    rows = [pairs.rows(subwords, split, N=p.N) for split in (data.train, data.evaluation)]
+    counts = [f"{len(split.source_BS):,} ({split.longer:,} longer than {p.N} tokens left out)" for split in rows]
+    first = " -> ".join(repr(side[:60]) for side in data.train[0])
+    lines = [
+        *data.description.splitlines(),
+        f"{data.name}: training pairs: {counts[0]}; held-out pairs: {counts[1]}; vocabulary {subwords.size:,}",
+        f"{data.name}: the first training pair is {first}",
+    ]
+    common = {
+        side: pairs.most_common_words(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)
+    }
+    return Corpus(data.name, subwords, *rows, *choose_scored(data.evaluation, SCORED), lines, data.sha256, common)
+
+
+def prepare(
+    settings: configs.Settings,
+    mesh: Mesh,
+    *,
+    read: Callable[..., Corpus] = read,
+    change: Callable[[models.Model], models.Model] = models.unchanged,
+) -> runs.Work:
+    """Prepare the sentence pairs, the encoder-decoder, its loss, and the figures (see language.prepare).
+
+    read(settings) -> Corpus.
+    """
     translation_score.metrics()  # before the training: raises UserError if the library is missing
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
@@ -64,6 +93,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     layout = sharding.choose_layout(settings.model, mesh, W=W)
     padding = masks.padding(np.ones((1, N), bool), at_end=True)
     model = models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
+    model = change(model)
     # Most targets are padding, so the loss is sparse.
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)
 
@@ -87,26 +117,6 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         lines=corpus.lines,
         data_sha256=corpus.sha256,
     )
-
-
-def read(settings: configs.Settings) -> Corpus:
-    """Return the pairs that the config names. The subwords are learned from the training pairs."""
-    p = settings.pairs
-    configs.at_least(2, {"pairs.N": p.N})  # a subword and [EOS]
-    data = pairs.load(p.source)
-    subwords = pairs.train((side for pair in data.train for side in pair), W=p.vocabulary)
-    rows = [pairs.rows(subwords, split, N=p.N) for split in (data.train, data.evaluation)]
-    counts = [f"{len(split.source_BS):,} ({split.longer:,} longer than {p.N} tokens left out)" for split in rows]
-    first = " -> ".join(repr(side[:60]) for side in data.train[0])
-    lines = [
-        *data.description.splitlines(),
-        f"{data.name}: training pairs: {counts[0]}; held-out pairs: {counts[1]}; vocabulary {subwords.size:,}",
-        f"{data.name}: the first training pair is {first}",
-    ]
-    common = {
-        side: pairs.most_common_words(texts) for side, texts in zip(SIDES, zip(*data.train, strict=True), strict=True)
-    }
-    return Corpus(data.name, subwords, *rows, *choose_scored(data.evaluation, SCORED), lines, data.sha256, common)
 
 
 def choose_scored(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:

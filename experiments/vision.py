@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
-from experiments.engine import run as runs
+from experiments.engine import run as runs, train_step
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import embed as embeds, layout as layouts
 
@@ -22,9 +22,19 @@ def config() -> dict[str, dict]:
     return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token (tfm/head.py)")}}
 
 
-def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
-    """Prepare the images, a model of their patches, its loss, and the figures."""
-    i, data = settings.image, images.load_described(settings.image.source, settings.image.size)
+def prepare(
+    settings: configs.Settings,
+    mesh: Mesh,
+    *,
+    read: Callable[..., images.Images] = images.load_described,
+    change: Callable[[models.Model], models.Model] = models.unchanged,
+    loss: Callable[..., Callable[..., train_step.Ratios]] = losses.choose_class_loss,
+) -> runs.Work:
+    """Prepare the images, a model of their patches, its loss, and the figures. Parts: as in language.prepare.
+
+    read(source, size) -> images.Images. loss(settings, model) as in losses.choose_class_loss.
+    """
+    i, data = settings.image, read(settings.image.source, settings.image.size)
     if len(data.classes) < 2:
         raise errors.UserError(f"image.source = {data.name} has only the class {data.classes[0]!r}. Give at least two")
     train, evaluation, _ = images.make_examples(data, i.augment)
@@ -40,6 +50,8 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         sizes = image | {"patch": i.patch, "C": C}
         model = models.build_vision_model(settings.model, output=i.head, **sizes, layout=layout, mask=mask)
 
+    model = change(model)
+
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if settings.model.flax:
             return {"inputs": batch["image_BYXZ"]}
@@ -50,7 +62,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
         settings,
         model,
         inputs,
-        losses.choose_class_loss(settings, model),
+        loss(settings, model),
         splits.make_splits(settings, train, evaluation, tokens=N),
         baseline=functools.partial(baselines.guess_class, train_label_B=data.train_label_B),
         figures=functools.partial(figures, settings, data),

@@ -47,8 +47,9 @@ TOKEN_HEADS = {
 }
 
 
-def _unchanged(params: dict) -> dict:
-    return params
+def unchanged(x: Any) -> Any:
+    """Return the argument: a model or parameters that an experiment does not change."""
+    return x
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class Model:
     layout: layouts.Layout
     attention: implementations.Implementation
     fallback: implementations.Implementation
-    use: Callable[[dict], dict] = _unchanged  # params -> the parameters that all functions use (map_params)
+    use: Callable[[dict], dict] = unchanged  # params -> the parameters that all functions use (map_params)
     lines: ClassVar[tuple[str, ...]] = ()  # printed before training
     fixed: ClassVar[tuple[str, ...]] = ()  # patterns of arrays that are never trained
 

@@ -15,7 +15,7 @@ from experiments.model import losses, model as models
 from experiments.pretrained import adapters, hub, trained
 
 Trained, load_tokenizer = trained.Trained, trained.load_tokenizer  # notebooks use them
-RUNS = {"vision": "image", "text_classification": "classes"}  # experiment -> kind
+RUNS = {"vision": "image", "text_classification": "classes"}  # experiment -> kind, if their names differ
 PEFT = "adapter_config.json"
 MERGE_PEFT = "Merge them (merge_and_unload of peft), save the result with save_pretrained, and give its folder."
 
@@ -114,6 +114,8 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
     experiment: the built-in one that defines the model (runs.Work.kind).
     """
     kind, head = RUNS.get(experiment, experiment), params.get("head", {})
+    if kind == experiment and kind in trained.DOES and kind not in ("masked_image", "translation"):
+        kind = f"{experiment} (a file of yours)"  # for example image.py, which is not our vision.py
     facts: dict[str, Any] = {}
     if kind in ("language", "classes"):
         facts = {"N": config["text"]["N"], "output": config["text"]["head"]}

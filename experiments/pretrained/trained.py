@@ -146,9 +146,10 @@ def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int
 
 def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np.ndarray:
     """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
-    activation, apply = choose_activation(model), functools.partial(model.apply, jax.device_put(model.params))
-    logits = (np.asarray(activation(x)) if activation else x for x in in_batches(apply, fetch, n=n, batch=batch))
-    return np.concatenate([*logits])[:n]
+    several = model.extras.get("problem_type") == "multi_label_classification"
+    activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
+    apply = functools.partial(model.apply, jax.device_put(model.params))
+    return np.concatenate([activation(logits) for logits in in_batches(apply, fetch, n=n, batch=batch)])[:n]
 
 
 def predict_texts(
@@ -176,12 +177,10 @@ def fetch_images(files: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
     return lambda index_B: (image_folder.read_batch([files[b] for b in index_B], form), None)
 
 
-def choose_activation(model: "Trained") -> Callable[[np.ndarray], jax.Array] | None:
-    """Return the function from logits to probabilities; None for a regression, by the rules of transformers."""
+def is_regression(model: "Trained") -> bool:
+    """Return whether the outputs are numbers without an activation, by the rules of transformers."""
     problem = model.extras.get("problem_type")
-    if problem == "regression" or not problem and len(model.classes) == 1:
-        return None
-    return jax.jit(jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax)
+    return problem == "regression" or not problem and len(model.classes) == 1
 
 
 # Checks, and the tokenizer.

@@ -85,13 +85,7 @@ def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> S
     Raises UserError if the field names a column of labels that has other classes.
     """
     unknown = {*labels} - {"", *model.classes}
-    if (
-        trained.choose_activation(model) is None
-        or model.kind == "tokens"
-        or not any(labels)
-        or unknown
-        and "," not in field
-    ):
+    if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
         return []
     names = ", ".join(model.classes[:SHOWN])
     remedy = f"is not a class of the model. Choose another column; the classes are {names}"
@@ -120,7 +114,7 @@ def name_tokens(model: trained.Trained, text: str) -> list[str]:
 def describe(model: trained.Trained, item: Any, p: np.ndarray) -> list[str]:
     """Return the lines about an input. p: the probabilities p_C of its classes, p_TC of its tokens, or its numbers."""
     classes = model.classes
-    if trained.choose_activation(model) is None:
+    if trained.is_regression(model):
         return [f"  {x}  {name}" for name, x in zip(classes, np.atleast_1d(p).T.tolist(), strict=True)]
     if model.kind == "tokens":
         names = name_tokens(model, item)
@@ -138,7 +132,7 @@ def tabulate(
         header.append("token")
         cells = [[*row, token] for row in cells for token in name_tokens(model, row[0])]
         predictions = np.concatenate(predictions)
-    if trained.choose_activation(model) is None:
+    if trained.is_regression(model):
         return [*header, *classes], [[*row, *p_C] for row, p_C in zip(cells, predictions, strict=True)]
     shown = classes if len(classes) <= MOST_COLUMNS else []
     for row, p_C in zip(cells, predictions, strict=True):

@@ -110,6 +110,11 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
     other = published.write_run(tmp_path / "synthetic", "synthetic")
     with raises(errors.UserError, other, "synthetic"):
         open_model.open(other).look(draw_ids(5))
+    for name in ("image", "causal"):  # a file of the user's may have the name of a kind
+        copy = published.copy_with_changes(model.path, tmp_path / name, experiment=name)
+        for call in (lambda opened: opened(RAW_BYXZ), lambda opened: opened.look(RAW_BYXZ), trained.Trained.network):
+            with raises(errors.UserError, f"belongs to the experiment {name}"):
+                call(open_model.open(copy))
 
 
 # Raw images.

@@ -99,19 +99,6 @@ def test_masked_tokens_are_filled_in_with_probabilities(runs, tmp_path):
     assert "\x1b" not in run_tool(fill, checkpoint=run, prompt="\x1b[2J[MASK]")
 
 
-def test_a_published_bert_fills_tokens_in(tmp_path):
-    tokenizer = published.save_bert_with_tokenizer(tmp_path)
-    out = run_tool(fill, checkpoint=tmp_path, prompt="word3   [MASK] word0")
-    text, line = out.splitlines()
-    p_W = softmax(np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 4, 5, 3]])))[0, 2])
-    token = tokenizer.decode([int(p_W.argmax())], skip_special_tokens=True)
-    assert text.split() == ["word3", *token.split(), "word0"] and f"{token!r}" in line and f"{p_W.max():.3f}" in line
-    bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
-    published.save(tmp_path / "bare", "bert", bare)
-    with raises(errors.UserError, tmp_path / "bare", "head"):
-        fill.run(tmp_path / "bare", prompt="[MASK]")
-
-
 def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
     byte_tokens = tokenization.Plain("bytes", "", ("[MASK]",))
     id_N = fill.encode(byte_tokens, "k[MASK][MASK]nig", N)
@@ -122,12 +109,16 @@ def test_a_model_of_bytes_fills_in_one_character_and_names_special_tokens():
 
 
 def test_a_file_of_prompts_is_filled_in_like_each_prompt(tmp_path, monkeypatch):
-    published.save_bert_with_tokenizer(tmp_path / "bert")
+    tokenizer = published.save_bert_with_tokenizer(tmp_path / "bert")
     prompts = ["word3   [MASK] word0", "[MASK] word1 [MASK]", "[MASK]"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     monkeypatch.setattr(fill, "BATCH", 2 * 5)  # two prompts of five tokens
     values = {"checkpoint": tmp_path / "bert", "file": tmp_path / "prompts.txt"}
     single = [run_tool(fill, checkpoint=tmp_path / "bert", prompt=prompt) for prompt in prompts]
+    text, line = single[0].splitlines()
+    p_W = softmax(np.asarray(open_model.open(tmp_path / "bert")(np.array([[2, 8, 4, 5, 3]])))[0, 2])
+    token = tokenizer.decode([int(p_W.argmax())], skip_special_tokens=True)
+    assert text.split() == ["word3", *token.split(), "word0"] and f"{token!r} {p_W.max():.3f}" in line
     assert run_tool(fill, **values) == "".join(single)
     run_tool(fill, **values, output=tmp_path / "out.csv")
     for row, prompt, out in zip(read_csv(tmp_path / "out.csv"), prompts, single, strict=True):
@@ -141,6 +132,9 @@ def test_a_file_of_prompts_is_filled_in_like_each_prompt(tmp_path, monkeypatch):
     assert "prompts.txt, line 4" in tiny.refusal(fill, **values, output=tmp_path / "new.csv")
     assert not (tmp_path / "new.csv").exists()
     assert f"--prompt and --file = {values['file']}" in tiny.refusal(fill, **values, prompt="[MASK]")
+    bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
+    published.save(tmp_path / "bare", "bert", bare)
+    assert "bare has no head" in tiny.refusal(fill, checkpoint=tmp_path / "bare", prompt="[MASK]")
 
 
 # Classes of texts and tokens.
