@@ -28,6 +28,7 @@ from experiments.config import by_name, errors, files as config_files, settings 
 from experiments.devices import compilation, distributed
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.engine import run as runs, signals, train_step
+from experiments.folder import workdir as workdirs
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import sweep as sweeps
 
@@ -164,7 +165,7 @@ def train(
         return sweeps.compare(settings, result) if grid and result else result
     mesh = runs.make_mesh(settings, device, chips=devices)
     work = adapters.prepare_work(settings, experiment, mesh)  # data, initial parameters, loss, figures; also optim.lora
-    work = warm_start.add_parameters(settings, work, resumed=runs.has_checkpoint(folder))  # init_from
+    work = warm_start.add_parameters(settings, work, resumed=workdirs.has_checkpoint(folder))  # init_from
     signals.current().raise_if_requested()
     if dry_run:
         return dry_runs.dry_run(settings, work, mesh, target, json)

@@ -90,14 +90,11 @@ def measure(name: str, size: sizes.Workload, start: Any = participant.Participan
                 turns.setdefault(label, []).append(peer.take(size.steps, lead=size.lead))
     baseline = [turn["seconds"] / size.steps for turn in turns[OURS]]
     for label, peer in participants.items():
-        seconds = [
-            turn["seconds"] / size.steps for turn in turns[label]
-        ]  # of a step; a step of generation is all tokens
+        seconds = [turn["seconds"] / size.steps for turn in turns[label]]  # a step of generation is all tokens
         ratios = [a / b for a, b in zip(seconds, baseline, strict=True)]
-        results[label] = (
-            peer.facts | turns[label][-1] | {"seconds": seconds, "median_seconds": statistics.median(seconds)}
-        )
-        results[label] |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
+        numbers = {"seconds": seconds, "median_seconds": statistics.median(seconds)}
+        numbers |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
+        results[label] = peer.facts | turns[label][-1] | numbers
     return results
 
 

@@ -1,6 +1,5 @@
 """This project as a participant: the training step of a run, and the generation of experiments/tools/sample.py."""
 
-import importlib
 import itertools
 import os
 import pathlib
@@ -28,9 +27,8 @@ IMAGES = 2048  # of each split
 
 def make_settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> configs.Settings:
     """Return the default settings of the experiment with the model of the workload and these changes."""
-    defaults = importlib.import_module("configs.base").get_config(experiment)
     model = {"model.M": size.M, "model.H": size.H, "model.D": size.D, "model.attention": size.attention}
-    return configs.Settings(defaults, defaults).replace(model | {"model.compute_dtype": size.dtype} | changes)
+    return configs.Settings(configs.get_base(experiment)).replace(model | {"model.compute_dtype": size.dtype} | changes)
 
 
 def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[str, Any]]:

@@ -64,9 +64,8 @@ def main(argv: list[str]) -> None:
     for seed in range(arguments.seeds):
         with tempfile.TemporaryDirectory() as cache:
             options = [*changes, f"--config.seed={seed}"]
-            (value, cold), (_, warm) = (
-                train(arguments.config or str(ROOT / entry), metric, options, cache=cache) for _ in range(2)
-            )
+            config = arguments.config or str(ROOT / entry)
+            (value, cold), (_, warm) = (train(config, metric, options, cache=cache) for _ in range(2))
         rows.append((value, cold, warm))
         print(f"{seed:<4}    {value:14.4f}    {cold:8.2f}    {warm:8.2f}", flush=True)
     values, colds, warms = zip(*rows, strict=True)

@@ -15,26 +15,10 @@ from experiments.config import by_name, errors, settings as configs
 # name -> (default, comment), or name -> a section: a dict of the same form. A default that is a function of the section
 # is derived from other settings.
 FIELDS: dict[str, Any] = {
-    "experiment": (
-        "",
-        "what to train: an experiment of experiments/ (language, vision, ...), or my_experiment for your "
-        "my_experiment.py",
-    ),
-    "seed": (
-        0,
-        "random seed of initial parameters, data order, augmentation and dropout; the split into training and held-out "
-        "data does not depend on it",
-    ),
-    "init_from": (
-        "",
-        "a trained model to start from: the folder of a run, or the folder or file of a published model; '': start "
-        "from random parameters",
-    ),
-    "init_fresh": (
-        "",
-        "with init_from: parts, separated by commas, that start from random parameters, or are left out if this config "
-        "lacks them: 'head,embed/h_D'; * stands for anything: 'blocks/mlp/b*'",
-    ),
+    "experiment": ("", "what to train: a file of experiments/ (language, vision, ...), or my_file for your my_file.py"),
+    "seed": (0, "seed of initial parameters, data order, augmentation and dropout; not of the held-out split"),
+    "init_from": ("", "trained model to start from: a run, or a published folder or file; '': random parameters"),
+    "init_fresh": ("", "with init_from: parts that start anew or are left out: 'head,embed/h_D', 'blocks/mlp/b*'"),
     "log": (
         ["tensorboard"],
         "outputs in addition to metrics.jsonl: tensorboard; wandb (Weights & Biases; the environment variable "
@@ -48,31 +32,17 @@ FIELDS: dict[str, Any] = {
         "fsdp": (1, "devices that split each batch and the weights; each block's weights are gathered for its use"),
         "tensor": (1, "devices that split the heads, the hidden units and the vocabulary (tensor parallelism)"),
         "sequence": (1, "devices that split the tokens of each sequence (ring attention)"),
-        "seed": (
-            1,
-            "for studies (ablation): devices that split the runs of a program; their number need not divide the number "
-            "of runs",
-        ),
+        "seed": (1, "for studies: devices that split the runs of a program, which they need not divide"),
     },
     # The transformer. Sizes are the letters of shapes (x_BND); a variant is chosen by name, your own by
     # 'my_module:my_variant'.
     "model": {
-        "flax": (
-            "",
-            "your Flax module in place of this transformer: my_file:MyModule, of nnx or linen; it gets those of M, D, "
-            "H, K, F and dropout that it takes as arguments",
-        ),
+        "flax": ("", "your Flax module (nnx or linen), my_file:MyModule, that takes any of M, D, H, K, F and dropout"),
         "M": (4, "layers"),
         "D": (128, "features of a token"),
         "H": (4, "heads"),
-        "G": (
-            lambda model: model.get_ref("H") * 1,
-            "heads of keys and values, each shared by H / G query heads (GQA; 1: MQA); default: H",
-        ),
-        "K": (
-            lambda model: model.get_ref("D") // model.get_ref("H"),
-            "features of a query, key or value in each head; default: D // H",
-        ),
+        "G": (lambda model: model.get_ref("H") * 1, "heads of keys and values, each of H / G queries (GQA; 1: MQA)"),
+        "K": (lambda model: model.get_ref("D") // model.get_ref("H"), "features of a query, key or value (D // H)"),
         "F": (lambda model: model.get_ref("D") * 4, "hidden units of the MLP; default: 4 D"),
         "score": (
             "asymmetric",
@@ -87,26 +57,12 @@ FIELDS: dict[str, Any] = {
             "allowed is True at keys that a query may attend to",
         ),
         "score_std": (1.0, "factor on the initial standard deviation of the matrices of queries and keys"),
-        "output_std": (
-            1.0,
-            "factor on the initial standard deviation of the last matrix of attention and of the MLP; 0: each pre_norm "
-            "block begins as the identity",
-        ),
+        "output_std": (1.0, "factor on the initial deviation of the last matrices of attention and MLP; 0: identity"),
         "scale": ("1/sqrt(K)", "factor on the products of queries and keys: 1/sqrt(K), 1/sqrt(D), 1"),
-        "cap": (
-            0.0,
-            "soft cap of the attention logits: a scaled logit l becomes cap tanh(l / cap), as in Gemma 2; 0: no cap",
-        ),
+        "cap": (0.0, "soft cap of the attention logits: a scaled logit l becomes cap tanh(l / cap), Gemma 2; 0: none"),
         "output_cap": (0.0, "soft cap of the output logits (of tokens or classes), in the same way; 0: no cap"),
-        "value": (
-            "low_rank",
-            "what attention averages: low_rank, keys, gated, exclusive, full_rank, identity (tfm/attention/value.py)",
-        ),
-        "mup": (
-            0,
-            "maximal update parametrisation: the base width. The learning rates that are best with D = this are then "
-            "best with other D, if H stays (tfm/mup.py); 0: none",
-        ),
+        "value": ("low_rank", "what attention averages: low_rank, keys, gated, exclusive, full_rank, identity"),
+        "mup": (0, "base width of maximal update parametrisation (tfm/mup.py): rates suit all D with this H; 0: none"),
         "mup_depth": (
             "",
             "with model.mup, learning rates that are best at every depth too: depth_mup:M_0 (residual branches scaled "
@@ -115,8 +71,7 @@ FIELDS: dict[str, Any] = {
         ),
         "embed_std": (
             1.0,
-            "factor on the initial standard deviation of the embedding, of learned positions and of the class token; "
-            "norm = dyt needs about sqrt(D)",
+            "factor on the initial deviation of embedding, learned positions, class token; dyt: sqrt(D)",
         ),
         "norm": (
             "token",
@@ -129,11 +84,7 @@ FIELDS: dict[str, Any] = {
             "relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu, swiglu, "
             "geglu, geglu_tanh, reglu (tfm/mlp.py)",
         ),
-        "position": (
-            "learned",
-            "absolute positions: learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none "
-            "(tfm/position.py)",
-        ),
+        "position": ("learned", "learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (absolute)"),
         "relative_position": (
             "none",
             "none, rotary, rotary_halves, relative, buckets, alibi (tfm/attention/relative_position.py). rotary:10000 "
@@ -142,32 +93,15 @@ FIELDS: dict[str, Any] = {
             "llama3:factor:low:high:N and yarn:factor:N:fast:slow:length (rotary_scaling.py)",
         ),
         "window": (0, "sliding window: a token attends only to tokens less than this many positions away; 0: to all"),
-        "block": (
-            "pre_norm",
-            "order of the stages of a block: pre_norm, post_norm, plain (tfm/block.py). plain is pre_norm without "
-            "residual connections",
-        ),
-        "outer_norm": (
-            "last",
-            "norms outside the blocks: last, first, both, none (last: after the last block; first: after positions)",
-        ),
-        "segments": (
-            0,
-            "number of segment types (BERT: 2), each with a learned row that is added to its tokens; 0: no such rows",
-        ),
+        "block": ("pre_norm", "pre_norm, post_norm, plain (pre_norm without residual connections); tfm/block.py"),
+        "outer_norm": ("last", "norms after the last block or first, after positions: last, first, both, none"),
+        "segments": (0, "segment types (BERT: 2), each with a learned row that is added to its tokens; 0: none"),
         "bias": ("all", "which matrix products have a bias: all, none, attention, mlp, qkv (tfm/block.py)"),
-        "dropout": (
-            0.0,
-            "probability that a number in the output of the embedding, attention or MLP is set to 0 in training",
-        ),
-        "attention": (
-            "flash",
-            "explicit, flash (explicit has all weights in memory; flash has memory linear in N, and uses the kernels "
-            "of a TPU or a GPU)",
-        ),
+        "dropout": (0.0, "probability that an output of the embedding, attention or MLP is set to 0 in training"),
+        "attention": ("flash", "explicit, flash (explicit has all weights in memory; flash, linear in N, has kernels)"),
         "compute_dtype": (
             "float32",
-            "dtype of matrix products and tokens: float32, bfloat16 (softmax, norms, logits, loss: always float32)",
+            "of products and tokens: float32, bfloat16 (softmax, norms, logits, loss: float32)",
         ),
         "remat": (
             "none",
@@ -183,10 +117,7 @@ FIELDS: dict[str, Any] = {
             "or a factory, such as optax:lion or my_file:my_rule, which receives the learning rate and the settings of "
             "this section that are among its arguments",
         ),
-        "muon_lr_multiplier": (
-            20.0,
-            "learning rate of the matrices inside the blocks, in units of learning_rate (muon)",
-        ),
+        "muon_lr_multiplier": (20.0, "learning rate of the matrices inside blocks, in units of learning_rate (muon)"),
         "momentum": (0.95, "momentum of the matrices inside the blocks (muon)"),
         "learning_rate": (1e-3, "peak of the learning rate"),
         "schedule": (
@@ -195,10 +126,7 @@ FIELDS: dict[str, Any] = {
             "of the steps), which end at a tenth of the peak. A number sets another end: linear:0 falls to 0. Your own "
             "my_file:fall is a function (step, steps) -> the fraction of the peak",
         ),
-        "warmup_steps": (
-            100,
-            "steps of the linear warm-up; if this default is not less than train.steps, a tenth of train.steps",
-        ),
+        "warmup_steps": (100, "steps of the linear warm-up; if the default reaches train.steps, a tenth of them"),
         "betas": ([0.9, 0.99], "decay of the averages of gradients and of squared gradients (AdamW)"),
         "weight_decay": (0.1, "decoupled weight decay, on matrices only"),
         "frozen": ([], 'paths of parameters that are not trained: ["embed/E_WD"]; all but the head: ["*", "!head"]'),
@@ -207,11 +135,7 @@ FIELDS: dict[str, Any] = {
             "train only LoRA adapters, and the parts in init_fresh: '8:score,value:16' is rank, parts and alpha; by "
             "default parts are all blocks, and alpha is the rank; '': no adapters",
         ),
-        "ema": (
-            0.0,
-            "decay per step of an exponential moving average of the parameters, which evaluations and checkpoints use; "
-            "0: no average",
-        ),
+        "ema": (0.0, "decay per step of the average of parameters that is evaluated and saved; 0: no average"),
         "clip": (1.0, "largest global norm of the gradient, to which a larger one is scaled; 0: no clipping"),
     },
     # The training loop.
@@ -233,30 +157,15 @@ FIELDS: dict[str, Any] = {
             "a pair (init, update) as in experiments/engine/watch.py",
         ),
         "batch_size": (64, "examples of a step, over all devices and microbatches"),
-        "growth": (
-            [],
-            "changes of the batch size: [[500, 128], [800, 256]] means 128 examples after 500 steps, 256 after 800",
-        ),
-        "accumulation": (
-            1,
-            "microbatches of a batch, computed one after the other; the gradient equals the whole batch's",
-        ),
+        "growth": ([], "changes of the batch size: [[500, 128], [800, 256]]: 128 after 500 steps, 256 after 800"),
+        "accumulation": (1, "microbatches of a batch, one after the other; the gradient is the whole batch's"),
         "nan": ("abort", "after a loss or gradient that is not finite: abort (the run), or skip (the step)"),
-        "deterministic": (
-            False,
-            "on a GPU, train and evaluate with operations that give the same bits in every run, which can be slower",
-        ),
+        "deterministic": (False, "on a GPU, use operations that give the same bits in every run; can be slower"),
         "log_every": (10, "steps between lines of metrics.jsonl"),
         "evaluate_every": (0, "steps between evaluations on all held-out data; 0: only at the end"),
         "save_every": (0, "steps between checkpoints; 0: only at the end"),
-        "keep_best": (
-            "",
-            "metric by which the best checkpoint is also kept, such as eval/loss or eval/accuracy; '': only the newest",
-        ),
-        "patience": (
-            0,
-            "end after this number of evaluations without a better train.keep_best (early stopping); 0: never",
-        ),
+        "keep_best": ("", "metric by which the best checkpoint is also kept, such as eval/loss; '': only the newest"),
+        "patience": (0, "end after this number of evaluations without a better train.keep_best; 0: never"),
     },
 }
 
@@ -268,10 +177,9 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
     locked: it refuses new keys and values of another type. Raises UserError if `of` does not fit the experiment, or if
     config() has a section of FIELDS.
     """
-    if of == "ablation":
-        raise errors.UserError("study.experiment = ablation: runs of a study cannot be studies. Choose language, ...")
-    if of and experiment != "ablation":
-        raise errors.UserError(f"experiment = {experiment} has no study.experiment. Remove it, or choose ablation")
+    nested = "study.experiment = ablation: runs of a study cannot be studies. Choose language, ..."
+    alone = f"experiment = {experiment} has no study.experiment. Remove it, or choose ablation"
+    errors.refuse((of == "ablation", nested), (of and experiment != "ablation", alone))
     if not of:
         config = configs.section(FIELDS)
     else:
@@ -290,9 +198,7 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
 
 def list_settings() -> Iterator[str]:
     """Yield a line for each setting with its default and comment: the settings of all runs, then of each experiment."""
-    for title, fields in {
-        "all runs": FIELDS,
-        **{name: by_name.load_experiment(name).config() for name in by_name.list_experiments()},
-    }.items():
+    experiments = {name: by_name.load_experiment(name).config() for name in by_name.list_experiments()}
+    for title, fields in {"all runs": FIELDS, **experiments}.items():
         yield f"\nSettings of {title}:"
         yield from configs.describe_fields(fields)

@@ -30,9 +30,8 @@ def arms(F):
 
 def get_config():
     config = base.get_config("ablation", of="language")
-    config.study.update(arms=arms(1536), seeds=[*range(10)])
+    config.study.update(arms=arms(1536), seeds=[*range(10)], tune_seeds=[1000])
     config.study.tune = [["optim.learning_rate", [5e-4, 1e-3, 2e-3]]]
-    config.study.tune_seeds = [1000]
     config.study.conditions = [("four_layers", {"model.M": 4}), ("eight_layers", {"model.M": 8})]
     config.log = ["tensorboard"]
     config.text.update(source="stdlib", N=256)

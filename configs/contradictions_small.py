@@ -17,9 +17,8 @@ def get_config():
     config.model.update(F=128, mlp="relu", score="asymmetric", value="low_rank")
     config.optim.learning_rate = 1e-2
     config.study.arms = [arm for arm in contradictions.arms(config.model.F) if arm[0] not in LEFT_OUT]
-    config.study.seeds = [*range(10)]
+    config.study.update(seeds=[*range(10)], tune_seeds=[1000])
     config.study.tune = [["optim.learning_rate", [5e-3, 1e-2, 2e-2, 4e-2]]]
-    config.study.tune_seeds = [1000]
     config.log = ["tensorboard"]
     config.model.output_std = 1.0  # as measured in docs/contradictions.md; shakespeare_speedrun.py has 0
     config.train.update(steps=300, log_every=50)

@@ -6,6 +6,9 @@ without residual connections 2.692, without positions 2.335, with learned ones 2
 docs/ladder.md has all rungs; docs/ladder.py draws them.
 """
 
+import itertools
+import operator
+
 import jax.numpy as jnp
 
 from configs import base
@@ -42,11 +45,7 @@ no_mlp = variant.Variant(lambda key, **sizes: {"gain": jnp.ones(())}, lambda par
 
 def arms():
     """Return the arms of the ladder: each has the changes of all rungs up to its own, in the place of earlier ones."""
-    changes, rungs = {}, []
-    for name, added in RUNGS.items():
-        changes = changes | added
-        rungs.append((name, changes))
-    return rungs
+    return list(zip(RUNGS, itertools.accumulate(RUNGS.values(), operator.or_), strict=True))
 
 
 def get_config():
@@ -54,7 +53,6 @@ def get_config():
     config.text.update(source="tinyshakespeare", tokenizer="characters", N=64)
     config.model.update(M=2, D=64, bias="none")
     config.study.update(arms=arms(), seeds=[0, 1, 2, 3, 4])
-    config.study.tune = [["optim.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]]]
-    config.study.tune_seeds = [1000]
+    config.study.update(tune=[["optim.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]]], tune_seeds=[1000])
     config.train.update(steps=600, batch_size=16, log_every=50)
     return config

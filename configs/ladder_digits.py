@@ -13,7 +13,6 @@ def get_config():
     config.model.update(M=2, D=64, bias="none")
     config.image.augment = ["shift:0.5"]
     config.study.update(arms=ladder.arms(), seeds=[0, 1, 2, 3, 4])
-    config.study.tune = [["optim.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]]]
-    config.study.tune_seeds = [1000]
+    config.study.update(tune=[["optim.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]]], tune_seeds=[1000])
     config.train.update(steps=600, log_every=50)
     return config

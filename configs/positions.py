@@ -28,9 +28,8 @@ def get_config():
         (f"D{D}_{steps}", {"model.D": D, "train.steps": steps, "optim.warmup_steps": steps // 10})
         for D, steps in ((32, 300), (64, 300), (128, 300), (64, 100), (64, 1200))
     ]
-    config.study.update(seeds=[*range(10)], metric="eval/cross_entropy")
+    config.study.update(seeds=[*range(10)], metric="eval/cross_entropy", tune_seeds=[1000])
     config.study.tune = [["optim.learning_rate", [2e-3, 4e-3, 8e-3, 16e-3]]]
-    config.study.tune_seeds = [1000]
     config.text.update(source="tinyshakespeare", tokenizer="characters")
     config.model.update(M=2, D=64, position="none", relative_position="rotary")
     config.train.update(batch_size=16, log_every=50, metrics=["cross_entropy"])

@@ -39,11 +39,7 @@ def config() -> dict[str, dict]:
             "seeds": ([0, 1, 2, 3, 4], "seeds of every arm; differences between arms are paired by seed"),
             "metric": ("eval/loss", "metric to compare: eval/loss, eval/accuracy, ...; a condition can change it"),
             "threshold": (0.0, "report the step at which the metric reaches this; 0: none; a condition can change it"),
-            "margin": (
-                0.0,
-                'the verdict is "equal" if the interval of a difference lies within plus or minus this; 0: never; a '
-                "condition can change it",
-            ),
+            "margin": (0.0, 'an interval within plus or minus this is "equal"; 0: none is; a condition can change it'),
             "tune": (
                 [],
                 "grid of settings of which each arm first chooses the best, on a tuning split of the training data: "
@@ -52,18 +48,13 @@ def config() -> dict[str, dict]:
             ),
             "tune_seeds": ([1000, 1001, 1002], "seeds of the tuning runs; none may be in study.seeds"),
             "keep_weights": (False, "keep the last checkpoint of every run in its folder, for the tools to open"),
-            "looks": (
-                1,
-                "planned number of verdicts, each over more seeds than the last; more verdicts widen the intervals",
-            ),
+            "looks": (1, "planned number of verdicts, each over more seeds; more verdicts widen the intervals"),
         }
     }
 
 
-SEVERAL_PROCESSES = (
-    "the processes of a study do not join. Start it on each machine with the same --workdir, without --coordinator and "
-    "--distributed"
-)
+SEVERAL_PROCESSES = "the processes of a study do not join. Start it on each machine with the same --workdir, without "
+SEVERAL_PROCESSES += "--coordinator and --distributed"
 
 
 def run(

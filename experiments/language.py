@@ -16,7 +16,17 @@ from experiments.data import corpus as corpora, perplexity, windows
 from experiments.devices import mesh as meshes
 from experiments.engine import run as runs, train_step
 from experiments.folder import log
-from experiments.model import baselines, checks, flax_model, losses, model as models, sharding, splits, task as tasks
+from experiments.model import (
+    baselines,
+    checks,
+    flax_model,
+    losses,
+    model as models,
+    sharding,
+    splits,
+    task as tasks,
+    variants,
+)
 from tfm import head as heads, layout as layouts, variant
 from tfm.attention import mask as masks
 from tfm.decode import generate
@@ -168,7 +178,7 @@ def check_documents(settings: configs.Settings, mesh: Mesh) -> None:
             (m.flax, f"text.documents = True is not for model.flax = {m.flax}: your module chooses its mask"),
             (sequence > 1, f"text.documents = True needs mesh.sequence = 1, not {sequence}"),
             (
-                ":dynamic:" in m.relative_position,
+                variants.choose(m, "relative_position").is_dynamic,
                 f"text.documents = True excludes model.relative_position = {m.relative_position}, whose rotations "
                 "depend on the position in the window. Choose another one",
             ),

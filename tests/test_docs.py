@@ -70,7 +70,7 @@ def check_launch(arguments: list[str]) -> None:
         file = value if name == "config" and value else file
     if file in PAGE_FILES:
         return
-    settings = config_files.load(str(ROOT / file), base=base.get_config)
+    settings = config_files.load(str(ROOT / file))
     for key, value in changes:
         configs.assign(settings, key, value)
 
@@ -220,7 +220,7 @@ def test_imports_and_configs_of_pages_exist(tmp_path: pathlib.Path) -> None:
     for page, experiment in (("docs/configs.md", "vision"), ("docs/studies.md", "ablation")):
         file = tmp_path / f"{experiment}.py"
         file.write_text(blocks(PAGES[page], "python")[0], encoding="utf-8")
-        assert config_files.load(str(file), base=base.get_config).experiment == experiment
+        assert config_files.load(str(file)).experiment == experiment
 
 
 def test_the_page_of_the_mathematics_is_up_to_date() -> None:

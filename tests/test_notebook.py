@@ -11,7 +11,6 @@ import tomllib
 import pytest
 import tiny
 
-from configs import base
 from experiments.config import files as config_files, settings as configs
 from experiments.studies import study as studies
 
@@ -77,8 +76,8 @@ def test_the_notebook_writes_this_study_and_the_score_of_the_readme(tmp_path: pa
     for name, body in FILES.items():
         (tmp_path / name).write_text(body, encoding="utf-8")
     file = str(tmp_path / "my_study.py")
-    changed = config_files.load(file, base=base.get_config)
-    settings = configs.Settings(changed, config_files.defaults(changed, base.get_config), file=file)
+    changed = config_files.load(file)
+    settings = configs.Settings(changed, file=file)
     runs = studies.runs(settings, studies.read(settings))
     assert {(run.arm, run.seed) for run in runs} == {(arm, seed) for arm in ARMS for seed in range(5)}
     (readme,) = re.findall(r"# my_score.py\n(.*?)```", README, re.DOTALL)

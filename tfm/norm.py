@@ -35,6 +35,7 @@ class Norm(NamedTuple):
     `observe(x_BND, *, layout) -> {name: statistic}` measures a batch over all devices that share it; None if the norm
     has no running averages. Training normalises with these statistics, `apply(params | observe(x, layout=layout), x,
     ...)`, and updates the running averages in the parameters with them. Evaluation uses the running averages.
+    per_position: True if `init` also takes N, the number of positions, each of which has statistics of its own.
     takes_layout: as in variant.py. needs_all_tokens: True if the norm needs all tokens of a sequence at once, so that
     causal models cannot use it. takes_eps: False if `apply` ignores eps. measures: as in variant.py.
     """
@@ -46,6 +47,7 @@ class Norm(NamedTuple):
     needs_all_tokens: bool = False
     takes_eps: bool = True
     measures: variant.Weights = ()
+    per_position: bool = False
 
 
 def _init(*names: str) -> Callable[..., dict[str, jax.Array]]:
@@ -188,7 +190,8 @@ token_plain = _norm(_init(), apply)  # without gain and shift: E15
 rms = _norm(_init("gain_D"), _rms)
 batch = _norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
 _observe_positions = functools.partial(_observe, positions=True)
-batch_features = _norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions, needs_all_tokens=True)
+batch_features = _norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions)
+batch_features = batch_features._replace(needs_all_tokens=True, per_position=True)
 instance = _norm(_init("gain_D", "shift_D"), _instance, needs_all_tokens=True)
 layer_sequence = _norm(_init("gain_D", "shift_D"), _layer_sequence, needs_all_tokens=True)
 dyt = _norm(_dyt_init, _dyt, takes_eps=False)  # dynamic tanh

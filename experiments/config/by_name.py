@@ -98,7 +98,7 @@ FOREIGN_VALUES = {
 # Parts that we lack: similar names are other parts.
 LACKING = "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm float16 fp16 float64 inversesqrt".split()
 # A similar name with another of these beginnings is the opposite, or no part at all.
-SIGNS = re.compile(r"^(ass?ym|anti|un|none?$|no_|non_|pre|post)")
+SIGNS = re.compile(r"^(asym|anti|un|none?$|no_|non_|pre|post)")
 
 
 def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> list[str]:
@@ -128,22 +128,16 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
 
     A value of another setting is suggested with it: "model.relative_position=rotary". Opposites are not similar.
     """
-    allowed, values = list(allowed), translate_value(name)
+    allowed, values, plain = list(allowed), translate_value(name), _simplify(name)
     # Before difflib, for which "d" is as far from "D" as from "M".
-    same = [one for one in allowed if one.lower() == name.lower()] or [
-        one for one in allowed if _simplify(one) == _simplify(name)
-    ]
-    foreign = [value for _, _, value in (entry.partition("=") for entry in values) if value in allowed]
-    foreign = foreign or translate_foreign(name, allowed)[:1] or [entry for entry in values if entry[0] != "="]
-    close = difflib.get_close_matches(name, [one for one in allowed if _signs(one) == _signs(name)], n=1, cutoff=0.55)
-    similar = same[:1] or foreign or close * (_simplify(name) not in LACKING)
+    similar = [one for one in allowed if _simplify(one) == plain][:1]
+    similar = similar or [value for _, _, value in (entry.partition("=") for entry in values) if value in allowed]
+    similar = similar or translate_foreign(name, allowed)[:1] or [entry for entry in values if entry[0] != "="]
+    if not similar and plain not in LACKING:
+        alike = [one for one in allowed if SIGNS.findall(one) == SIGNS.findall(name.lower().replace("ass", "as"))]
+        similar = difflib.get_close_matches(name, alike, n=1, cutoff=0.55)
     names = '" or "'.join(similar)
     return f' (did you mean "{names}"?)' if names else ""
-
-
-def _signs(name: str) -> list[str]:
-    """Return the beginning of a name that turns its meaning, if it has one: pre, post, asym."""
-    return [sign.replace("ss", "s") for sign in SIGNS.findall(name.lower())]
 
 
 def split_sources(text: str) -> list[tuple[str, float]]:

@@ -99,12 +99,10 @@ def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
 
     Raises UserError if the file is missing or holds no JSON object.
     """
-    if not file.exists():
-        raise errors.UserError(f"{file} is missing. It records {says}")
+    errors.refuse((not file.exists(), f"{file} is missing. It records {says}"))
     with reading(file):
         content = json.loads(read_bytes(file))
-    if not isinstance(content, dict):
-        raise errors.UserError(f"{file} must hold a JSON object, {{...}}")
+    errors.refuse((not isinstance(content, dict), f"{file} must hold a JSON object, {{...}}"))
     return content
 
 
@@ -116,14 +114,13 @@ def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dic
     """
     with reading(path), open_regular(path) as content:
         with zipfile.ZipFile(content) as members:
-            n = sum(member.file_size for member in members.infolist())
-        check_memory(f"{path}, unpacked,", n)
+            check_memory(f"{path}, unpacked,", sum(member.file_size for member in members.infolist()))
         content.seek(0)
         with np.load(content, allow_pickle=False) as file:
             names = next((names for names in choices or [file.files] if set(names) <= set(file.files)), None)
-            if names is None:
-                needed = " or ".join("(" + ", ".join(names) + ")" for names in choices)
-                raise errors.UserError(f"{path} has the arrays {', '.join(file.files) or '()'}. It needs {needed}")
+            needed = " or ".join("(" + ", ".join(names) + ")" for names in choices)
+            complaint = f"{path} has the arrays {', '.join(file.files) or '()'}. It needs {needed}"
+            errors.refuse((names is None, complaint))
             return {name: np.asarray(file[name]) for name in names}
 
 
@@ -248,9 +245,8 @@ def check_memory(label: str, needed: float, available: float | None = None, reme
     label, remedy: the beginning and the end of the message.
     """
     available = host_memory() if available is None else available
-    if needed > available:
-        amounts = f"{size(needed)} of memory, but only {size(available)} are available"
-        raise errors.UserError(f"{label} needs {amounts}{remedy}")
+    amounts = f"{size(needed)} of memory, but only {size(available)} are available"
+    errors.refuse((needed > available, f"{label} needs {amounts}{remedy}"))
 
 
 def size(n: float) -> str:

@@ -1,23 +1,25 @@
 """Settings: read, assign and check the values of a config, and reject settings that nothing reads."""
 
-import contextlib
+import ast
 import copy
+import importlib
 import json
 import math
 import os
 import pathlib
-import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
 from experiments.config import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
+SEEDS = ("seed", "study.seeds", "study.tune_seeds")
 # Ranges of numbers: those of the sections model, optim and train are at least 0, these at least 1, or less than 1.
 FROM_ONE = ("model.M", "model.D", "model.H", "model.G", "model.K", "model.F", "train.steps", "train.batch_size")
 FROM_ONE += ("train.accumulation",)
@@ -27,43 +29,65 @@ TEXTS, SOURCE = ("source", "init_from", "init_fresh", "lora"), "text.source"
 TUNE = "study.tune"  # its value is a list of pairs [setting, values to try]
 EXPERIMENT_KEYS = ("experiment", "study.experiment")  # their values may name a file of the user's
 BASE_KEYS = ("model.D", "model.H")  # other settings are derived from them
-SEEDS = ("seed", "study.seeds")
-TYPES = (bool, int, float, str, list)  # allowed types of settings
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-PARSERS = {bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, list: json.loads}
+# The types of settings, and how the command line writes them.
+PARSERS = {str: str, bool: lambda text: BOOLEANS[text.lower()], int: int, float: float, list: json.loads}
 
 
-def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Return the config as nested dicts, with derived values (K = D // H). Raises UserError if model.H is 0."""
+def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any]:
+    """Return {"a": {"b": 1}} as {"a.b": 1}, with derived values (K = D // H), and lists in place of tuples.
+
+    Raises UserError if model.H is 0, or if a section or list contains itself.
+    """
+    settings: dict[str, Any] = {}
     try:
-        return config.to_dict()
+        values = values.to_dict() if isinstance(values, ml_collections.ConfigDict) else values
+        for name, value in values.items():
+            settings |= _leaves(name, value)
     except ZeroDivisionError as error:
         raise errors.UserError("model.H = 0 must be at least 1, because model.K is model.D // model.H") from error
-
-
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"a": {"b": 1}} as {"a.b": 1}. Raises UserError for a section or list that contains itself."""
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        try:
-            settings |= leaves({name: value})
-        except RecursionError as error:
-            raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
+    except RecursionError as error:
+        raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
     return settings
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of every setting, with keys such as "train.steps", and lists in place of tuples."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, _lists(value)
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of every setting in a value, with keys such as "train.steps"."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, _lists(value)
 
 
 def _lists(value: Any) -> Any:
     """Return the value with lists in place of tuples, as in JSON."""
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def get_base(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
+    """Return get_config(experiment, of) of configs/base.py: an experiment's settings with their defaults."""
+    for key, name in zip(EXPERIMENT_KEYS, (experiment, of), strict=True):
+        if not isinstance(name, ml_collections.ConfigDict):
+            check_type(key, name, str)
+    # Imported here, because `forget_user_modules` removes configs.base between two runs of a process.
+    return importlib.import_module("configs.base").get_config(experiment, of=of)
+
+
+def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
+    values = flat(config)
+    defaults = get_base(*(values.get(key, "") for key in EXPERIMENT_KEYS))
+    expected = flat(defaults)
+    for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
+        fault, of = "has the unknown" if key in values else "lacks the", ', of="language"' * ("study" in defaults)
+        raise errors.UserError(
+            f'the config {fault} key "{key}". A config of the experiment {config.experiment} must begin with '
+            f'base.get_config("{config.experiment}"{of})'
+        )
+    for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
+        check_type(key, value, type(expected[key]))
+    return defaults
 
 
 def check_known(key: str, settings: Mapping[str, Any]) -> str:
@@ -80,27 +104,40 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
     Raises UserError if the key is unknown, or if the value has another type.
     """
-    values, value = flat(values_of(config)), to_plain(value)
+    values, value = flat(config), to_plain(value)
     kind = type(values[check_known(key, values)])
     example = f", as '{_write_list(value)}'" if kind is list else ""
     try:
-        if isinstance(value, str) and kind in PARSERS:
+        if isinstance(value, str) or (kind is float and type(value) is int):
             value = PARSERS[kind](value)
-        if kind is float and type(value) is int:
-            value = float(value)
     except (ValueError, KeyError, OverflowError, RecursionError) as error:
         raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}{example}") from error
     check_type(key, value, kind)
     config.update_from_flattened_dict({key: value})
 
 
-def _write_list(text: Any) -> str:
+def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list[str]:
+    """Assign the values, by key, that the config does not have. Return their keys. Raises UserError as `assign`.
+
+    A value that the config derives from others (K = D // H) stays derived.
+    """
+    changed = []
+    for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
+        settings = flat(config)
+        current, value = settings[check_known(key, settings)], to_plain(values[key])
+        if type(value) is not type(current) or value != current:
+            assign(config, key, value)
+            changed.append(key)
+    return changed
+
+
+def _write_list(value: Any) -> str:
     """Return the list, in JSON, that a text without brackets and quotes means: 0.9,.95 is [0.9, 0.95]."""
-    items: list = [item.strip(" []()'\"") for item in shorten(str(text)).split(",")]
-    for i, item in enumerate(items):
-        with contextlib.suppress(ValueError):
-            items[i] = float(item) if re.search("[.e]", item) else int(item)
-    return json.dumps(items)
+    text = shorten(str(value)).strip(" []()")
+    try:
+        return json.dumps(ast.literal_eval(f"[{text}]"))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return json.dumps([item.strip(" '\"") for item in text.split(",")])
 
 
 def check_type(key: str, value: Any, kind: type) -> None:
@@ -116,12 +153,12 @@ def to_plain(value: Any) -> Any:
 
 
 def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for every text in a value that names code, such as "my_file:my_score".
+    """Yield (setting, text) for every text in a value that names code of the user's, which executes a module.
 
-    Importing the code executes a module. Texts of the settings in TEXTS never name code, and are not yielded.
+    This is "my_file:my_score", except in the settings TEXTS, or the user's experiment, "my_file".
     """
     if isinstance(value, Mapping):
-        for name, item in leaves(value):
+        for name, item in flat(value).items():
             yield from find_code(name, item)
     elif isinstance(value, list | tuple):
         is_grid = key == TUNE and len(value) == 2 and isinstance(value[0], str)  # a setting and its values
@@ -129,8 +166,9 @@ def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from find_code(value[0] if is_grid else key, item)
     elif isinstance(value, str) and key == SOURCE:
         yield from ((key, name) for name, _ in by_name.split_sources(value) if by_name.is_reader(name))
-    elif isinstance(value, str) and by_name.CODE.fullmatch(value) and key.rpartition(".")[2] not in TEXTS:
-        yield key, value
+    elif isinstance(value, str) and key.rpartition(".")[2] not in TEXTS:
+        if by_name.CODE.fullmatch(value) or (key in EXPERIMENT_KEYS and by_name.is_user_experiment(value)):
+            yield key, value
 
 
 def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -150,7 +188,7 @@ def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield 'train.steps = 1000  # updates of the parameters' for every field of a section."""
-    values = values_of(section(fields))
+    values = section(fields).to_dict()
     for name, field in fields.items():
         if isinstance(field, Mapping):
             yield from describe_fields(field, f"{prefix}{name}.")
@@ -166,48 +204,41 @@ def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
     with by_name.user_errors(label):
         added = {key: section(fields) for key, fields in module.config().items()}
-    for key, value in flat({key: values_of(fields) for key, fields in added.items()}).items():
-        if not isinstance(value, TYPES):
-            types = ", ".join(kind.__name__ for kind in TYPES)
+    for key, value in flat(ml_collections.ConfigDict(added)).items():
+        if type(value) not in PARSERS:
+            types = ", ".join(kind.__name__ for kind in PARSERS)
             raise errors.UserError(f"{label}: {key} = {format_value(value)} must have one of the types {types}")
     return added
-
-
-def check_seed(seed: int) -> None:
-    """Raise UserError unless 0 <= seed < 2**32."""
-    at_least(0, {"seed": seed}, LARGEST_SEED)
 
 
 def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
     """Raise UserError unless the value of each key is a finite number from `least` to `most`."""
     for key, value in values.items():
-        errors.refuse(
-            (value > most, f"{key} = {value:,} must be at most {most:,}"),
-            (not least <= value < math.inf, f"{key} = {value} must be at least {least}"),
-        )
+        _check_range(f"{key} = {format_value(value)}", value, least, most)
 
 
-def check_numbers(values: Mapping[str, Any]) -> None:
+def _check_range(label: str, number: float, least: float, most: float) -> None:
+    """Raise UserError, which begins with the label, unless the number is finite and from `least` to `most`."""
+    errors.refuse(
+        (number > most, f"{label} must be at most {most:,}"),
+        (number < least, f"{label} must be at least {least:,}"),
+        (not abs(number) < math.inf, f"{label} must be a finite number"),
+    )
+
+
+def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None:
     """Raise UserError if a number is infinite, NaN, too large for int32 (a seed: uint32) or float32, or out of range.
 
     FROM_ONE and BELOW_ONE have the ranges.
     """
-    for key, value in leaves(values):
-        numbers = [item for item in value if not isinstance(item, Mapping)] if isinstance(value, list) else [value]
-        for number in numbers:
-            if isinstance(number, list):
-                check_numbers({key: number})
-                continue
-            is_integer, largest = isinstance(number, int), LARGEST_SEED if key in SEEDS else LARGEST
-            infinite = isinstance(number, float) and not abs(number) <= LARGEST_FLOAT
-            least, is_number = int(key in FROM_ONE), isinstance(number, int | float)
-            small = is_number and number < least and key.startswith(("model.", "optim.", "train."))
-            errors.refuse(
-                (is_integer and abs(number) > largest, f"{key} = {format_value(number)} must be at most +-{largest:,}"),
-                (infinite, f"{key} = {format_value(number)} must be a finite number"),
-                (small, f"{key} = {format_value(value)} must be at least {least}"),
-                (is_number and key in BELOW_ONE and number >= 1, f"{key} = {format_value(value)} must be less than 1"),
-            )
+    for key, value in flat(values).items():
+        label, in_sections = f"{key} = {format_value(value)}", key.startswith(("model.", "optim.", "train."))
+        for number in jax.tree.leaves(value, is_leaf=lambda item: isinstance(item, Mapping)):
+            if isinstance(number, int | float):
+                most = LARGEST_FLOAT if isinstance(number, float) else LARGEST_SEED if key in SEEDS else LARGEST
+                least = int(key in FROM_ONE) if in_sections or key in SEEDS else -most
+                _check_range(label, number, least, most)
+                errors.refuse((key in BELOW_ONE and number >= 1, f"{label} must be less than 1"))
 
 
 def format_value(value: Any) -> str:
@@ -229,15 +260,19 @@ class Settings:
     def __init__(
         self,
         config: ml_collections.ConfigDict,
-        defaults: ml_collections.ConfigDict,
+        defaults: ml_collections.ConfigDict | None = None,
         *,
-        file: str | None = None,
+        file: str = "",
         explicit: Iterable[str] = (),
     ):
-        """defaults: a config with the same keys. file: the config file. explicit: keys set on the command line."""
-        self._config, self._base, self._file, self._explicit = config, defaults, file, frozenset(explicit)
-        self._values, self._defaults = values_of(config), flat(values_of(defaults))
-        check_numbers(self._values)
+        """defaults: a config with the same keys; None: those of the experiment, which may be code of the user's.
+
+        file: the config file. explicit: keys set on the command line.
+        """
+        self._config, self._file, self._explicit = config, file, frozenset(explicit)
+        check_numbers(config)
+        self._base = load_defaults(config) if defaults is None else defaults
+        self._defaults, self._values = flat(self._base), config.to_dict()
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:
@@ -258,18 +293,12 @@ class Settings:
         without: the name of a section to remove. explicit: further keys that count as set by the user. Call this for a
         whole config, not for a section.
         """
-        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
-        if without:
-            for values in (config, defaults):
-                with values.unlocked():
-                    del values[without]
-        for key, value in sorted(changes.items()):  # sorted: D and H come before F and K, which are derived from them
-            assign(config, key, value)
+        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
+        for part in (config, defaults) if without else ():
+            with part.unlocked():
+                del part[without]
+        update(config, changes)
         return Settings(config, defaults, file=self._file, explicit=self._explicit.union(explicit))
-
-    def is_explicit(self, key: str) -> bool:
-        """Return True if the command line, or an arm or condition of a study, sets this key."""
-        return key in self._explicit
 
     def list_chosen(self) -> set[str]:
         """Return the keys whose values the user chose.
@@ -278,12 +307,7 @@ class Settings:
         keys with another value than the default, or than the one derived from other settings (F from D). Call this for
         a whole config, not for a section.
         """
-        expected, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._explicit)
-        for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
-            if values[key] != flat(values_of(expected))[key]:
-                assign(expected, key, values[key])
-                chosen.add(key)
-        return chosen
+        return {*self._explicit, *update(copy.deepcopy(self._base), flat(self._values))}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as nested dicts."""
@@ -299,11 +323,9 @@ class Settings:
         These are the config, the modules that settings name ("my_file:my_score"), and other imported modules from the
         folders of these.
         """
-        values = flat(self._values)
-        modules = [text.partition(":")[0] for setting in values.items() for _, text in find_code(*setting)]
-        modules += [values[key] for key in EXPERIMENT_KEYS if by_name.is_user_experiment(values.get(key, ""))]
+        modules = [text.partition(":")[0] for _, text in find_code("", self._values)]
         imported = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
-        files = {self._file or "": pathlib.Path(self._file or "").name}
+        files = {self._file: pathlib.Path(self._file).name}
         files |= {imported[name]: f"{name}.py" for name in modules if name in imported}
         folders = {str(pathlib.Path(file).absolute().parent) for file in files if file}
         for name, file in imported.items():
@@ -313,10 +335,9 @@ class Settings:
 
     def refuse_unused(self) -> None:
         """Raise UserError if the user chose a value of a setting other than its default, but nothing has read it."""
-        values = flat(self._values)
-        unused = [key for key in values if key not in self._read and values[key] != self._defaults.get(key)]
-        if unused := [key for key in unused if key in self.list_chosen()]:
-            defaults = " ".join(f"--config.{key}={format_value(self._defaults.get(key))}" for key in unused)
+        values, chosen = flat(self._values), self.list_chosen() - self._read
+        if unused := [key for key in values if key in chosen and values[key] != self._defaults[key]]:
+            defaults = " ".join(f"--config.{key}={format_value(self._defaults[key])}" for key in unused)
             rule = f"Remove these settings, or set the defaults: {defaults}"
             raise errors.UserError(f"this experiment does not use {', '.join(unused)}. {rule}")
 
@@ -324,5 +345,5 @@ class Settings:
 def warmup_steps(settings: Settings) -> int:
     """Return optim.warmup_steps; a tenth of train.steps if it is the default and not below train.steps."""
     key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
-    is_default = warmup == settings.defaults()[key] and not settings.is_explicit(key)
+    is_default = warmup == settings.defaults()[key] and key not in settings._explicit
     return max(steps, 0) // 10 if is_default and steps <= warmup else warmup

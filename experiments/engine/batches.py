@@ -32,12 +32,10 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
     than the training data.
     """
     sizes = parse_growth(batch, growth)
-    if 0 < n < max(sizes.sizes):
-        key = "train.batch_size" if n < batch else GROWTH
-        raise errors.UserError(
-            f"{key} = {max(sizes.sizes)} exceeds the {n} examples of the training data. Choose at most {n}"
-        )
-    _check(fetch, np.random.default_rng(0), n=n, batch=batch, n_buffered=max(sizes.sizes) * (BUFFER + 2))
+    largest, key = max(sizes.sizes), "train.batch_size" if n < batch else GROWTH
+    too_many = f"{key} = {largest} exceeds the {n} examples of the training data. Choose at most {n}"
+    errors.refuse((0 < n < largest, too_many))
+    _check(fetch, np.random.default_rng(0), n=n, batch=batch, n_buffered=largest * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
     index_dtype = np.int32 if n <= 2**31 else np.int64
 
@@ -60,12 +58,11 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
 
     def fetch_padded(step: int) -> Batch:
         index_B = step * batch + np.arange(batch)
-        arrays, real_B = fetch(np.minimum(index_B, n - 1), None), index_B < n
-        for name, array in arrays.items():
-            if name.startswith("weight_"):  # a copy: `fetch` may return its own array
-                real = real_B.reshape(-1, *[1] * (array.ndim - 1))
-                arrays = arrays | {name: np.where(real, array, np.zeros((), array.dtype))}
-        return arrays
+        arrays, padding_B = fetch(np.minimum(index_B, n - 1), None), index_B >= n
+        weights = {name: array.copy() for name, array in arrays.items() if name.startswith("weight_")}
+        for array in weights.values():
+            array[padding_B] = 0
+        return arrays | weights
 
     return grain.MapDataset.range(-(-n // batch)).map(fetch_padded)
 
@@ -81,8 +78,7 @@ def _check(fetch: Fetch, rng: np.random.Generator | None, *, n: int, batch: int,
     n_buffered: the number of examples in the buffer, each as large as the first example.
     """
     for name, number in (("the batch size", batch), ("the number of examples", n)):
-        if number < 1:
-            raise errors.UserError(f"{name} is {number}. It must be at least 1")
+        errors.refuse((number < 1, f"{name} is {number}. It must be at least 1"))
     size = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
     disk.check_memory(f"the buffer of batches, {n_buffered} examples of {size} bytes,", n_buffered * size)
 

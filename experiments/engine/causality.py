@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.config import by_name, errors, settings as configs
+from experiments.config import errors, settings as configs
 from experiments.engine import freeze, train_step
 from tfm import shapes
 
@@ -61,12 +61,9 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
 
 def list_code(settings: configs.Settings) -> Iterator[str]:
     """Yield "setting = value" for each part of the model, its loss or its experiment that is the user's code."""
-    values = settings.to_dict()
-    for key, text in configs.find_code("", values):
-        if key.startswith(("model.", "train.loss")):
+    for key, text in configs.find_code("", settings.to_dict()):
+        if key.startswith(("experiment", "model.", "train.loss")):
             yield f"{key} = {text}"
-    if by_name.is_user_experiment(values["experiment"]):
-        yield f"experiment = {values['experiment']}"
 
 
 def choose_tokens(batch: dict, name: str, shift: int) -> tuple[dict, dict]:

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import pathlib
+from collections.abc import Callable
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -16,33 +18,30 @@ from tfm import shapes
 LISTED = 8  # examples that a message lists
 
 
-def abort(
-    plan: run_plan.Plan,
-    folder: pathlib.Path,
-    saves: checkpoint.Checkpoints,
-    n: int,
-    state: train_step.State,
-    batch: dict,
-    metrics: dict,
-) -> None:
-    """Save the state before step n, and raise RunError with the non-finite numbers and a command to repeat the step.
+def abort(plan: run_plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints) -> Callable[..., NoReturn]:
+    """Return the function to call if step n failed: (n, the state before it, its batch, its metrics).
 
-    A batch is a function of (seed, step), so a run that resumes from this state takes the same step.
+    It saves the state, and raises RunError with the non-finite numbers and a command to repeat the step. A batch is a
+    function of (seed, step), so a run that resumes from this state takes the same step.
     """
-    check(n - 1, state)
-    place = "the beginning"
-    if n > 1:
-        try:
-            saves.save(n - 1, state)
-            saves.wait()
-            place = f"the checkpoint of step {n - 1:,}"
-        except errors.RunError as error:  # report both errors
-            place = f"the last checkpoint ({error})"
-    command = f"python launch.py --config={folder / 'config.json'} --workdir={folder}"
-    raise errors.RunError(
-        f"{describe(plan, n, state, batch, metrics)}. To find the operation, repeat the step: JAX_DEBUG_NANS=1"
-        f" {command}. To skip such steps, resume with train.nan = skip from {place}"
-    )
+
+    def on_failure(n: int, state: train_step.State, batch: dict, metrics: dict) -> NoReturn:
+        check(n - 1, state)
+        place = "the beginning"
+        if n > 1:
+            try:
+                saves.save(n - 1, state)
+                saves.wait()
+                place = f"the checkpoint of step {n - 1:,}"
+            except errors.RunError as error:  # report both errors
+                place = f"the last checkpoint ({error})"
+        command = f"python launch.py --config={folder / 'config.json'} --workdir={folder}"
+        raise errors.RunError(
+            f"{describe(plan, n, state, batch, metrics)}. To find the operation, repeat the step: JAX_DEBUG_NANS=1"
+            f" {command}. To skip such steps, resume with train.nan = skip from {place}"
+        )
+
+    return on_failure
 
 
 def describe(plan: run_plan.Plan, n: int, state: train_step.State, batch: dict, metrics: dict) -> str:

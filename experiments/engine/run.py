@@ -6,7 +6,6 @@ import functools
 import json
 import pathlib
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +19,7 @@ from experiments.engine import batches, loop, nonfinite, run_plan, signals, summ
 from experiments.folder import checkpoint, log, records, workdir as workdirs
 
 TOKENIZER = "tokenizer.json"  # a run cannot resume with another tokenizer
-DATA = "data.json"  # metadata that a use of the model needs, such as the names of its classes
-SHARED_SECONDS = 60  # timeout for all processes to see a new file: NFS caches its absence for 30 s
+DATA = records.DATA
 # (work, params, folder, rows of metrics.jsonl) -> dicts of further metrics, then paths of figures (drawing may fail)
 Figures = Callable[[Any, Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
@@ -43,7 +41,7 @@ class Work(NamedTuple):
     @property
     def data(self) -> dict[str, Any]:
         """The identity of the data: their digest, and the names of their classes in order."""
-        return {"sha256": self.data_sha256, "classes": json.loads(self.files.get(DATA, b"{}")).get("classes")}
+        return {"sha256": self.data_sha256, "classes": json.loads(self.files.get(records.DATA, b"{}")).get("classes")}
 
 
 class Result(NamedTuple):
@@ -67,16 +65,15 @@ def make_mesh(
 
     device: see compilation.start. seeds: in a study, devices along the axis of runs. chips: devices; None: JAX's.
     """
-    configs.check_seed(settings.seed)
     if chips is None:
         compilation.start(device)
     m = settings.mesh
     devices = meshes.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds, devices=chips)
     print(meshes.describe(devices, chips), flush=True)
-    sections, backend = settings.to_dict(), meshes.backend(devices)
-    if sections.get("model", {}).get("compute_dtype") == "bfloat16" and backend == "cpu":
+    values, backend = configs.flat(settings.to_dict()), meshes.backend(devices)
+    if values.get("model.compute_dtype") == "bfloat16" and backend == "cpu":
         print("  model.compute_dtype = bfloat16 is slower than float32 on a CPU: it is for GPUs and TPUs", flush=True)
-    if sections.get("train", {}).get("deterministic") and backend != "gpu":
+    if values.get("train.deterministic") and backend != "gpu":
         print(f"  train.deterministic = true changes nothing on a {backend.upper()}: it is for GPUs", flush=True)
     return devices
 
@@ -88,11 +85,13 @@ def run(
     began = time.perf_counter()
     plan, state = run_plan.prepare(settings, work.task, devices)
     plan = dataclasses.replace(plan, resume=resume)
-    writes, resumed = distributed.is_main(), has_checkpoint(folder)
+    writes = distributed.is_main()
     with workdirs.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if open_run(settings, folder, devices, work.data, resume=resume):
-            print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
-            params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
+        resumed = workdirs.has_checkpoint(folder)
+        hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
+        if workdirs.open_run(folder, settings.to_dict(), hardware, data=work.data, resume=resume):
+            print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / records.SUMMARY}")
+            params = checkpoint.parameters(folder / records.CHECKPOINTS, plan.steps) if resumed else None
             summary = records.read_summary(folder)
         else:
             sources = keep_files(settings, folder, work, resumed) if writes else {}
@@ -100,13 +99,13 @@ def run(
             with open_training(plan, folder, flops=flops, params=work.params) as (training, start, state):
                 data = batches.iterate(plan.task.train, start=start)
                 state = loop.train(training, step, state, data, start=start)
-                plan = dataclasses.replace(plan, steps=training.last_step)  # fewer with train.patience
-            numbers = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
+            plan = dataclasses.replace(plan, steps=training.saver.step)  # fewer with train.patience
+            summary = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
             params = distributed.fetch(state.params)
-            summary, metadata = numbers, {"experiment": settings.experiment, "data_sha256": work.data_sha256}
             if writes:
+                first = {"experiment": settings.experiment, "data_sha256": work.data_sha256}
                 figures = functools.partial(work.figures, work)
-                summary = summaries.write_result(plan, metadata, figures, params, folder, numbers, began)
+                summary = summaries.write_result(plan, figures, params, folder, first | summary, began)
         summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
@@ -126,38 +125,30 @@ def open_training(
     requests = signals.current()
     requests.raise_if_requested()
     with contextlib.ExitStack() as stack:
-        saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
+        saves = checkpoint.Checkpoints(folder / records.CHECKPOINTS, keep=plan.keep, best=plan.keep_best)
         stack.enter_context(contextlib.closing(saves))
         stack.enter_context(train_step.device_errors())
         start, state = start_state(plan, saves, folder, params)
         line = make_progress(plan, start, flops)
         stack.enter_context(contextlib.closing(line))
-        training = loop.Training(
-            plan,
-            folder,
-            [folder],
-            saves,
-            start=start,
-            line=line,
-            requests=requests,
-            evaluate=train_step.evaluator(plan.task, plan.mesh),
-            on_failure=functools.partial(nonfinite.abort, plan, folder, saves),
-            check=nonfinite.check,
-            scores=lambda means: {name: float(value) for name, value in means.items()},
-        )
-        stack.enter_context(contextlib.closing(training))
+        logs, clock = loop.Logs(plan, [folder], line, start=start), loop.Clock(plan, requests)
+        stack.enter_context(contextlib.closing(logs))
+        saver = loop.Saver(plan, folder, saves, clock, logs.evaluations, start=start, check=nonfinite.check)
+        measure, on_failure = train_step.evaluator(plan.task, plan.mesh), nonfinite.abort(plan, folder, saves)
+        training = loop.Training(plan, clock, saver, logs, measure, on_failure=on_failure)
         with requests.collect():
-            if start and training.is_due("evaluate", start):
-                training.catch_up(start, state)
+            if start and clock.is_due("evaluate", start):
+                loop.catch_up(training, start, state)
             yield training, start, state
-            training.stop_if_requested(now=True)  # a signal after the last step
+            saver.stop_if_requested(requests.agree())  # a signal after the last step
         requests.raise_if_requested()  # a signal after this check
 
 
-def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, float]:
+def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, Any]:
     """Return the metrics of the last evaluation, the throughput, and the number of skipped steps if any may be."""
+    numbers = {name: float(value) for name, value in training.logs.final.items()}
+    numbers["tokens_per_second"] = training.logs.line.tokens_per_second()
     skipped = int(jax.device_get(state.step - train_step.count_updates(state.opt_state)))
-    numbers = training.scores() | {"tokens_per_second": training.line.tokens_per_second()}
     return numbers | ({"skipped": skipped} if training.plan.may_skip or skipped else {})
 
 
@@ -175,11 +166,6 @@ def keep_files(settings: configs.Settings, folder: pathlib.Path, work: Work, res
     return sources
 
 
-def has_checkpoint(folder: pathlib.Path | None) -> bool:
-    """Return True if the folder of a run has a checkpoint to resume from."""
-    return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-
-
 @contextlib.contextmanager
 def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
     """Context manager: convert an error of the file system, such as a full disk, into a RunError."""
@@ -192,43 +178,11 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         raise errors.RunError(f"{place}. Fix it, then the same command resumes from the last checkpoint") from error
 
 
-def open_run(
-    settings: configs.Settings,
-    folder: pathlib.Path,
-    devices: Mesh,
-    data: Mapping[str, Any] | None = None,
-    *,
-    resume: int | None = None,
-) -> bool:
-    """Create or reopen the folder of a run. Return True if the run is finished. Every process must call this.
-
-    data: the identity of the data (Work.data). resume: the step of the checkpoint to resume from. Raises UserError as
-    `workdirs.open_run` does, and if processes have different configs, or no shared disk.
-    """
-    values = settings.to_dict()
-    if not distributed.is_same(zlib.crc32(disk.as_json(values)) >> 1):
-        raise errors.UserError(
-            "the processes have different configs. Start all with the same command, except for --process"
-        )
-    hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.call_in_main(lambda: workdirs.open_run(folder, values, hardware, data=data, resume=resume))
-    deadline = time.monotonic() + SHARED_SECONDS
-    while not distributed.is_main() and not (folder / "config.json").exists():
-        if time.monotonic() > deadline:
-            raise errors.UserError(
-                f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
-            )
-        time.sleep(0.5)
-    return bool(finished)
-
-
 def start_state(
     plan: run_plan.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: Mapping[str, np.ndarray]
 ) -> tuple[int, train_step.State]:
     """Load the checkpoint to resume from, or initialise step 0. Return the step and the state."""
-    like = train_step.abstract_state(
-        plan.task, plan.optimiser, mesh=plan.mesh
-    )  # abstract: memory never holds two states
+    like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # memory never holds two states
     if resumed := saves.resume(like, plan.resume):
         if distributed.is_main():
             print(f"resuming {folder} at step {resumed[0]:,}")
@@ -238,16 +192,9 @@ def start_state(
 
 def make_progress(plan: run_plan.Plan, start: int, flops: int) -> log.Progress:
     """Measure the speed of the devices' matrix products. Return the progress bar of a single run."""
-    peak, batch = compilation.measure_peak(devices=plan.mesh), plan.growth.sizes[0]
+    peak, per_example = compilation.measure_peak(devices=plan.mesh), plan.task.tokens_per_example
     if distributed.is_main():
         print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s, measured now with large float32 products")
-    return log.Progress(
-        start=start,
-        steps=plan.steps,
-        tokens_per_step=batch * plan.task.tokens_per_example,
-        flops_per_step=flops,
-        work=lambda n: plan.growth.before(n) / batch,
-        evaluation=run_plan.evaluation_work(plan.task, batch=batch),
-        evaluations=functools.partial(run_plan.count_due, every=plan.every["evaluate"], steps=plan.steps),
-        peak=peak,
-    )
+    flops_per_token = flops / (plan.growth.sizes[0] * per_example)
+    share = flops_per_token / peak if peak else 0.0
+    return log.Progress(lambda n: plan.growth.before(n) * per_example, start=start, steps=plan.steps, share=share)

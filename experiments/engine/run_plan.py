@@ -63,37 +63,30 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
     """Build the optimiser and the training step. Raises UserError if settings are invalid or exclude each other."""
     t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_training(settings, task, growth, devices)
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    meshes.check_layout(devices, task.layout, params, task.train[0])
-    before = [*task.frozen, *task.fixed]
-    freeze.check_frozen(settings.optim.frozen, params, before=before)
-    metrics = list_metrics(task)
-    task = task._replace(
-        frozen=[*before, *settings.optim.frozen, *task.fixed],
-        watch=watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics]),
-        deterministic=t.deterministic,
+    params, before, metrics = (
+        jax.eval_shape(task.init, jax.random.key(0)),
+        [*task.frozen, *task.fixed],
+        list_metrics(task),
     )
+    meshes.check_layout(devices, task.layout, params, task.train[0])
+    freeze.check_frozen(settings.optim.frozen, params, before=before)
+    watch = watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics])
+    frozen = [*before, *settings.optim.frozen, *task.fixed]
+    task = task._replace(frozen=frozen, watch=watch, deterministic=t.deterministic)
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *metrics]))
     if missing := [name for name in task.better if f"{EVAL}{name}" not in metrics]:
         raise errors.UserError(f"train.metrics: this experiment does not measure {missing[0]}; set train.metrics = []")
-    probes = log.SYMMETRY in settings.log
     rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check_updates(settings.optim.name, rule, params)
-    step = train_step.update(
-        task=task,
-        optimiser=rule,
-        rate=rate,
-        mesh=devices,
-        accumulation=t.accumulation,
-        nan=t.nan,
-        probe_due=functools.partial(is_due, every=t.log_every, steps=t.steps) if probes else None,
-    )
+    options = {"mesh": devices, "accumulation": t.accumulation, "nan": t.nan}
+    if log.SYMMETRY in settings.log:
+        options["probe_due"] = functools.partial(is_due, every=t.log_every, steps=t.steps)
     plan = Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
-        step=step,
+        step=train_step.update(task=task, optimiser=rule, rate=rate, **options),
         accumulation=t.accumulation,
         growth=growth,
         steps=t.steps,
@@ -114,7 +107,7 @@ def check_users_code(settings: configs.Settings, plan: Plan) -> None:
 
     So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
     """
-    code = ", ".join(f"{key} = {text}" for key, text in configs.find_code("", settings.to_dict()))
+    code = ", ".join(f"{key} = {text}" for key, text in configs.find_code("", settings.to_dict()) if ":" in text)
     if code:
         state = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
         batch, alive = meshes.abstract_batch(plan.mesh, plan.task.train[0]), train_step.abstract_alive(plan.mesh)
@@ -131,8 +124,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
-    m, last = settings.model, growth.firsts[-1]
-    batch_norm = t.accumulation > 1 and (train_step.has_batch_norm(task) if m.flax else m.norm.startswith("batch"))
+    last = growth.firsts[-1]
     no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
     mup = settings.model.mup
     errors.refuse(
@@ -142,7 +134,6 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
             t.patience and not t.evaluate_every,
             f"train.patience = {t.patience} counts evaluations: set train.evaluate_every, the steps between them",
         ),
-        (batch_norm, f"train.accumulation = {t.accumulation} must be 1, because the model has a batch norm"),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
         (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
     )
@@ -181,14 +172,3 @@ def forward_flops(plan: Plan, state: train_step.State, *, kernels: bool = False)
 def is_due(n: Any, *, every: int, steps: int) -> Any:
     """Return True if n is the last step or a multiple of `every` (0: only the last). n may be an array."""
     return (n == steps) | (n % every == 0) if every else n == steps
-
-
-def count_due(n: int, *, every: int, steps: int) -> int:
-    """Return for how many of the steps n, n + 1, ..., steps `is_due` is True."""
-    return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
-
-
-def evaluation_work(task: train_step.Task, *, batch: int) -> float:
-    """Return the cost of an evaluation, in training steps of `batch` examples (a forward pass is a third of a step)."""
-    examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
-    return examples / (3 * batch)

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.config import disk, errors
 from experiments.engine import freeze, run_plan, signals, train_step
-from experiments.folder import checkpoint, log, workdir as workdirs
+from experiments.folder import checkpoint, log, records, workdir as workdirs
 from tfm import shapes
 
 
@@ -56,44 +56,27 @@ def format_si(value: float, unit: str) -> str:
 
 
 def write_result(
-    plan: run_plan.Plan,
-    metadata: Mapping[str, Any],
-    figures: Callable | None,
-    params: Any,
-    folder: pathlib.Path,
-    final: dict,
-    began: float,
+    plan: run_plan.Plan, figures: Callable | None, params: Any, folder: pathlib.Path, final: dict, began: float
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    metadata: the experiment's name and the digest of its data. figures: run.Work.figures of the work.
-    final: the final metrics. began: the time of the run's start (time.perf_counter).
+    figures: run.Work.figures of the work. final: the experiment's name, the digest of its data, and the final metrics.
+    began: the time of the run's start (time.perf_counter).
     """
-    first = {
-        "experiment": metadata["experiment"],
-        "steps": plan.steps,
-        "params": shapes.total(params),
-        "params_sha256": checkpoint.digest(params),
-        **final,
-    }
-    last = {
-        **{f"baseline/{name}": value for name, (value, _) in plan.baseline.items()},
-        "guess": {name: guess for name, (_, guess) in plan.baseline.items()},
-        "wall_seconds": time.perf_counter() - began,
-        "data_sha256": metadata["data_sha256"],
-        **workdirs.provenance(plan.mesh),
-    }
-    if plan.task.better:
-        last["better"] = dict(plan.task.better)
+    first = {"steps": plan.steps, "params": shapes.total(params), "params_sha256": checkpoint.digest(params), **final}
+    last = {f"baseline/{name}": value for name, (value, _) in plan.baseline.items()}
+    last |= {"guess": {name: guess for name, (_, guess) in plan.baseline.items()}}
+    last |= {"better": dict(plan.task.better)} if plan.task.better else {}
+    last |= {"wall_seconds": time.perf_counter() - began, **workdirs.provenance(plan.mesh)}
     if metric := plan.keep_best.metric:
-        best = checkpoint.find_best(folder / "checkpoints", plan.keep_best)
+        best = checkpoint.find_best(folder / records.CHECKPOINTS, plan.keep_best)
         first["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
-    disk.write_json(folder / "summary.json", first | last)
+    disk.write_json(folder / records.SUMMARY, first | last)
     files, metrics = draw(figures, params, folder)
     last["guess"] |= metrics.pop("guess", {})
     summary = first | metrics | last
-    disk.write_json(folder / "summary.json", summary)
-    paths = [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]
+    disk.write_json(folder / records.SUMMARY, summary)
+    paths = [str(file) for file in [*files, folder / records.METRICS, folder / records.SUMMARY]]
     log.say(format_result(summary, paths), "\n")
     return summary
 
@@ -117,7 +100,7 @@ def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pat
     files, metrics = [], {}
     try:
         disk.tidy(disk.folder(folder, "figures"))
-        for item in figures(params, folder, log.read(folder)):
+        for item in figures(params, folder, records.read_metrics(folder)):
             if isinstance(item, dict):
                 metrics.update(item)
             else:

@@ -30,10 +30,10 @@ def predictions(
     """
     B = min(len(image_BYXZ), MOST_PREDICTIONS)
     columns, rows = min(B, 8), -(-B // 8)
-    drawing = figure.Figure(figsize=(max(1.35 * columns, 5.4), 1.65 * rows + 0.6), layout="constrained")
-    for panel in drawing.subplots(rows, columns, squeeze=False).flat:
+    drawing, grid = plots.canvas(max(1.35 * columns, 5.4), 1.65 * rows + 0.6, rows, columns)
+    for panel in grid.flat:
         panel.axis("off")
-    for b, (panel, image_YX3) in enumerate(zip(drawing.axes, colour(image_BYXZ[:B]), strict=False)):
+    for b, (panel, image_YX3) in enumerate(zip(grid.flat, colour(image_BYXZ[:B]), strict=False)):
         panel.imshow(image_YX3)
         text = f"{plots.name(classes[predicted_B[b]])}  {100 * probability_B[b]:.0f} %"
         if label_B[b] == predicted_B[b]:
@@ -72,8 +72,7 @@ def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) 
     width = max(1.15 * B + 0.5, 5.4)
     lines = textwrap.fill(title, int(11 * width))
     height = len(images) * 1.15 * Y / X + 0.25 + 0.2 * len(lines.splitlines())
-    drawing = figure.Figure(figsize=(width, height), layout="compressed")
-    panels = drawing.subplots(len(images), B, squeeze=False)
+    drawing, panels = plots.canvas(width, height, len(images), B, layout="compressed")
     for row, (name, image_BYX3) in zip(panels, images.items(), strict=True):
         row[0].set_ylabel(name, fontsize=9)
         for panel, image_YX3 in zip(row, image_BYX3, strict=True):

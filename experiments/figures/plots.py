@@ -29,6 +29,14 @@ SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 LITERAL = {"parse_math": False}  # for the user's texts: a $ does not begin a formula
 
 
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, layout: str = "constrained"
+) -> tuple[figure.Figure, np.ndarray]:
+    """Return a figure of width x height inches and its axes, an array (rows, columns)."""
+    drawing = figure.Figure(figsize=(width, height), layout=layout)
+    return drawing, drawing.subplots(rows, columns, squeeze=False)
+
+
 def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
     """Write the figure as PNG, SVG or PDF, as the suffix says. The same figure gives the same bytes."""
     path = pathlib.Path(path)
@@ -92,8 +100,7 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
 
     The y axis is logarithmic if the values span a decade. The title counts values that are not finite.
     """
-    drawing = figure.Figure(figsize=(7, 4.2), layout="constrained")
-    axes = drawing.add_subplot()
+    drawing, [[axes]] = canvas(7, 4.2)
     (step_I, value_I), infinite_I = read_points(rows, "train/loss")
     (step_J, value_J), infinite_J = read_points(rows, "eval/loss")
     if len(step_I):
@@ -105,8 +112,7 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     if len(step_J):
         axes.plot(step_J, value_J, color=RED, lw=1.2, ls="--", marker="o", ms=4, label="evaluation")
     value = np.concatenate([value_I, value_J])
-    if len(value) and value.min() > 0 and value.max() > 10 * value.min():
-        logarithmic(axes, value)
+    logarithmic(axes, value)
     if infinite_I + infinite_J:
         title += f" ({infinite_I + infinite_J} values not finite)"
     axes.set_title(textwrap.fill(title, 60), **LITERAL)
@@ -126,7 +132,12 @@ def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
 
 
 def logarithmic(axes: Any, value: np.ndarray) -> None:
-    """Make the y axis logarithmic, with few ticks, labelled 0.5 instead of 5 x 10^-1. value: all values drawn."""
+    """Make the y axis logarithmic if the values drawn are positive and span a decade.
+
+    It has few ticks, which are labelled 0.5 instead of 5 x 10^-1.
+    """
+    if not (len(value) and value.max() > 10 * value.min() > 0):
+        return
     axes.set_yscale("log")
     short = value.max() < 1e4 * value.min()
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if short else (1,)))
@@ -143,8 +154,7 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
     C, total = len(count_CC), int(count_CC.sum())
     share_CC = count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
     side = min(max(0.46 * C, 2.4), 14)
-    drawing = figure.Figure(figsize=(side + 2.4, side + 1.6), layout="compressed")
-    axes = drawing.add_subplot()
+    drawing, [[axes]] = canvas(side + 2.4, side + 1.6, layout="compressed")
     image = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1)
     bar(drawing, image, [axes], "share of the true class")
     ticks = range(0, C, -(-C // 30))  # at most 30 names, which do not touch
@@ -252,9 +262,8 @@ def coordinates(
     """
     columns = min(4, len(change_by_stage))
     rows = -(-len(change_by_stage) // columns)
-    drawing = figure.Figure(figsize=(2.6 * columns, 2.4 * rows), layout="constrained")
-    grid = drawing.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (stage, change_DT) in zip(grid, change_by_stage.items(), strict=False):
+    drawing, grid = canvas(2.6 * columns, 2.4 * rows, rows, columns)
+    for axes, (stage, change_DT) in zip(grid.flat, change_by_stage.items(), strict=False):
         steps = change_DT.shape[1] - 1
         for n in range(1, steps + 1):
             shade = matplotlib.colormaps["viridis"](0.9 * (n - 1) / max(steps - 1, 1))
@@ -265,7 +274,7 @@ def coordinates(
         axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%.3g"))
         axes.set_title(stage, fontsize=10, **LITERAL)
         axes.grid(alpha=0.3)
-    for axes in grid[len(change_by_stage) :]:
+    for axes in grid.flat[len(change_by_stage) :]:
         axes.remove()
     drawing.suptitle(textwrap.fill(title, 90), fontsize=11, **LITERAL)
     drawing.supxlabel("width D" if letter == "D" else "layers M", fontsize=10)

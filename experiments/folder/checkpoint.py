@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from experiments.config import disk, errors
 from experiments.devices import distributed, mesh as meshes
-from experiments.folder import manifest
+from experiments.folder import manifest, records
 from tfm import shapes
 
 BETTER = {"loss": "less", "accuracy": "more", "explained": "more"}  # last part of a metric's name -> better values
@@ -81,9 +81,10 @@ class Checkpoints:
             return
         self._step, self.measured[step] = step, _finite(metrics or {})
         with self._writing(step):
+            path = self._path(manifest.WRITING)
             if distributed.is_main():
-                self._path(manifest.WRITING).mkdir()
-            self._orbax.save(self._path(manifest.WRITING) / manifest.STATE, args=ocp.args.PyTreeSave(_unwrap(state)))
+                path.mkdir()
+            self._orbax.save(path / manifest.STATE, args=ocp.args.PyTreeSave(_unwrap(state)))
         self._pending = self._thread.submit(self._finish)
 
     def _path(self, end: str = "") -> pathlib.Path:
@@ -162,22 +163,23 @@ class Checkpoints:
         if newest < 0:
             return None
         step = newest if step is None else step
-        distributed.call_in_main(lambda: self._verify(step))
+        distributed.call_in_main(lambda: _verify(self._folder, step, self.measured))
         state = _restore(self._folder / str(step), like)
         self._delete([n for n in self.measured if n > step])
         self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # a killed run may leave too many
         return step, state
 
-    def _verify(self, step: int) -> int:
-        """Return the step. Raises UserError if its checkpoint is damaged, with advice on how to continue without it."""
-        try:
-            manifest.verify(self._folder / str(step))
-        except errors.UserError as error:
-            earlier = max((n for n in self.measured if n < step), default=None)
-            advice = f"Resume with --resume={earlier}; in a study, delete {self._folder / str(step)}."
-            restart = f"There is no earlier checkpoint. Delete {self._folder} to start again from step 0."
-            raise errors.UserError(f"{error}. {restart if earlier is None else advice}") from error
-        return step
+
+def _verify(folder: pathlib.Path, step: int, steps: Collection[int]) -> int:
+    """Return the step. Raises UserError if its checkpoint is damaged, with advice: the earlier one of these steps."""
+    try:
+        manifest.verify(folder / str(step))
+    except errors.UserError as error:
+        advice = f"There is no earlier checkpoint. Delete {folder} to start again from step 0."
+        if earlier := [n for n in steps if n < step]:
+            advice = f"Resume with --resume={max(earlier)}; in a study, delete {folder / str(step)}."
+        raise errors.UserError(f"{error}. {advice}") from error
+    return step
 
 
 def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: Best) -> list[int]:
@@ -185,11 +187,9 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
 
     If several steps are equally good, the newest is the best. measured: step -> metrics.
     """
-    keep_steps = set(sorted(measured)[-keep:])
-    scores = {step: score(values, best) for step, values in measured.items()}
-    if max(scores.values(), default=-math.inf) > -math.inf:
-        keep_steps.add(max(scores, key=lambda step: (scores[step], step)))
-    return sorted(measured.keys() - keep_steps)
+    scores = sorted((score(values, best), step) for step, values in measured.items())
+    best_steps = {step for value, step in scores[-1:] if value > -math.inf}
+    return sorted(measured.keys() - best_steps - set(sorted(measured)[-keep:]))
 
 
 def score(values: Mapping[str, float], best: Best) -> float:
@@ -208,9 +208,26 @@ def newest(folder: pathlib.Path) -> int | None:
 
 def find_best(folder: pathlib.Path, best: Best) -> dict[str, Any] | None:
     """Return the step and the metrics of the best checkpoint by this metric; None if no checkpoint has the metric."""
-    rows = [{"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder)]
-    rows = [row for row in rows if score(row, best) > -math.inf]
-    return max(rows, key=lambda row: (score(row, best), row["step"]), default=None)
+    rows = ({"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder))
+    row = max(rows, key=lambda row: (score(row, best), row["step"]), default={})
+    return row if score(row, best) > -math.inf else None
+
+
+def choose_step(folder: pathlib.Path, best: Best, step: int | None, *, label: str = "") -> int:
+    """Return the step of the checkpoint to open in a run's folder: `step`, or the best by `best`, or the newest.
+
+    Raises UserError if there is no such checkpoint. label: the beginning of its message.
+    """
+    saves = folder / records.CHECKPOINTS
+    steps, wanted = manifest.steps(saves), "checkpoint" if step is None else f"checkpoint of step {step}"
+    if step is None and steps:
+        step = (find_best(saves, best) or {"step": max(steps)})["step"]
+        if step != max(steps):
+            newest = f"the newest is {saves / str(max(steps))}"
+            print(f"{folder}: opening step {step:,}, the best by {best.metric}; {newest}", flush=True)
+    listed = ", ".join(map(str, sorted(steps))) or "none"
+    errors.refuse((step not in steps, f"{label}{folder} has no {wanted}; its steps are: {listed}"))
+    return step
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
@@ -228,20 +245,17 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 def _restore(checkpoint: pathlib.Path, like: Any) -> Any:
     """Return the state of a verified checkpoint, sharded as `like`. Raises UserError if its arrays differ."""
 
-    def abstract(x: Any) -> jax.ShapeDtypeStruct:
-        array = jax.eval_shape(_unwrap, x)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=x.sharding)
-
-    needed = jax.tree.map(abstract, like)
+    arrays = jax.eval_shape(_unwrap, like)
+    needed = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y.sharding), arrays, like)
     with disk.reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         saved = _describe_leaves(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)
         expected = _describe_leaves(needed)
-        for name in sorted(saved.keys() | expected.keys()):
-            if saved.get(name) != expected.get(name):
-                raise errors.UserError(
-                    f"the checkpoint {checkpoint} has another model or optimiser than this config: {name} is "
-                    f"{saved.get(name, 'missing')} in the checkpoint, and {expected.get(name, 'missing')} in the config"
-                )
+        if differ := sorted(name for name, _ in saved.items() ^ expected.items()):
+            has, needs = (leaves.get(differ[0], "missing") for leaves in (saved, expected))
+            raise errors.UserError(
+                f"the checkpoint {checkpoint} has another model or optimiser than this config: {differ[0]} is {has} in "
+                f"the checkpoint, and {needs} in the config"
+            )
         state = reader.restore(checkpoint / manifest.STATE, args=ocp.args.StandardRestore(needed))
     return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, state)
 

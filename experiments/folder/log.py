@@ -1,15 +1,14 @@
 """Logging: metrics.jsonl, the TensorBoard and W&B writers, and the progress bar."""
 
-import collections
 import contextlib
 import importlib.util
+import io
 import json
 import math
 import os
 import pathlib
 import secrets
 import socket
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +25,7 @@ CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
 ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in CONTROL}
 FLUSH_SECONDS = 30.0  # events reach the disk after at most this time
-MIN_STEPS, MIN_SECONDS = 9, 10.0  # more than either, and the time left is predicted: the first steps may be slow
-RECENT = 100  # the speed is the median over this many last steps
+LEFT = ": {remaining} left"  # in a bar_format of tqdm
 
 
 def say(text: str, end: str = "") -> None:
@@ -35,16 +33,6 @@ def say(text: str, end: str = "") -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = text.replace("\r\n", "\n").translate(ESCAPED)
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
-
-
-def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, without the last if a crash has cut it off; [] if the file is missing."""
-    return [*records.read_rows(folder / "metrics.jsonl", {"!step": records.COUNT, "*": records.NUMBER})]
-
-
-def finite(value: float) -> float | None:
-    """Return the number as a float, or None for infinity and NaN, which JSON does not have."""
-    return float(value) if math.isfinite(value) else None
 
 
 class Log:
@@ -58,7 +46,7 @@ class Log:
         self._writes = distributed.is_main()
         if not self._writes:
             return
-        rows = [json.dumps(row) + "\n" for row in read(folder) if row["step"] <= start]
+        rows = [json.dumps(row) + "\n" for row in records.read_metrics(folder) if row["step"] <= start]
         disk.write(folder / "metrics.jsonl", "".join(rows).encode())
         with contextlib.ExitStack() as stack:
             self._file = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
@@ -71,7 +59,7 @@ class Log:
         """Write one line {"step": ..., name: value, ...}, with null for NaN; the writers get the finite values."""
         if not self._writes:
             return
-        row = {name: finite(value) for name, value in values.items()}
+        row = disk.finite({name: float(value) for name, value in values.items()})
         self._file.write(json.dumps({"step": step} | row) + "\n")
         self._file.flush()
         for writer in self._writers:
@@ -114,39 +102,27 @@ class Events:
 
 
 class Wandb:
-    """A writer to Weights & Biases, to the project $WANDB_PROJECT or "tfm". A resumed run continues its W&B run.
-
-    WANDB_MODE=offline keeps all data in the run's folder, for `wandb sync`. No data on machine or code are sent.
-    """
+    """A writer to Weights & Biases, which copies only events of TensorBoard's own writers (sync_tensorboard=True)."""
 
     def __init__(self, folder: pathlib.Path, start: int):
         import wandb
 
-        options = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
-        options |= {"x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False}
-        earlier = sorted(disk.folder(folder, "wandb").glob("*run-*-*"))  # offline-run-<time>-<id>
+        earlier = sorted(disk.folder(folder, "wandb").glob("*run-*"))  # offline-run-<time>-<id>: a resume continues it
+        private = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta")  # send only metrics and settings
+        options = wandb.Settings(console="off", silent=True, x_save_requirements=False, **dict.fromkeys(private, True))
+        run = {"id": earlier[0].name.rpartition("-")[2] if earlier else None, "resume": "allow", "reinit": "create_new"}
+        run |= {"project": os.environ.get("WANDB_PROJECT", "tfm"), "name": "/".join(folder.absolute().parts[-2:])}
         try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "tfm"),
-                dir=folder,
-                name="/".join(folder.absolute().parts[-2:]),
-                id=earlier[0].name.partition("run-")[2].split("-")[1] if earlier else None,
-                resume="allow",
-                reinit="create_new",
-                config=records.read_config(folder)["config"],
-                settings=wandb.Settings(**options),
-            )
+            config = records.read_config(folder)["config"]
+            self._run = wandb.init(dir=folder, config=config, settings=options, **run)
         except wandb.Error as error:
-            raise errors.UserError(
-                f"log has wandb: {errors.line(error)}. Set WANDB_MODE=offline to log without a server"
-            ) from error
+            remedy = "Set WANDB_MODE=offline to log without a server"
+            raise errors.UserError(f"log has wandb: {errors.line(error)}. {remedy}") from error
         self._run.define_metric("*", step_metric="step")  # wandb's own step cannot go back to that of a checkpoint
+        self.close = self._run.finish
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self._run.log({"step": step} | values)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 SYMMETRY = "symmetry"
@@ -162,28 +138,6 @@ def check(names: Sequence[str]) -> None:
         raise errors.UserError('log has wandb, which is not installed. Install it: pip install -e ".[wandb]"')
 
 
-class Pace:
-    """The speed of the steps. When the second step ends, the first is discarded: it may compile, and fills caches."""
-
-    def __init__(self) -> None:
-        self.seconds, self.work, self.since = 0.0, 0.0, time.perf_counter()
-        self._steps, self._recent = 0, collections.deque(maxlen=RECENT)
-
-    def step(self, work: float) -> None:
-        """Count a step that ends now. work: its cost, in units that the caller chooses."""
-        ends, self._steps = time.perf_counter(), self._steps + 1
-        if self._steps == 2:
-            self.seconds, self.work = 0.0, 0.0
-        if self._steps > 1:
-            self._recent.append((ends - self.since) / work)
-        self.seconds, self.work, self.since = self.seconds + ends - self.since, self.work + work, ends
-
-    def left(self, work: float) -> float | None:
-        """Return the predicted seconds for this work; None if too few steps were measured."""
-        is_known = len(self._recent) >= MIN_STEPS or (self._recent and self.seconds > MIN_SECONDS)
-        return statistics.median(self._recent) * work if is_known else None
-
-
 def in_notebook() -> bool:
     """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
@@ -193,99 +147,77 @@ def in_notebook() -> bool:
 class Line:
     """A progress bar of tqdm on a terminal or in a notebook; elsewhere a plain line every ten seconds.
 
-    The time left is computed here, because tqdm counts compilation, evaluations and saves as steps.
+    The time left is tqdm's: from the mean speed since the start, with evaluations and saves.
     """
 
     EVERY_SECONDS = 10.0
 
-    def __init__(self, prefix: str, *, total: float, done: float = 0, live: bool = True):
-        """prefix: the first part of tqdm's bar_format. total, done: in units of work. live: whether to show a bar."""
-        self._bar = tqdm.auto.tqdm(
-            total=total,
-            initial=done,
-            disable=not (live and (in_notebook() or sys.stderr.isatty())),
-            bar_format=prefix + "{postfix} |{bar}|",
-            dynamic_ncols=True,
-        )
-        self._pace, self._printed = Pace(), time.perf_counter()
+    def __init__(self, form: str, *, total: float, done: float = 0, live: bool = True):
+        """form: tqdm's bar_format, without the bar. total, done: in units of work. live: whether to show anything."""
+        self._is_bar, self._live = in_notebook() or sys.stderr.isatty(), live
+        options = {"file": io.StringIO(), "mininterval": math.inf}  # counts, and shows nothing
+        if self._is_bar:
+            form, options = form + " |{bar}|", {"dynamic_ncols": True}
+        options |= {"smoothing": 0, "miniters": 1, "disable": not live}
+        self._bar = tqdm.auto.tqdm(total=total, initial=done, bar_format=form, **options)
+        self._printed, self._paused = time.perf_counter(), 0.0
 
-    def _show(self, text: str, *, done: float, plain: str) -> None:
-        """Advance the bar by `done`, and show the text after it. plain: the line without a bar; "" prints nothing."""
+    def _show(self, title: str, text: str, *, done: float, prints: bool) -> None:
+        """Advance by `done`, and show title and text. prints: whether this may be printed if there is no bar."""
+        self._bar.set_description_str(title, refresh=False)
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(done)
-        if plain and self._bar.disable and time.perf_counter() - self._printed > self.EVERY_SECONDS:
+        if prints and self._live and not self._is_bar and time.perf_counter() - self._printed > self.EVERY_SECONDS:
             self._printed = time.perf_counter()
-            print(plain, flush=True)
+            print(self._bar, flush=True)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Context manager: exclude the time of the block, an evaluation or a save, from the time of the steps."""
+        """Context manager: exclude the time of the block, an evaluation or a save, from the speed of the steps."""
         began = time.perf_counter()
         yield
-        self._pace.since += time.perf_counter() - began
+        self._paused += time.perf_counter() - began
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self._bar.disable:
-            print(line, flush=True)
-        else:
-            self._bar.write(line)
+        self._bar.write(line)
+        sys.stdout.flush()
 
     def close(self) -> None:
+        """Close the bar, which then shows no time left."""
+        if self._live:
+            self._bar.bar_format = self._bar.bar_format.replace(LEFT, "")
         self._bar.close()
-
-
-def clock(seconds: float | None) -> str:
-    """Return 61 as "01:01", and None as "?"."""
-    return "?" if seconds is None else tqdm.auto.tqdm.format_interval(round(seconds))
 
 
 class Progress(Line):
     """The progress of a single run."""
 
-    def __init__(
-        self,
-        *,
-        start: int,
-        steps: int,
-        tokens_per_step: int,
-        flops_per_step: int,
-        peak: float,
-        work: Callable[[int], float] = float,
-        evaluation: float = 0.0,
-        evaluations: Callable[[int], int] = lambda n: 0,
-    ):
-        """work(n): the cost of the first n steps, in units of the first step; more than n if batches have grown.
-
-        evaluation: the cost of one evaluation, in the same unit. evaluations(n): the number of evaluations from step n
-        on. peak: the FLOP/s of large matrix products; 0: unknown.
-        """
-        super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.is_main())
-        self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
-        self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
-        self._last_step, self._text = start, ""
+    def __init__(self, tokens: Callable[[int], int], *, start: int, steps: int, share: float = 0.0):
+        """tokens(n): the number of tokens in the first n steps. share: of the peak FLOP/s, at one token per second."""
+        form = "{desc}" + LEFT + "{postfix}"  # the time comes first, because a narrow terminal cuts off the end
+        super().__init__(form, total=tokens(steps), done=tokens(start), live=distributed.is_main())
+        self._tokens, self._steps, self._share, self._text = tokens, steps, share, ""
+        self._first = self._last = None  # (seconds, tokens) after the first and the last step of this session
 
     def advance(self, step: int, loss: float | None) -> None:
         """Count the step, and show the progress. loss: None if it was not fetched; the last one stays on the bar."""
-        self._pace.step(self._work(step) - self._work(self._last_step))
-        self._last_step = step
-        remaining = self._work(self._steps) - self._work(step)
-        seconds_left = self._pace.left(remaining + self._evaluation * self._evaluations(step))
+        done = self._tokens(step) - self._tokens(step - 1)
+        self._last = time.perf_counter() - self._paused, self._tokens(step)
+        if self._first is None:
+            self._first = self._last
+            if self._live:  # tqdm's speed leaves out the first step, too
+                self._bar.initial += done
+                self._bar.unpause()
         if loss is not None:
             speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
-            if seconds_left is not None:
-                self._text += f", {speed:,.0f} tokens/s"
-            if seconds_left is not None and self._peak:
-                share = self._flops * speed / self._tokens / self._peak
-                self._text += f", {100 * share:.0f} % of matrix-product speed"
-        # The time comes first, because a narrow terminal cuts off the end.
-        line = ", ".join(filter(None, [f"{clock(seconds_left)} left", self._text]))
-        self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
+            self._text += f", {speed:,.0f} tokens/s" * (speed > 0)
+            self._text += f", {100 * speed * self._share:.0f} % of matrix-product speed" * (speed * self._share > 0)
+        self._show(f"step {step:,}/{self._steps:,}", self._text, done=done, prints=loss is not None)
 
     def tokens_per_second(self) -> float:
-        """Return the throughput without compilation, evaluations, saves and the first step."""
-        return self._tokens * self._pace.work / self._pace.seconds if self._pace.seconds else 0.0
-
-    def close(self) -> None:
-        self._bar.set_postfix_str(self._text, refresh=False)
-        super().close()
+        """Return the throughput without compilation, evaluations, saves and the first step; 0 if it is unknown."""
+        if self._first == self._last:
+            return 0.0
+        (began, before), (now, tokens) = self._first, self._last
+        return (tokens - before) / (now - began)

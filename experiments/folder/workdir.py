@@ -11,14 +11,15 @@ import shlex
 import socket
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
-from experiments.devices import mesh as meshes
-from experiments.folder import checkpoint, manifest, records
+from experiments.devices import distributed, mesh as meshes
+from experiments.folder import checkpoint, records
 
 # Settings that a resume may change: devices, duration, logs, and the handling of failed steps.
 # A name that ends with a dot means all settings below it.
@@ -29,37 +30,31 @@ MAY_CHANGE = tuple(
 LOCK, OWNER = "lock", "process "  # the file, and the beginning of its content
 SOURCES, DIFF = "source", "checkout.diff"  # folder of copies of the user's code; in it, `git diff HEAD` of ours
 COMPUTES = ("jax", "jaxlib")  # packages whose version a resume compares with the previous one
+SHARED_SECONDS = 60  # timeout for all processes to see a new file: NFS caches its absence for 30 s
 PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock, and between two attempts
-
-
-def describe_commit() -> str:
-    """Return the git commit of this project, or '' outside a checkout.
-
-    If files are edited, the suffix is "-dirty." and 16 digits of the SHA-256 of `git diff HEAD`.
-    """
-    return read_commit()[0]
 
 
 @functools.cache
 def read_commit() -> tuple[str, bytes]:
-    """Return the text of `describe_commit`, and the output of `git diff HEAD`."""
+    """Return the git commit of this project, '' outside a checkout, and the output of `git diff HEAD`.
 
-    def git(*command: str) -> bytes:
-        options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
-        return subprocess.run(("git", "--no-optional-locks", *command), **options).stdout
-
+    If files are edited, the commit has the suffix "-dirty." and 16 digits of the SHA-256 of that output.
+    """
+    options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
+    diff = "diff HEAD --no-ext-diff --no-textconv --no-color"
     try:
-        head = git("rev-parse", "HEAD").decode().strip()
-        changes = git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
+        commands = (["git", "--no-optional-locks", *command.split()] for command in ("rev-parse HEAD", diff))
+        head, changes = (subprocess.run(command, **options).stdout for command in commands)
     except (OSError, subprocess.SubprocessError):
         return "", b""
-    return f"{head}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else head, changes
+    suffix = f"-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else ""
+    return head.decode().strip() + suffix, changes
 
 
 def provenance(mesh: Mesh) -> dict[str, Any]:
     """Return the devices and the software of a run, for its summary.json."""
     devices = {"devices": mesh.size, "device": meshes.describe(mesh), "backend": meshes.backend(mesh)}
-    return devices | {"versions": meshes.versions(), "commit": describe_commit()}
+    return devices | {"versions": meshes.versions(), "commit": read_commit()[0]}
 
 
 class InUse(errors.UserError):
@@ -127,14 +122,29 @@ def open_run(
     data: Mapping[str, Any] | None = None,
     resume: int | None = None,
 ) -> bool:
-    """Create or reopen the folder of a run. Return True if its run has taken all steps of the config.
+    """Create or reopen the folder of a run, which is locked. Return True if its run has taken all steps of the config.
 
-    devices: their number and kind; if not None, print what differs from the previous session. data: the identity of the
-    data (runs.Work.data). resume: the step of the checkpoint to resume from; summary.json is then deleted. Raises
-    UserError if the folder cannot be written or has other files, if settings outside MAY_CHANGE differ from its run's,
-    if its run has other classes or more steps, or if it has no checkpoint of the step `resume`.
+    Every process must call this. devices: their number and kind; if not None, print what differs from the previous
+    session. data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to resume from;
+    summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, if settings
+    outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no checkpoint of the
+    step `resume`, and if processes have different configs, or no shared disk.
     """
-    saves = folder / "checkpoints"
+    differ = "the processes have different configs. Start all with the same command, except for --process"
+    errors.refuse((not distributed.is_same(zlib.crc32(disk.as_json(config)) >> 1), differ))
+    finished = distributed.call_in_main(lambda: _open(folder, config, devices, data, resume))
+    deadline = time.monotonic() + SHARED_SECONDS
+    hidden = f"a process does not see the files of process 0 in {folder}. Set --workdir to a shared disk"
+    while not distributed.is_main() and not (folder / records.CONFIG).exists():
+        errors.refuse((time.monotonic() > deadline, hidden))
+        time.sleep(0.5)
+    return bool(finished)
+
+
+def _open(
+    folder: pathlib.Path, config: dict, devices: str | None, data: Mapping[str, Any] | None, resume: int | None
+) -> bool:
+    """Do the work of `open_run` in one process."""
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
@@ -143,13 +153,13 @@ def open_run(
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{suggest_newest(folder, '--workdir')}")
         if resume is not None:
-            _check_step(saves, resume)
-            (folder / "summary.json").unlink(missing_ok=True)  # the result changes
+            checkpoint.choose_step(folder, checkpoint.NONE, resume, label=f"--resume={resume}: ")
+            (folder / records.SUMMARY).unlink(missing_ok=True)  # the result changes
         finished = is_finished(folder, config["train"]["steps"])
-        content = {"config": config, "versions": meshes.versions(), "devices": devices, "commit": describe_commit()}
+        content = {"config": config, "versions": meshes.versions(), "devices": devices, "commit": read_commit()[0]}
         content["data"] = data or previous.get("data")
-        if finished or previous and checkpoint.newest(saves) is not None:
-            check_data(folder, previous.get("data"), content["data"])
+        if finished or previous and has_checkpoint(folder):
+            _check_data(folder, previous.get("data") or {}, content["data"] or {})
             for line in list_changes(previous, content) if devices and not finished else []:
                 print(line, flush=True)
         if not finished:
@@ -160,27 +170,17 @@ def open_run(
 def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise UserError if a resume changes settings outside MAY_CHANGE."""
     old, new = configs.flat(before), configs.flat(config)
-    changed = sorted(k for k in old | new if old.get(k) != new.get(k) and not may_change(k))
-    if changed:
+    if changed := sorted(k for k in old | new if old.get(k) != new.get(k) and not may_change(k)):
         values = ", ".join(f"{k} ({old.get(k)!r} -> {new.get(k)!r})" for k in changed)
         allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
-        reason = f"{folder} holds a run with another config"
         raise errors.UserError(
-            f"{reason}, and resuming cannot change {values}. Set the old values or choose another --workdir. Resuming "
-            f"can change {allowed}"
+            f"{folder} holds a run with another config, and resuming cannot change {values}. Set the old values or "
+            f"choose another --workdir. Resuming can change {allowed}"
         )
 
 
-def _check_step(saves: pathlib.Path, step: int) -> None:
-    """Raise UserError if the folder `saves` has no checkpoint of this step."""
-    if step not in (steps := manifest.steps(saves)):
-        available = ", ".join(map(str, sorted(steps))) or "none"
-        raise errors.UserError(f"--resume={step}: {saves} has no checkpoint of this step. It has: {available}")
-
-
-def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+def _check_data(folder: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Print a warning if the data of a resumed run have changed. Raises UserError if the classes have changed."""
-    old, new = before or {}, now or {}
     old_names, new_names = old.get("classes") or [], new.get("classes") or []
     if old_names and new_names and old_names != new_names:
         pairs = enumerate(zip(old_names, new_names, strict=False))
@@ -190,17 +190,24 @@ def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapp
             f"{folder} holds a run with other classes ({'; '.join([count, *differ[:3]])}). Resume with the same data as"
             " before, or choose another --workdir"
         )
-    digests = {old.get("sha256"), new.get("sha256")}
-    if len(digests) > 1 and None not in digests:
+    if None not in (digests := {old.get("sha256"), new.get("sha256")}) and len(digests) > 1:
         print(f"warning: the data differ from those that {folder} was trained on before", flush=True)
+
+
+def locate(path: str | os.PathLike) -> tuple[pathlib.Path, int | None]:
+    """Return the folder and the step that a path names: RUN, RUN/config.json or RUN/checkpoints/40."""
+    place = pathlib.Path(os.path.expanduser(path))
+    if place.parent.name == records.CHECKPOINTS and place.name.isdecimal():
+        return place.parents[1], int(place.name)
+    return place.parent if place.name == records.CONFIG else place, None
 
 
 def suggest_newest(folder: pathlib.Path, flag: str) -> str:
     """Return the end of a message about a folder that is no run: the newest run in it, or to choose another flag."""
-    runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-    if not runs:
-        return f". Choose another {flag}"
-    return f". The newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}"
+    newest = max(folder.glob(f"*/{records.CONFIG}"), key=lambda file: file.stat().st_mtime, default=None)
+    return (
+        f". The newest run in it is {flag}={shlex.quote(str(newest.parent))}" if newest else f". Choose another {flag}"
+    )
 
 
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
@@ -209,12 +216,15 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
         result = records.read_summary(folder).get("steps", 0)
     except errors.UserError as error:
         raise errors.UserError(f"{error}. Delete it, and the run writes it again") from error
-    newest = max(result, checkpoint.newest(folder / "checkpoints") or 0)
-    if newest > steps:
-        raise errors.UserError(
-            f"{folder} holds a run that has taken {newest:,} steps. train.steps = {steps:,} must be at least {newest:,}"
-        )
+    newest = max(result, checkpoint.newest(folder / records.CHECKPOINTS) or 0)
+    taken = f"{folder} holds a run that has taken {newest:,} steps"
+    errors.refuse((newest > steps, f"{taken}. train.steps = {steps:,} must be at least {newest:,}"))
     return result == steps
+
+
+def has_checkpoint(folder: pathlib.Path | None) -> bool:
+    """Return True if the folder of a run has a checkpoint to resume from."""
+    return folder is not None and checkpoint.newest(folder / records.CHECKPOINTS) is not None
 
 
 def may_change(key: str) -> bool:
@@ -228,13 +238,12 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
     Return the SHA-256 of each copy by its name. If a file has changed since the run began, the first copy stays, and
     the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
     """
-    contents = {name: disk.read_bytes(file) for file, name in files.items() if file.is_file()}
+    contents, digests = {name: disk.read_bytes(file) for file, name in files.items() if file.is_file()}, {}
     contents |= {DIFF: diff} if diff else {}
     if contents:
         disk.tidy(disk.folder(folder, SOURCES))
-    digests = {}
     for name, content in contents.items():
-        digest, copy = hashlib.sha256(content).hexdigest(), disk.folder(folder, SOURCES) / name
+        digest, copy = hashlib.sha256(content).hexdigest(), folder / SOURCES / name
         if copy.exists() and disk.read_bytes(copy) != content:
             first, copy = copy, copy.with_name(f"{copy.stem}.{digest[:8]}{copy.suffix}")
             print(f"{name} differs from {first}, the copy from the run's start. It is saved as {copy}", flush=True)
@@ -245,15 +254,13 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the lines to print if a run resumes with changes. before, now: the contents of its config.json."""
-    lines, old, new = [], configs.flat(before["config"]).get("train.steps", 0), now["config"]["train"]["steps"]
-    optim = now["config"]["optim"]
+    lines, optim = [], now["config"]["optim"]
+    old, new = configs.flat(before["config"]).get("train.steps", 0), now["config"]["train"]["steps"]
     # Both depend on train.steps: a schedule that decays, and a warm-up that is derived (optim.warmup_steps).
-    decays, is_derived = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]
-    if old != new and (decays or is_derived):
+    if old != new and (optim["schedule"] != "constant" or min(old, new) <= optim["warmup_steps"]):
         lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule changes too")
     pairs = [(f"with {name}", before.get("versions", {}).get(name), now["versions"][name]) for name in COMPUTES]
     pairs.append(("on", before.get("devices"), now["devices"]))
-    differ = [f"{name} {last}, now {value}" for name, last, value in pairs if last not in (None, value)]
-    if differ:
+    if differ := [f"{name} {last}, now {value}" for name, last, value in pairs if last not in (None, value)]:
         lines.append(f"the run was trained {'; '.join(differ)}: numbers may differ in the last bits from here on")
     return lines

@@ -1,18 +1,20 @@
 """Checks of the config's section `model`: raise UserError for wrong settings before anything is traced."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from experiments.config import by_name, errors, settings as configs
 from experiments.model import variants
 from tfm import block as blocks, transformer
-from tfm.attention import implementations
+from tfm.attention import implementations, score as scores
 
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
-CUTS = ("identity_query", "nonlinear_query")  # scores whose queries are tokens, cut into heads
 
 
-def check_model(m: configs.Settings, *, N: int, cross: bool, pixels: bool) -> None:
+def check_model(m: configs.Settings, *, N: int, cross: bool) -> None:
     """Raise UserError for settings of the section `m` that are wrong or do not fit together.
 
-    N: number of tokens. cross: the model is an encoder-decoder. pixels: it predicts pixels.
+    N: number of tokens. cross: the model is an encoder-decoder.
     """
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, blocks.BIASES)
@@ -26,7 +28,6 @@ def check_model(m: configs.Settings, *, N: int, cross: bool, pixels: bool) -> No
             f"model.window = {m.window} hides none of {N} tokens. Choose a smaller window, or 0 for none",
         ),
         (embed_norm and cross, f"model.outer_norm = {m.outer_norm} is not for encoder-decoders. Choose last or none"),
-        (m.output_cap and pixels, f"model.output_cap = {m.output_cap} is for logits, not for pixels. Set it to 0"),
         (m.window and cross, f"model.window = {m.window} is not for encoder-decoders. Set it to 0"),
     )
 
@@ -46,27 +47,40 @@ def check_sizes(m: configs.Settings) -> dict[str, int]:
     return numbers
 
 
-def check_block(m: configs.Settings) -> None:
-    """Raise UserError if model.mup excludes model.scale, or if the score cuts tokens into heads and D is not H K."""
-    rule = f"model.H x model.K = {m.H} x {m.K} must be model.D = {m.D}"
+def check_variants(m: configs.Settings, chosen: Mapping[str, Any]) -> None:
+    """Raise UserError if variants do not fit together, or do not fit the sizes. chosen: variants.choose_all(m)."""
+    score, norm, name = chosen["score"], chosen["norm"], variants.split("norm", m.norm)[0]
+    sharing = [name for name, score in by_name.candidates(scores).items() if score.supports_gqa]
     errors.refuse(
         (m.mup and m.scale == "1", f"model.mup = {m.mup} needs model.scale = 1/sqrt(K) or 1/sqrt(D), not 1"),
-        (cuts_tokens(m) and m.D != m.H * m.K, f"model.score = {m.score} cuts tokens into heads: {rule}"),
+        (
+            score.cuts_tokens and m.D != m.H * m.K,
+            f"model.score = {m.score} cuts tokens into heads: model.H x model.K = {m.H} x {m.K} must be model.D = "
+            f"{m.D}",
+        ),
+        (
+            m.G < m.H and not score.supports_gqa,
+            f"model.G = {m.G} is less than model.H = {m.H}, and model.score = {m.score} does not support shared keys. "
+            f"Set model.G = {m.H}, or choose one of: {', '.join(sharing)}",
+        ),
+        (
+            chosen["relative_position"].is_rotary and not score.supports_rope,
+            f"model.relative_position = {m.relative_position} rotates queries and keys, which model.score = {m.score} "
+            "does not support. Choose another relative_position or score; a score of yours that supports it declares "
+            "score.Score(init, apply, supports_rope=True)",
+        ),
+        (
+            name != m.norm and not norm.takes_eps and not score.takes_eps,
+            f"model.norm = {m.norm}: nothing uses the number after the colon. Choose model.norm = {name}",
+        ),
     )
-
-
-def cuts_tokens(m: configs.Settings) -> bool:
-    """Return True if the queries of the score are the tokens, cut into heads, and not products with a matrix U_q."""
-    return m.score.removesuffix(variants.NOSELF) in CUTS
 
 
 def check_causal(m: configs.Settings) -> None:
     """Raise UserError if model.norm needs all tokens of a sequence, also those that a causal model must not see."""
-    if variants.choose(m, "norm").needs_all_tokens:
-        raise errors.UserError(
-            f"model.norm = {m.norm} needs all tokens of a sequence, but a causal model sees only the earlier ones. "
-            "Choose another norm"
-        )
+    needs_all = variants.choose(m, "norm").needs_all_tokens
+    rule = "needs all tokens of a sequence, but a causal model sees only the earlier ones. Choose another norm"
+    errors.refuse((needs_all, f"model.norm = {m.norm} {rule}"))
 
 
 def has_unlimited_context(m: configs.Settings, *, N: int) -> bool:
@@ -75,4 +89,4 @@ def has_unlimited_context(m: configs.Settings, *, N: int) -> bool:
     This needs a sliding window and no absolute positions, so that each token sees what it would see in training. A
     relative position of the user's may depend on N. Without a window, cached keys depend on tokens that are gone.
     """
-    return 0 < m.window <= N and m.position == "none" and not by_name.CODE.fullmatch(m.relative_position)
+    return 0 < m.window <= N and m.position == "none" and not variants.is_users(m, "relative_position")

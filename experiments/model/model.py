@@ -231,8 +231,8 @@ def build_language_model(
     mask: arguments of build_model. Raises UserError for settings that are wrong or do not fit together.
     """
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
-    activation = mlp.ACTIVATIONS.get(layer)
-    excluded = activation and m.norm.startswith("batch")
+    activation, norm = mlp.ACTIVATIONS.get(layer), variants.choose(m, "norm")
+    excluded = activation and norm.observe
     errors.refuse((excluded, f"text.head = {output} excludes model.norm = {m.norm}. Choose another norm"))
     if C:
         if output == "pooled":
@@ -245,7 +245,6 @@ def build_language_model(
     else:
         head = bind_sizes(head, W=W)
         if activation:
-            norm = variants.choose(m, "norm")
             head = head._replace(init=functools.partial(heads.transformed_init, head.init, norm=norm))
     embed = bind_sizes(embeds.words, W=W, J=m.segments)
     options = {"layout": layout, "mask": mask, "tied_output": tied}
@@ -285,6 +284,7 @@ def build_masked_image_model(m: configs.Settings, *, Y: int, X: int, Z: int, pat
     """Return a model that predicts the pixels of masked patches. options: layout and mask, as in build_vision_model."""
     N, P = count_patches(Y, X, Z, patch=patch)
     embed, head = bind_sizes(embeds.masked_patches, P=P), bind_sizes(heads.pixels, P=P)
+    errors.refuse((m.output_cap, f"model.output_cap = {m.output_cap} is for logits, not for pixels. Set it to 0"))
     return build_model(m, embed=embed, head=head, N=N, **options)
 
 
@@ -336,7 +336,7 @@ def build_model(
     implementation of attention. init_options: class_token and tied_output of transformer.init.
     """
     by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
-    checks.check_model(m, N=N, cross=cross, pixels=head.apply is heads.pixels.apply)
+    checks.check_model(m, N=N, cross=cross)
     spec = transformer.Spec(embed, variants.choose(m, "position"), make_block_spec(m, N=N), head)
     growth = optim.measure_growth(m)
     spec = spec._replace(output_scale=1 / growth.width, cap=m.output_cap, dtype=DTYPES[m.compute_dtype], remat=m.remat)
@@ -394,18 +394,13 @@ def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
 
     N: number of tokens, for a norm with statistics of each position. Raises UserError for settings that are wrong.
     """
-    checks.check_block(m)
-    chosen = variants.choose_all(m, checks.check_sizes(m))
-    eps = variants.read_eps(m)
+    checks.check_sizes(m)
+    chosen, eps = variants.choose_all(m), variants.read_eps(m)
+    checks.check_variants(m, chosen)
     if chosen["score"].takes_eps:
         apply = functools.partial(chosen["score"].apply, eps=eps)
         chosen["score"] = chosen["score"]._replace(apply=apply)
-    elif not chosen["norm"].takes_eps and variants.has_number("norm", m.norm):
-        name = variants.split("norm", m.norm)[0]
-        raise errors.UserError(
-            f"model.norm = {m.norm}: nothing uses the number after the colon. Choose model.norm = {name}"
-        )
-    if N and variants.split("norm", m.norm)[0] == "batch_features":
+    if N and chosen["norm"].per_position:
         chosen["norm"] = bind_sizes(chosen["norm"], N=N)
     attention = attentions.Spec(
         score=chosen["score"],

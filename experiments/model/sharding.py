@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
-from experiments.model import checks, model as models, variants
+from experiments.model import model as models
 from tfm import layout as layouts
 
 
@@ -18,7 +18,7 @@ def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, hea
     sequence, tensor = mesh.shape.get(layout.sequence, 1), mesh.shape.get(layout.tensor, 1)
     unsharded = [] if spec.mlp.takes_layout else [f"model.mlp = {m.mlp}"]
     unsharded += [] if spec.attention.value.takes_layout else [f"model.value = {m.value}"]
-    per_position = variants.split("norm", m.norm)[0] == "batch_features"
+    per_position, cuts_tokens = spec.norm.per_position, spec.attention.score.cuts_tokens
     no_sequence, no_tensor = f"mesh.sequence = {sequence} must be 1", f"mesh.tensor = {tensor} must be 1"
     errors.refuse(
         (layout.sequence and head == "class_token", f"image.head = {head} has a class token: {no_sequence}"),
@@ -30,7 +30,7 @@ def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, hea
             layout.sequence and spec.attention.weigh,
             f"model.weights = {m.weights} needs all keys of a query on one device: {no_sequence}",
         ),
-        (layout.tensor and checks.cuts_tokens(m), f"model.score = {m.score} cuts tokens into heads: {no_tensor}"),
+        (layout.tensor and cuts_tokens, f"model.score = {m.score} cuts tokens into heads: {no_tensor}"),
         (layout.tensor and unsharded, f"{(*unsharded, '')[0]} does not declare takes_layout: {no_tensor}"),
     )
     return layout

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.config import settings as configs
+from experiments.config import errors, settings as configs
 from experiments.engine import run as runs, train_step
 from experiments.model import flax_model, losses, model as models, probe
 from tfm import layout as layouts
@@ -32,7 +32,8 @@ def make_work(
 
     inputs: (batch, layout=ONE) -> the arguments of model.hidden. measure: (params, x_BND, batch, layout) -> metrics, of
     the tokens x_BND before the head. data: fields of the Task (splits.make_splits). baseline, causal: of the Task.
-    predict: (params, x_BND, batch, layout=ONE) -> outputs; None: the logits. fields: of the Work.
+    predict: (params, x_BND, batch, layout=ONE) -> outputs; None: the logits. fields: of the Work. Raises UserError
+    for a batch norm with train.accumulation, which would normalise each microbatch by itself.
     """
 
     def loss(params: Any, batch: dict, *, key_B: Any = None, layout: layouts.Layout = layouts.ONE) -> tuple:
@@ -57,6 +58,8 @@ def make_work(
         causal=causal,
         **data | {"better": better | data.get("better", {})},
     )
+    batch_norm = (a := settings.train.accumulation) > 1 and train_step.has_batch_norm(task)
+    errors.refuse((batch_norm, f"train.accumulation = {a} must be 1, because the model has a batch norm"))
     return runs.Work(task, model=model, inputs=inputs, apply=apply, **fields)
 
 

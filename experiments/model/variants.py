@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,37 +26,30 @@ ROTARY = ("rotary", "rotary_halves")
 NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
 DEFAULTS = {"relative_position": "10000", "norm": "1e-5"}
 NOSELF = "_noself"  # suffix of a score: tokens attend to themselves only if they may attend to no other
+TAKE_LAYOUT = {"norm": "apply", "mlp": "apply", "value": "out_proj"}  # the function that may take `layout`
 
 
 def choose(m: configs.Settings, setting: str) -> Any:
     """Return the variant that this setting of the section `m` names. Raises UserError for an unknown name."""
-    name, numbers = split(setting, getattr(m, setting))
-    noself = setting == "score" and name.endswith(NOSELF) and ":" not in name
-    name = name.removesuffix(NOSELF) if noself else name
+    name, suffix = split(setting, getattr(m, setting))
     chosen = by_name.choose(setting, name, by_name.candidates(MODULES[setting]))
-    if noself:
-        chosen = chosen._replace(attend_to_self=False)
+    if suffix == NOSELF:
+        return chosen._replace(attend_to_self=False)
     if name in ROTARY:
-        return _make_rotary(m, name, *numbers.split(":"))
-    return _ignore_layout(setting, chosen)
+        return _make_rotary(m, name, *suffix.split(":"))
+    if setting not in TAKE_LAYOUT or chosen.takes_layout:
+        return chosen
+    field = TAKE_LAYOUT[setting]
+    return chosen._replace(**{field: _ignore_layout(getattr(chosen, field))})
 
 
 def choose_weights(m: configs.Settings) -> Callable | None:
     """Return the user's function of model.weights, (l_BHNS, allowed) -> A_BHNS; None for the softmax."""
     chosen = by_name.choose("weights", m.weights, {"softmax": explicit.weights})
-    return chosen if ":" in m.weights else None
+    return chosen if is_users(m, "weights") else None
 
 
-def _ignore_layout(setting: str, chosen: Any) -> Any:
-    """Return the variant with an argument `layout`, which is ignored if the variant does not declare takes_layout."""
-    if setting not in ("norm", "mlp", "value") or chosen.takes_layout:
-        return chosen
-    if setting == "value":
-        return chosen._replace(out_proj=_drop_layout(chosen.out_proj))
-    return chosen._replace(apply=_drop_layout(chosen.apply))
-
-
-def _drop_layout(function: Callable) -> Callable:
+def _ignore_layout(function: Callable) -> Callable:
     """Return the function with an additional argument `layout`, which it ignores."""
 
     @functools.wraps(function, updated=())
@@ -67,20 +60,17 @@ def _drop_layout(function: Callable) -> Callable:
 
 
 def split(setting: str, text: str) -> tuple[str, str]:
-    """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
+    """Return the name of a variant and its suffix: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
 
-    The colon in the user's my_file:my_norm belongs to the name, so the numbers are the defaults.
+    The suffix of 'tied_noself' is '_noself'. The colon in the user's my_file:my_norm belongs to the name, so the
+    numbers are the defaults.
     """
     name, colon, numbers = text.partition(":")
+    if setting == "score" and text.endswith(NOSELF) and not colon:
+        return text.removesuffix(NOSELF), NOSELF
     if name not in NUMBERED.get(setting, ()):
         return text, DEFAULTS.get(setting, "")
     return name, numbers if colon else DEFAULTS[setting]
-
-
-def has_number(setting: str, text: str) -> bool:
-    """Return True if numbers follow the name of a variant of ours: rms:1e-6."""
-    name, colon, _ = text.partition(":")
-    return bool(colon) and name in NUMBERED.get(setting, ())
 
 
 def join(setting: str, name: str, numbers: str) -> str:
@@ -123,34 +113,25 @@ def _make_rotary(
             f"model.relative_position = {m.relative_position} must have the form {form}, with base >= 1 and other "
             "numbers >= 0 that give finite angles (factor > 0)"
         )
-    return relative_position.rotary_of(
+    rotary = relative_position.rotary_of(
         base, halves=name == "rotary_halves", scaling=lambda n, K, base: scale(n, K, base, *values)
     )
+    return rotary._replace(is_dynamic=kind == "dynamic")
 
 
-def choose_all(m: configs.Settings, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the variants of the section `m` by setting.
-
-    Raises UserError if the section has G < H or rotary positions, and the score does not support this.
-    """
+def choose_all(m: configs.Settings) -> dict[str, Any]:
+    """Return the variants of the section `m` by setting, with G heads of keys and values where they support this."""
     chosen = {setting: choose(m, setting) for setting in MODULES}
-    if m.G < sizes["H"]:
-        if not chosen["score"].supports_gqa:
-            names = [name for name, variant in by_name.candidates(score).items() if variant.supports_gqa]
-            raise errors.UserError(
-                f"model.G = {m.G} is less than model.H = {sizes['H']}, and model.score = {m.score} does not support "
-                f"shared keys. Set model.G = {sizes['H']}, or choose one of: {', '.join(names)}"
-            )
-        for setting in ("score", "value"):
-            if chosen[setting].supports_gqa:
-                chosen[setting] = chosen[setting]._replace(init=functools.partial(chosen[setting].init, G=m.G))
-    if split("relative_position", m.relative_position)[0] in ROTARY and not chosen["score"].supports_rope:
-        raise errors.UserError(
-            f"model.relative_position = {m.relative_position} rotates queries and keys, which model.score = {m.score} "
-            "does not support. Choose another relative_position or score; a score of yours that supports it declares "
-            "score.Score(init, apply, supports_rope=True)"
-        )
+    for setting in ("score", "value"):
+        variant = chosen[setting]
+        if m.G < m.H and variant.supports_gqa:
+            chosen[setting] = variant._replace(init=functools.partial(variant.init, G=m.G))
     return chosen
+
+
+def is_users(m: configs.Settings, setting: str) -> bool:
+    """Return True if this setting names code of the user's."""
+    return by_name.CODE.fullmatch(getattr(m, setting)) is not None
 
 
 def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int], *, cross: bool = False) -> None:
@@ -159,75 +140,67 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     Raises UserError if a variant of the user's fails or returns arrays of the wrong shape, or if the features of keys
     do not suit the positions or the values.
     """
-    texts = {name: getattr(m, name) for name in (*MODULES, "weights")}
-    users = [f"model.{name} = {text}" for name, text in texts.items() if ":" in split(name, text)[0]]
-    rotary = split("relative_position", m.relative_position)[0] in ROTARY
-    from_keys = spec.block.attention.value.from_keys and ":" not in m.value  # the user's value takes keys of any width
+    users = [f"model.{name} = {getattr(m, name)}" for name in (*MODULES, "weights") if is_users(m, name)]
+    rotary = spec.block.attention.relative_position.is_rotary
+    from_keys = spec.block.attention.value.from_keys and not is_users(m, "value")  # the user's takes keys of any width
     if not (users or rotary or from_keys):
         return
     label = " and ".join(users) or f"model.score = {m.score} with model.value = {m.value}"
     label += f" and model.relative_position = {m.relative_position}" if rotary and not users else ""
     n = min(sizes["N"], 3)
-    x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
 
-    def trace_stages(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
+    def trace(key: jax.Array, x_BND: jax.Array) -> tuple[jax.Array, dict]:
         params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
-        shapes.check(params)
         score, code = spec.block.attention.score, spec.position.init(key, N=sizes["N"], D=sizes["D"])
         (q, k), _ = variant.split_measures(score, score.apply(params["score"], x_BND, x_BND))
-        return {"params": params, "queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
-
-    def trace_block(params: dict, x_BND: jax.Array) -> tuple[jax.Array, dict]:
-        memory = attentions.Memory(x_BND, None) if cross else None
-        call = attentions.Call(mask=masks.causal, memory=memory)
+        arrays = {"queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
+        array_shapes = {name: jnp.shape(x) for name, x in arrays.items()}
+        faults = _find_misfits(
+            array_shapes, shapes.check(params), sizes | {"G": m.G}, n, rotary=rotary, from_keys=from_keys
+        )
+        errors.refuse(*((fault, f"{label}: {sentence}") for fault, sentence in faults))
+        call = attentions.Call(mask=masks.causal, memory=attentions.Memory(x_BND, None) if cross else None)
         return spec.block.order.apply(params, x_BND, spec.block, call)
 
     with by_name.user_errors(label):
-        arrays = jax.eval_shape(trace_stages, jax.random.key(0), x_BND)
-    params = arrays.pop("params")
-    sizes = sizes | {"G": m.G}
-    if misfit := _find_misfit(arrays, shapes.check(params), sizes, n, rotary=rotary, from_keys=from_keys):
-        raise errors.UserError(f"{label}: {misfit}")
-    with by_name.user_errors(label):
-        y_BND, aux = jax.eval_shape(trace_block, params, x_BND)
+        x_BND = jax.ShapeDtypeStruct((2, n, sizes["D"]), jnp.float32)
+        y_BND, aux = jax.eval_shape(trace, jax.random.key(0), x_BND)
         weights = blocks.weigh_measures(spec.block)
-    if y_BND.shape != x_BND.shape:
-        raise errors.UserError(f"{label}: its block returns tokens of shape {y_BND.shape}, not {x_BND.shape}")
-    _check_measures(label, aux.get("measures", {}), weights)
-
-
-def _check_measures(label: str, measures: variant.Measures, weights: dict[str, float]) -> None:
-    """Raise UserError if a block's measures are not two numbers for each declared name, or if a name is reserved."""
-    if measures.keys() != weights.keys() or any(leaf.shape for leaf in jax.tree.leaves(measures)):
-        raise errors.UserError(
+    measures = aux.get("measures", {})
+    unlike = measures.keys() != weights.keys() or any(leaf.shape for leaf in jax.tree.leaves(measures))
+    reserved = sorted(weights.keys() & checkpoint.BETTER.keys())
+    errors.refuse(
+        (y_BND.shape != x_BND.shape, f"{label}: its block returns tokens of shape {y_BND.shape}, not {x_BND.shape}"),
+        (
+            unlike,
             f"{label}: its block returns the measures {sorted(measures)}, and declares {sorted(weights)}. Return "
-            "(array, {name: (sum, count)}), with two numbers for each name in `measures`"
-        )
-    if reserved := weights.keys() & checkpoint.BETTER.keys():
-        raise errors.UserError(f"{label}: choose another name for the measure {min(reserved)}, which every run has")
+            "(array, {name: (sum, count)}), with two numbers for each name in `measures`",
+        ),
+        (reserved, f"{label}: choose other names for the measures {', '.join(reserved)}, which every run has"),
+    )
 
 
-def _find_misfit(arrays: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
-    """Return a sentence on the first wrong size in parameters, queries, keys or position code; '' if all are right.
+def _find_misfits(
+    arrays: dict[str, tuple], letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool
+) -> Iterator[tuple[bool, str]]:
+    """Yield (whether it is wrong, a sentence) on sizes of the parameters, queries, keys and position code.
 
-    letters: the sizes of the parameters. n: number of tokens.
+    arrays: the shapes of queries, keys and position code. letters: the sizes of the parameters. n: number of tokens.
     """
     for letter in "HKDF":
-        if letters.get(letter, sizes[letter]) != sizes[letter]:
-            return f"{letter} is {letters[letter]} in its parameters, not {sizes[letter]}"
-    K = (arrays["queries"].shape or (0,))[-1]
+        size = letters.get(letter, sizes[letter])
+        yield size != sizes[letter], f"{letter} is {size} in its parameters, not {sizes[letter]}"
+    K = (arrays["queries"] or (0,))[-1]
     for name in ("queries", "keys"):
-        shape = arrays[name].shape
-        if len(shape) != 4 or shape[:1] + shape[2:] != (2, n, K) or shape[1] not in (1, sizes["G"], sizes["H"]):
-            return f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
-    if not K:
-        return "its queries have 0 features"
-    if rotary and K % 2:
-        return f"its queries have {K} features, but rotary positions need an even number"
-    if from_keys and K != sizes["K"]:
-        return f"its keys have {K} features, but values made of keys need model.K = {sizes['K']}"
-    shape, tokens = arrays["position"].shape, (2, n, sizes["D"])
-    return "" if shape == tokens else f"its position code returns the shape {shape}, not {tokens}"
+        shape = arrays[name]
+        fits = len(shape) == 4 and shape[:1] + shape[2:] == (2, n, K) and shape[1] in (1, sizes["G"], sizes["H"])
+        yield not fits, f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
+    yield not K, "its queries have 0 features"
+    yield rotary and K % 2, f"its queries have {K} features, but rotary positions need an even number"
+    wrong_keys = from_keys and K != sizes["K"]
+    yield wrong_keys, f"its keys have {K} features, but values made of keys need model.K = {sizes['K']}"
+    shape, tokens = arrays["position"], (2, n, sizes["D"])
+    yield shape != tokens, f"its position code returns the shape {shape}, not {tokens}"
 
 
 def check_scales(m: configs.Settings, spec: blocks.Spec, params: dict, changed: set[str]) -> None:
@@ -247,12 +220,11 @@ def check_scales(m: configs.Settings, spec: blocks.Spec, params: dict, changed: 
     ):
         paths = [path for path in shapes.flat(params) if stage in re.split("/|_cross/", path)[:-1]]
         matrices = [path.rpartition("/")[2] for path in paths if shapes.is_matrix(path)]
-        unscaled, is_users = [name for name in matrices if not name.startswith(names)], ":" in getattr(m, stage)
-        if stage == "score" and len(unscaled) == len(matrices):
+        unscaled = [name for name in matrices if not name.startswith(names)]
+        declares = names not in ((), attentions.score.Score._field_defaults["inner"])
+        misses = is_users(m, stage) and unscaled and not declares
+        if stage == "score" and unscaled == matrices:
             misses = True
-        else:
-            declares = names not in ((), attentions.score.Score._field_defaults["inner"])
-            misses = is_users and bool(unscaled) and not declares
         scales = setting in changed or getattr(m, setting) != 1
         if setting == "output_std" and m.mup_depth:  # which multiplies the same matrices
             setting, scales = "mup_depth", True

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.config import by_name, disk, errors, files as config_files, settings as configs
 from experiments.devices import mesh as meshes
-from experiments.folder import checkpoint, manifest, records, workdir as workdirs
+from experiments.folder import checkpoint, records, workdir as workdirs
 from experiments.model import losses, model as models
 from experiments.pretrained import adapters, hub, trained
 
@@ -29,32 +29,23 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     Of a run's folder, open the best checkpoint if the run has train.keep_best, else the newest. A published model is a
     folder with config.json and model.safetensors, or one of these files. Raises UserError if there is no model.
     """
-    place, step = pathlib.Path(os.path.expanduser(path)), None
     example = "a model is a run's folder, or the folder or file of a published one"
     errors.refuse(
         (not str(path), f"--checkpoint is missing. Add --checkpoint=PATH: {example}"),
-        (not os.path.exists(place), f"{path} does not exist; {example}"),  # also if the name is too long
+        (not os.path.exists(os.path.expanduser(path)), f"{path} does not exist; {example}"),  # or its name is too long
     )
-    if place.name == "config.json":
-        place = place.parent
-    if place.parent.name == "checkpoints" and place.name.isdecimal():
-        place, step = place.parents[1], int(place.name)
-    if not (place / "config.json").exists():
-        is_peft, base = (place / PEFT).is_file(), read_saved(place / PEFT).get("base_model_name_or_path")
+    place, step = workdirs.locate(path)
+    if not (file := place / records.CONFIG).exists():
+        is_peft, base = (place / PEFT).is_file(), records.read_object(place / PEFT, {}).get("base_model_name_or_path")
         errors.refuse(
             (list(place.glob("*/config.json")), f"{path} is not a run{workdirs.suggest_newest(place, '--checkpoint')}"),
             (is_peft, f"{path} holds only adapters of peft, for the model {base}. {MERGE_PEFT}"),
         )
-    if "config" not in read_saved(place / "config.json"):
+    if "config" not in records.read_object(file, {}):
         return _open_published(place, hub.read(place))
     trust = (trust,) if isinstance(trust, str) else tuple(trust)
-    with disk.reading(place / "config.json", TypeError, AttributeError):
+    with disk.reading(file, TypeError, AttributeError):
         return _open_run(place, records.read_config(place)["config"], trust, step)
-
-
-def read_saved(file: pathlib.Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it is missing. Raises UserError if it is damaged."""
-    return disk.read_json(file, says="") if os.path.lexists(file) else {}
 
 
 def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], step: int | None) -> Trained:
@@ -64,9 +55,11 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
             f"{folder} has the Flax module model.flax = {module}, which the tools cannot open. Use the result of "
             "launch.run(config, workdir), which has params and apply"
         )
-    checkpoints = folder / "checkpoints"
-    step = _choose_step(folder, checkpoints, config["train"], step)
-    params = adapters.merge(checkpoint.parameters(checkpoints, step), config["optim"]["lora"])
+    train, checkpoints = config["train"], folder / records.CHECKPOINTS
+    metrics = losses.choose_metrics(train.get("metrics", [])) if train["keep_best"] else {}
+    best = checkpoint.choose_best(train["keep_best"], {name: metrics[name].better for name in metrics})
+    params = checkpoint.parameters(checkpoints, checkpoint.choose_step(folder, best, step))
+    params = adapters.merge(params, config["optim"]["lora"])
     data = records.read_data(folder)
     own = _prepare_own(folder, config, trust) if data.get("kind") else None
     kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
@@ -89,23 +82,6 @@ def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[s
     with contextlib.redirect_stdout(None):
         settings = config_files.load_settings(str(folder / "config.json"), changes)
         return by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model
-
-
-def _choose_step(folder: pathlib.Path, checkpoints: pathlib.Path, train: dict[str, Any], step: int | None) -> int:
-    """Return the step of the checkpoint to open. Raises UserError if there is none. train: the config's section."""
-    steps, last, metric = manifest.steps(checkpoints), checkpoint.newest(checkpoints), train["keep_best"]
-    metrics = losses.choose_metrics(train.get("metrics", [])) if metric else {}
-    best = checkpoint.choose_best(metric, {name: metrics[name].better for name in metrics})
-    wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-    if step is None and last is not None:
-        step = (checkpoint.find_best(checkpoints, best) or {"step": last})["step"]
-        if step != last:
-            newest = f"the newest is {checkpoints / str(last)}"
-            print(f"{folder}: opening step {step:,}, the best by {metric}; {newest}", flush=True)
-    if step not in steps:
-        listed = ", ".join(map(str, sorted(steps))) or "none"
-        raise errors.UserError(f"{folder} has no {wanted}; its steps are: {listed}")
-    return step
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ import tqdm
 
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization
-from experiments.model import model as models
+from experiments.model import model as models, variants
 from experiments.pretrained import families, tensors
 from tfm import embed as embeds, head as heads, shapes
 from tfm.attention import mask as masks
@@ -114,7 +114,7 @@ def _prepare_call(
     model: "Trained", inputs: jax.Array, valid: jax.Array | None, **options: Any
 ) -> tuple[models.Model, Any, masks.Mask | None]:
     """Return the network, and its inputs and mask for ids or normalised images. Raises UserError as `build_network`."""
-    N, is_dynamic = model.facts.get("N"), ":dynamic:" in model.model["relative_position"]
+    N, is_dynamic = model.facts.get("N"), variants.choose(model.fields, "relative_position").is_dynamic
     if model.table and is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
         raise errors.UserError(
             f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."

@@ -50,7 +50,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         if experiment == "text_classification" and (layer := model.extras.get("class_layer")):
             required = {"text.head": layer} | required  # that of transformers, also in a new head
         tokenizer = trained.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
-        if tokenizer and open_model.read_saved(tokenizer).get("kind") != current["text.tokenizer"]:
+        if tokenizer and records.read_object(tokenizer, {}).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
     settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})

@@ -15,14 +15,7 @@ from matplotlib import axes, figure, ticker
 
 from experiments.config import disk
 from experiments.figures import plots
-from experiments.studies import (
-    runs as study_runs,
-    scaling,
-    sentences,
-    statistics,
-    study as studies,
-    styles,
-)
+from experiments.studies import runs as study_runs, scaling, sentences, statistics, study as studies, styles
 
 SMOOTHED = 40  # training losses, each of one batch, are averaged over a 40th of their number
 MOST = 6  # layers drawn, evenly spread
@@ -60,8 +53,9 @@ def draw(
     study: studies.Study,
     conditions: Sequence[statistics.Condition],
     runs: Sequence[study_runs.Run],
+    laws: Mapping[str, scaling.Family],
 ) -> list[Figure]:
-    """Write the figures of each condition into folder/figures."""
+    """Write the figures of each condition and family into folder/figures. laws: Figure.kind -> family."""
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.choose_styles(study)
     for condition in conditions:
@@ -72,6 +66,9 @@ def draw(
                 drawing, caption = figure_and_caption
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
+    for kind, family in laws.items():
+        drawing, caption = draw_laws(family, style)
+        written.append(write(folder, drawing, kind, "", caption))
     return written
 
 
@@ -96,10 +93,9 @@ def draw_kind(
     if result is None:
         return None
     drawing, caption, drawn_arms = result
-    left_out = [arm for arm in style if arm not in {*drawn_arms, condition.reference}]
-    return drawing, caption + (
-        f" Not drawn, because they have no numbers: {sentences.quote(*left_out)}." if left_out else ""
-    )
+    if left_out := [arm for arm in style if arm not in {*drawn_arms, condition.reference}]:
+        caption += f" Not drawn, because they have no numbers: {sentences.quote(*left_out)}."
+    return drawing, caption
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
@@ -108,8 +104,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
     Each arm has a thick line for its mean over seeds, a thin line for each seed, and a band from smallest to largest.
     """
     size = (max(7.0, width * len(rows[0])), height * len(rows) + 0.8)
-    drawing = figure.Figure(figsize=size, layout="constrained")
-    grid = drawing.subplots(len(rows), len(rows[0]), squeeze=False)
+    drawing, grid = plots.canvas(*size, len(rows), len(rows[0]))
     legend = {arm: style[arm] for arm in style if any(arm in panel.curves for row in rows for panel in row)}
     for place, panel in zip(grid.flat, (panel for row in rows for panel in row), strict=True):
         for arm, (x_I, value_RI) in panel.curves.items():
@@ -119,7 +114,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
                 place.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=style[arm].colour, alpha=0.13, lw=0)
                 place.plot(x_I, value_RI.T, color=style[arm].colour, lw=THIN, alpha=0.5, zorder=1.5)
         value = np.concatenate([line.get_ydata() for line in place.lines] or [[]]).astype(float)
-        if panel.falls and len(value) and value.max() > 10 * value.min() > 0:
+        if panel.falls:
             plots.logarithmic(place, value)
         place.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6))
         place.grid(alpha=0.3)
@@ -217,8 +212,7 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None
-    drawing = figure.Figure(figsize=(8.5, 1.5 + 0.42 * len(arms)), layout="constrained")
-    panel = drawing.add_subplot()
+    drawing, [[panel]] = plots.canvas(8.5, 1.5 + 0.42 * len(arms))
     for row, arm in enumerate(arms):
         colour, difference = style[arm.name].colour, arm.difference
         value_R = [x - condition.base.mean for x in arm.values.values()] if difference.unpaired else []
@@ -275,16 +269,9 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
 }
 
 
-def write_laws(folder: pathlib.Path, study: studies.Study, families: Mapping[str, scaling.Family]) -> list[Figure]:
-    """Write a figure of the laws of each family into folder/figures. families: Figure.kind -> family."""
-    drawings = {kind: draw_laws(family, styles.choose_styles(study)) for kind, family in families.items()}
-    return [write(folder, drawing, kind, "", caption) for kind, (drawing, caption) in drawings.items()]
-
-
 def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:
     """Draw the loss of each seed, their means and the law of each arm, with logarithmic axes. Return also a caption."""
-    drawing = figure.Figure(figsize=(8.5, 4.6), layout="constrained")
-    panel = drawing.add_subplot()
+    drawing, [[panel]] = plots.canvas(8.5, 4.6)
     for law in family.laws:
         look = style[law.name].look
         x_J = np.geomspace(min(law.flops), max(law.flops), 100)

@@ -27,7 +27,7 @@ from experiments.engine import (
     summary as summaries,
     train_step,
 )
-from experiments.folder import checkpoint, log, workdir as workdirs
+from experiments.folder import checkpoint, workdir as workdirs
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import runs as study_runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress
@@ -53,8 +53,6 @@ class Checked(NamedTuple):
     steps: int
     params: int  # of one run
     flops: int  # of the forward pass for one batch of one run
-    evaluation: float  # the cost of one evaluation, in training steps
-    every: int  # steps between evaluations
     data: dict[str, Any] = {}  # the identity of the data, as in runs.Work
 
     @property
@@ -62,10 +60,10 @@ class Checked(NamedTuple):
         """FLOPs of one step of all runs; positive also for a model without matrix products."""
         return 3.0 * max(self.flops, 1) * len(self.program.runs)
 
-    def remaining_flops(self, n: int) -> tuple[float, float]:
-        """Return the FLOPs of all runs after step n: for their steps, and for their evaluations."""
-        evaluations = run_plan.count_due(n, every=self.every, steps=self.steps)
-        return self.step_flops * (self.steps - n), self.step_flops * self.evaluation * evaluations
+    @property
+    def work(self) -> float:
+        """FLOPs of all steps of all runs."""
+        return self.step_flops * self.steps
 
     def __str__(self) -> str:
         size = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
@@ -96,8 +94,6 @@ def check(program: studies.Program, session: Session) -> Checked:
         steps=plan.steps,
         params=shapes.total(params),
         flops=compilation.flops(task.loss, params, task.train[0]),
-        evaluation=run_plan.evaluation_work(task, batch=plan.growth.sizes[0]),
-        every=plan.every["evaluate"],
         data=work.data,
     )
 
@@ -108,14 +104,12 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(settings, work.task, session.devices)
-    fault, metrics = "", run_plan.list_metrics(work.task)
-    if t.growth or t.nan != "abort" or t.keep_best:  # train.patience needs keep_best
-        values = f"train.growth = {t.growth}, train.nan = {t.nan}, train.keep_best = {t.keep_best}"
-        fault = f"{values}: a study needs the defaults. Leave these settings out."
-    elif metric not in metrics:
-        fault = f"study.metric = {metric} is not measured. Choose one of: {', '.join(metrics)}"
-    if fault:
-        raise errors.UserError(fault)
+    values = f"train.growth = {t.growth}, train.nan = {t.nan}, train.keep_best = {t.keep_best}"
+    changed = f"{values}: a study needs the defaults. Leave these settings out."
+    errors.refuse((t.growth or t.nan != "abort" or t.keep_best, changed))  # train.patience needs keep_best
+    metrics = run_plan.list_metrics(work.task)
+    choice = f"study.metric = {metric} is not measured. Choose one of: {', '.join(metrics)}"
+    errors.refuse((metric not in metrics, choice))
     checkpoint.choose_best(metric, work.task.better, key="study.metric")
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # counts as used: the study has read the mesh for all runs
@@ -169,23 +163,18 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
         stack.enter_context(train_step.device_errors())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         start, state, sketches = _begin(ready, saves)
-        progress.resume(start)
         compiled, compile_seconds = _compile(ready, state)
         session.requests.raise_if_requested()  # before anything is written
-        training = loop.Training(
-            ready.plan,
-            folder,
-            [folder / run.name for run in program.runs],
-            saves,
-            start=start,
-            line=progress,
-            requests=session.requests,
-            evaluate=vmapped_runs.evaluator(ready.vmapped),
-            probe=jax.jit(jax.vmap(task.probe)) if session.measure and task.probe else lambda params: {},
-        )
-        stack.enter_context(contextlib.closing(training))
-        if not start or training.is_due("evaluate", start):  # also at step 0
-            training.catch_up(start, state)
+        logs = loop.Logs(ready.plan, [folder / run.name for run in program.runs], progress, start=start)
+        stack.enter_context(contextlib.closing(logs))
+        clock = loop.Clock(ready.plan, session.requests)
+        saver = loop.Saver(ready.plan, folder, saves, clock, [], start=start)
+        training = loop.Training(ready.plan, clock, saver, logs, vmapped_runs.evaluator(ready.vmapped))
+        if session.measure and task.probe:
+            training = training._replace(probe=jax.jit(jax.vmap(task.probe)))
+        if not start or clock.is_due("evaluate", start):  # also at step 0
+            loop.catch_up(training, start, state)
+        progress.start(start)
         state = loop.train(
             training,
             lambda state, batch, alive: compiled(state, batch, alive, ready.numbers),
@@ -195,7 +184,8 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
             alive=np.asarray(jax.device_get(state.step) == start),
             place=meshes.place_rows,
         )
-        training.finish(state)
+        if logs.final_step != job.steps:  # all runs have failed before
+            loop.evaluate(training, job.steps, state, saves=False)
         seconds = time.perf_counter() - began if start == 0 else None  # unknown after a resume
         common = _describe(job, ready, seconds, compile_seconds) | {"sources": dict(sources)}
         _write_results(job, ready, folder, session, training, state, sketches, common)
@@ -274,7 +264,7 @@ def _write_results(
     """Write the results of every run. common: the entries of summary.json that all runs share."""
     take_row = jax.jit(lambda state, r: jax.tree.map(lambda x: x[r], state))
     for r, run in enumerate(job.program.runs):
-        training.stop_if_requested(now=True)
+        training.saver.stop_if_requested(session.requests.agree())
         place, row = folder / run.name, take_row(state, r)
         last_step = int(row.step)
         if session.keep_weights:
@@ -284,7 +274,7 @@ def _write_results(
             "arm": run.arm,
             "seed": run.seed,
             "params_sha256": checkpoint.digest(jax.device_get(row.params)),
-            **{name: log.finite(column[r]) for name, column in training.final.items()},
+            **{name: float(column[r]) for name, column in training.logs.final.items()},
             "diverged_at": None if last_step == job.steps else last_step + 1,
             "training_crc32": study_runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": sketches[r],

@@ -50,7 +50,16 @@ class Laws(NamedTuple):
     heading: str
     kind: str  # Figure.kind of its figure
     family: scaling.Family
-    table: tables.Table
+
+
+class Block(NamedTuple):
+    """A part of report.md and report.html: a heading, then paragraphs, a table, and figures."""
+
+    heading: str
+    level: int = 2  # of the heading: 2 or 3
+    texts: Sequence[str] = ()
+    table: tables.Table | None = None
+    figures: Sequence[study_figures.Figure] = ()
 
 
 class Analysis(NamedTuple):
@@ -121,8 +130,7 @@ def analyse_laws(conditions: list[statistics.Condition]) -> list[Laws]:
     sections, families = [], scaling.families(conditions)
     for i, family in enumerate(families):
         names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
-        table = tables.tabulate_laws(family)
-        sections.append(Laws(f"Loss against compute{names}", f"compute{i or ''}", family, table))
+        sections.append(Laws(f"Loss against compute{names}", f"compute{i or ''}", family))
     return sections
 
 
@@ -136,7 +144,7 @@ def write_report(
     """
     settings = combine([folder, *(study.also if study else ())])
     session = {"config": settings.to_dict(), "versions": meshes.versions()}
-    session |= {"device": device, "commit": workdirs.describe_commit()}
+    session |= {"device": device, "commit": workdirs.read_commit()[0]}
     return write(folder, study or studies.read(settings), session=session)
 
 
@@ -159,20 +167,42 @@ def write_files(
     """
     tuned = tuning.read(folder, study)
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
-    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs)
-    pictures += study_figures.write_laws(folder, study, {section.kind: section.family for section in analysis.laws})
+    laws = {section.kind: section.family for section in analysis.laws}
+    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs, laws)
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
-    started, waiting = split_by_progress(analysis.conditions)
-    content = {"title": title, "record": numbers, "conditions": started, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "sentences": sentences, "tables": tables, "laws": analysis.laws}
-    content |= {"tuned": tuning.table(tuned)}
+    blocks = list_blocks(analysis, numbers, pictures, tuning.table(tuned))
+    content = {"title": title, "record": numbers, "blocks": blocks}
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", format_runs(analysis.runs, study.metric.values()).encode())
     files = [folder / "report.md", folder / "report.html"]
     for file, escape in zip(files, (escape_markdown, clean_html), strict=True):
         disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
     return [folder / "report.json", *files, folder / "runs.csv", *(picture.file for picture in pictures)]
+
+
+def list_blocks(
+    analysis: Analysis, record: dict[str, Any], pictures: list[study_figures.Figure], tuned: tables.Table | None
+) -> list[Block]:
+    """Return the blocks of the report in their order. record: report.json. tuned: the table of the choices."""
+    started, waiting = split_by_progress(analysis.conditions)
+    blocks = [Block("Verdict", texts=[record["verdict"]])]
+    if overview := tables.tabulate_overview(started):
+        blocks.append(Block("All conditions", table=overview))
+    blocks += [Block(entry.name, 3, [sentences.describe_condition(entry)]) for entry in started]
+    blocks.append(Block("Arms", texts=waiting))
+    blocks += [Block(f"{x.name}: {x.metric}", 3, table=tables.tabulate_condition(x)) for x in started]
+    for section in analysis.laws:
+        drawn = [picture for picture in pictures if picture.kind == section.kind]
+        blocks.append(Block(section.heading, table=tables.tabulate_laws(section.family), figures=drawn))
+    for heading, kinds in SECTIONS.items():
+        table, drawn = tuned if heading == "Tuning" else None, [x for x in pictures if x.kind in kinds]
+        if drawn or table:
+            blocks.append(Block(heading, table=table, figures=() if len(started) > 1 else drawn))
+        if len(started) > 1:
+            groups = itertools.groupby(drawn, lambda picture: picture.condition)
+            blocks += [Block(name, 3, figures=[*group]) for name, group in groups]
+    return [*blocks, Block("What was run", table=tables.tabulate_runs(record))]
 
 
 def split_by_progress(conditions: list[statistics.Condition]) -> tuple[list[statistics.Condition], list[str]]:
@@ -211,9 +241,8 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
             place = {"condition": condition.name, "arm": arm.name}
             missing += [place | {"seed": seed} for seed in arm.missing]
             diverged += [place | {"seed": seed, "step": step} for seed, step in arm.diverged.items()]
-    curves = [
-        {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in analysis.runs
-    ]
+    places = ({"condition": run.condition, "arm": run.arm, "seed": run.seed} for run in analysis.runs)
+    curves = [place | {"curves": run.curves} for place, run in zip(places, analysis.runs, strict=True)]
     report = {
         "experiment": study.experiment,
         "reference": study.reference,

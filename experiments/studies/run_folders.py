@@ -24,26 +24,28 @@ def open_runs(
     for program in every:
         if unknown := [run for run in program.runs if run.place not in data]:
             work = programs.prepare_work(program, unknown[0].settings, session.devices)
-            data |= {run.place: work.data for run in unknown}
-    started = [job.program for job in waiting if (folder / "checkpoints" / job.program.folder).exists()]
-    started = {run.name for program in started for run in program.runs}
+            data |= dict.fromkeys((run.place for run in unknown), work.data)
+    started = {run.name for job in waiting if has_checkpoints(folder, job.program) for run in job.program.runs}
     runs = [run for program in every for run in program.runs]
     for run in runs:
-        saved = records.read_config(folder / run.name)
-        if saved and (run.name in started or is_finished(folder, run)):
-            before = saved.get("data") or data[run.place]
-            if before != data[run.place]:
-                raise errors.UserError(
-                    f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets. "
-                    "Restore the data, or choose another --workdir."
-                )
+        before = records.read_config(folder / run.name).get("data") or data[run.place]
+        if before != data[run.place] and (run.name in started or is_finished(folder, run)):
+            raise errors.UserError(
+                f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets. "
+                "Restore the data, or choose another --workdir."
+            )
     for run in runs:
         with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdirs.InUse):
-            place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
+            place = disk.folder(folder, run.name)
             with workdirs.lock(place):
                 workdirs.open_run(place, run.settings.to_dict(), data=data[run.place])
                 if not is_finished(folder, run):
-                    (place / "summary.json").unlink(missing_ok=True)
+                    (place / records.SUMMARY).unlink(missing_ok=True)
+
+
+def has_checkpoints(folder: pathlib.Path, program: studies.Program) -> bool:
+    """Return True if the training of this program has begun."""
+    return (folder / records.CHECKPOINTS / program.folder).exists()
 
 
 def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studies.Program]:
@@ -51,7 +53,7 @@ def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studi
     started, rest = [], []
     for program in every:
         remaining = [run for run in program.runs if not is_finished(folder, run)]
-        if remaining and (folder / "checkpoints" / program.folder).exists():
+        if remaining and has_checkpoints(folder, program):
             started.append(program)
         else:
             rest += remaining

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from experiments.config import errors
-from experiments.folder import checkpoint, log, records
+from experiments.folder import checkpoint, records
 from experiments.studies import study as studies
 from tfm import shapes
 
@@ -89,11 +89,11 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         name = f"{condition.name}/{arm.name}/seed_{seed}"
-        summaries = ((part, records.read_summary(part / name)) for part in (folder, *study.also))
-        part, summary = next(filter(lambda pair: pair[1], summaries), (None, {}))
-        if part:
-            run = condition.name, arm.name, seed, summary["steps"], summary, log.read(part / name), part
-            runs.append(Run(*run))
+        for part in (folder, *study.also):
+            if summary := records.read_summary(part / name):
+                rows = records.read_metrics(part / name)
+                runs.append(Run(condition.name, arm.name, seed, summary["steps"], summary, rows, part))
+                break
     return runs
 
 

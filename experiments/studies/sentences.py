@@ -137,22 +137,17 @@ def describe_condition(condition: statistics.Condition) -> str:
 
 def describe_mismatches(condition: statistics.Condition) -> list[str]:
     """Return a warning for each arm whose data, initial values or training steps differ from the reference's."""
-    reference, sentences = quote(condition.reference), []
+    reference, base, sentences = quote(condition.reference), condition.base, []
     for arm in condition.arms:
-        if arm.n and condition.base.n and arm.steps != condition.base.steps:
-            lengths = [
-                " or ".join(f"{n:,}" if n else "an unknown number of" for n in entry.steps)
-                for entry in (arm, condition.base)
-            ]
-            sentences.append(
-                f"{quote(arm.name)} trained for {lengths[0]} steps and {reference} for {lengths[1]}, so the "
-                "difference may come from the number of steps."
-            )
+        lengths = [" or ".join(f"{n:,}" if n else "an unknown number of" for n in x.steps) for x in (arm, base)]
+        differ = bool(arm.n and base.n and arm.steps != base.steps)
+        faults = [(differ, f"trained for {lengths[0]} steps and {reference} for {lengths[1]}", "number of steps")]
         held_out = ("held-out examples", arm.other_evaluation, "data")
         for examples, seeds, source in (held_out, ("training batches", arm.other_batches, "batches")):
-            if seeds:
-                mismatch = f"has other {examples} than {reference} in seed {join_values(seeds)}"
-                sentences.append(f"{quote(arm.name)} {mismatch}, so the difference may come from the {source}.")
+            faults.append((seeds, f"has other {examples} than {reference} in seed {join_values(seeds)}", source))
+        for is_fault, fault, source in faults:
+            if is_fault:
+                sentences.append(f"{quote(arm.name)} {fault}, so the difference may come from the {source}.")
         if arm.other_initial:
             sentences.append(
                 f"{quote(arm.name)} and {reference} start from values that differ by more than a scale, in weights of "

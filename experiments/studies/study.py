@@ -177,8 +177,8 @@ def _read_condition(settings: configs.Settings, condition: Named) -> configs.Set
     changes = {key: value for key, value in condition.changes.items() if key in CONDITION_SETTINGS}
     with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
         section = settings.replace(changes).study
-        if not section.metric.startswith(run_plan.EVAL):
-            raise errors.UserError(f'study.metric = "{section.metric}" must begin with {run_plan.EVAL}: eval/loss, ...')
+        rule = f'study.metric = "{section.metric}" must begin with {run_plan.EVAL}: eval/loss, ...'
+        errors.refuse((not section.metric.startswith(run_plan.EVAL), rule))
         own = {name.rpartition(":")[2]: "more" for name in settings.replace(changes).train.metrics}
         checkpoint.choose_best(section.metric, own, key="study.metric")  # the runs record which values are better
         configs.at_least(0, {"study.margin": section.margin})
@@ -188,10 +188,7 @@ def _read_condition(settings: configs.Settings, condition: Named) -> configs.Set
 def _find_faults(
     settings: configs.Settings, arms: Sequence[Named], grid: Mapping[str, Mapping], metrics: set[str]
 ) -> Iterator[str]:
-    """Yield a message for each fault of arms, seeds and tuning. Raises UserError if a seed is out of range.
-
-    metrics: study.metric of all conditions.
-    """
+    """Yield a message for each fault of arms, seeds and tuning. metrics: study.metric of all conditions."""
     s, tunes = settings.study, any(grid.values())
     if len(arms) < 2:
         example = '[["tied", {"model.score": "tied"}], ["none", {}]]'
@@ -199,8 +196,6 @@ def _find_faults(
     for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if tunes else [0]}.items():
         if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
             yield f"{key} = {configs.format_value(seeds)} must be a list of different integers. Example: [0, 1, 2]"
-        for seed in seeds:
-            configs.check_seed(seed)
     if not tunes and [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
         rule = f"Set {TUNE}, or leave study.tune_seeds out."
         yield f"study.tune_seeds = {s.tune_seeds} has no effect without {TUNE}. {rule}"
@@ -221,11 +216,10 @@ def _find_faults(
 def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) pairs. Raises UserError for an entry of another form or type, or with an empty list."""
     for value in values:
-        pair = isinstance(value, list | tuple) and len(value) == 2
-        if not pair or not isinstance(value[0], str) or not isinstance(value[1], kind) or value[1] in ([], ()):
-            raise errors.UserError(
-                f"{key} has the entry {configs.format_value(value)}. Each entry must be a pair such as {example}."
-            )
+        is_pair = isinstance(value, list | tuple) and len(value) == 2
+        is_valid = is_pair and isinstance(value[0], str) and isinstance(value[1], kind) and value[1] not in ([], ())
+        rule = f"Each entry must be a pair such as {example}."
+        errors.refuse((not is_valid, f"{key} has the entry {configs.format_value(value)}. {rule}"))
         yield value[0], value[1]
 
 
@@ -242,13 +236,12 @@ def _read_named(key: str, pairs: Any) -> list[Named]:
     """Return the arms or conditions of a config. Raises UserError if a name is invalid or not unique."""
     entries: dict[str, Named] = {}  # by names in lower case: some systems have one folder for "A" and "a"
     for name, changes in _pairs(key, pairs, Mapping, '["tied", {"model.score": "tied"}]'):
-        if not _NAME.fullmatch(name) or name.lower() in RESERVED:
-            rule = f"Choose at most {LONGEST} letters, digits and + - . , = _ (reserved: {', '.join(RESERVED)})."
-            raise errors.UserError(f"{key}: {configs.format_value(name)} cannot be the name of a folder. {rule}")
+        rule = f"Choose at most {LONGEST} letters, digits and + - . , = _ (reserved: {', '.join(RESERVED)})."
+        fault = f"{key}: {configs.format_value(name)} cannot be the name of a folder. {rule}"
+        errors.refuse((not _NAME.fullmatch(name) or name.lower() in RESERVED, fault))
         if earlier := entries.get(name.lower()):
-            raise errors.UserError(
-                f'{key} has "{earlier.name}" and "{name}". Choose names that also differ in lower case.'
-            )
+            rule = "Choose names that also differ in lower case."
+            raise errors.UserError(f'{key} has "{earlier.name}" and "{name}". {rule}')
         entries[name.lower()] = Named(name, dict(changes))
     return list(entries.values())
 
@@ -281,18 +274,10 @@ def runs(
         of_arm |= chosen.get((condition.name, arm.name), {})
         changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
-            shared = [
-                f"{key} must be the same in all runs of a study. Set it in the config itself."
-                for key in changes
-                if key.split(".")[0] in SHARED
-            ]
-            twice = [
-                f"the condition and the arm both set {key}. Leave one of the two out."
-                for key in of_condition
-                if key in of_arm
-            ]
-            if faults := shared + twice:
-                raise errors.UserError(faults[0])
+            for key in changes:
+                shared = f"{key} must be the same in all runs of a study. Set it in the config itself."
+                twice = f"the condition and the arm both set {key}. Leave one of the two out."
+                errors.refuse((key.split(".")[0] in SHARED, shared), (key in of_condition and key in of_arm, twice))
             alone = settings.replace(plain | changes | {"seed": seed}, without="study", explicit=changes)
         every.append(Run(condition.name, arm.name, seed, alone))
     return every

@@ -21,6 +21,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
     notes: Sequence[str] = ()
     kinds: Sequence[Sequence[str]] = ()  # the CSS class of each cell; "worse" and "better" have a colour
+    style: str = ""  # "words": the cells are sentences
 
 
 def tabulate_condition(condition: statistics.Condition) -> Table:
@@ -173,18 +174,20 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
         rows.append([f"{kind} {entry['name']}", sentences.join_values(changes) or "no changes"])
     versions = [f"{name} {_format_counts(counts, ' and ')}" for name, counts in ran["versions"].items()]
     seconds = ran["training_seconds"]
-    facts = [["code of the runs", _format_counts(ran["commits"])]]
-    facts += [["hardware of the runs", _format_counts(ran["devices"])]]
-    facts += [["versions of the runs", ", ".join(versions) or UNKNOWN]]
-    facts += [["folders of the runs", _format_counts(ran["folders"])]] if ran["folders"] else []
-    facts += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
-    rows += [] if source else facts
+    facts = {
+        "code of the runs": _format_counts(ran["commits"]),
+        "hardware of the runs": _format_counts(ran["devices"]),
+        "versions of the runs": ", ".join(versions) or UNKNOWN,
+        "folders of the runs": _format_counts(ran["folders"]) if ran["folders"] else "",
+        "training time of all runs": UNKNOWN if seconds is None else f"{seconds:,.0f} s",
+    }
+    rows += [] if source else [[name, fact] for name, fact in facts.items() if fact]
     data = [[f"data, {name}", "; ".join(line.strip() for line in lines)] for name, lines in ran["data"].items()]
     rows += [["data", data[0][1]]] if len({text for _, text in data}) == 1 else data
     software = [session.get("commit") or "not from a checkout", session.get("device")]
     versions = sentences.join_values(f"{name} {version}" for name, version in session["versions"].items())
     rows += [["code of the report", ", on ".join(filter(None, software))], ["versions of the report", versions]]
-    return Table(["", ""], rows)
+    return Table(["", ""], rows, style="words")
 
 
 def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:

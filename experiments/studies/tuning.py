@@ -128,7 +128,8 @@ def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     if edges:
         beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
         notes.append(f"{beyond}: {', '.join(edges)}.")
-    return tables.Table(["condition", "arm", "chosen", "mean", "tried"], rows, notes) if rows else None
+    head = ["condition", "arm", "chosen", "mean", "tried"]
+    return tables.Table(head, rows, notes, style="words") if rows else None
 
 
 def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> list[study_figures.Figure]:

@@ -30,6 +30,7 @@ HELP = {
     "output": "The figure's file (.png, .svg or .pdf), or the folder for compare.png.",
 }
 STEPS = ("step", "steps", "iter", "iteration")  # names of the column of steps, in any case
+SIZES = {"wall_seconds": ",.1f", "params": ","}  # of summary.json, and their format
 NOISE = (
     "One run of a setting says nothing about noise: with another seed the order may change. A study trains several "
     "seeds of each setting, and gives intervals (docs/studies.md)."
@@ -52,8 +53,9 @@ class Run(NamedTuple):
     def final(self, metric: str) -> str:
         """Return the last value of a metric as text; NONE if the run has not measured it."""
         x = next((row[metric] for row in reversed(self.rows) if metric in row), tables.NONE)
-        is_finite = x is not None and (x == tables.NONE or math.isfinite(x))
-        return "not finite" if not is_finite else x if x == tables.NONE else sentences.format_number(x)
+        if x == tables.NONE:
+            return x
+        return sentences.format_number(x) if x is not None and math.isfinite(x) else "not finite"
 
     def steps(self) -> str:
         """Return '100', '60 of 100' for a run that is not finished, or 'diverged at 35'."""
@@ -79,13 +81,12 @@ def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pat
     Raises UserError if there are fewer than two runs, if one is a study or unreadable, or if none has the metric.
     """
     paths = list(dict.fromkeys(map(os.fspath, runs)))
-    if len(paths) < 2:
-        raise errors.UserError("name at least two runs: python -m experiments.tools.compare runs/a runs/b")
+    errors.refuse((len(paths) < 2, "name at least two runs: python -m experiments.tools.compare runs/a runs/b"))
     common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
     loaded = [load(path, f"{i} {os.path.relpath(path, common)}") for i, path in enumerate(paths, 1)]
-    if not stack(loaded, metric):
-        available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
-        raise errors.UserError(f"--metric={metric} has no finite value in these runs. They have: {available}")
+    available = ", ".join(dict.fromkeys(name for run in loaded for name in run.metrics)) or "no metrics yet"
+    missing = f"--metric={metric} has no finite value in these runs. They have: {available}"
+    errors.refuse((not stack(loaded, metric), missing))
     with disk.writing(file):
         draw(loaded, metric, file)
     blocks = [tables.align(tabulate_settings(loaded)), tables.align(tabulate_results(loaded, metric))]
@@ -102,9 +103,9 @@ def load(path: str, label: str) -> Run:
     content = records.read_config(folder)
     errors.refuse((not content, f"{path} is neither a CSV file nor the folder of a run, which has a config.json"))
     settings, data = configs.flat(content["config"]), content.get("data") or {}
-    if "study.arms" in settings:
-        raise errors.UserError(f"{path} is a study: its report.html compares its runs. Name folders of single runs")
-    rows, summary = log.read(folder), records.read_summary(folder)
+    is_study = f"{path} is a study: its report.html compares its runs. Name folders of single runs"
+    errors.refuse(("study.arms" in settings, is_study))
+    rows, summary = records.read_metrics(folder), records.read_summary(folder)
     ends_early = settings.get("train.patience", 0) > 0
     if summary.get("steps") != settings.get("train.steps") and not ends_early:  # the run goes on with more steps
         summary = {}
@@ -150,9 +151,10 @@ def tabulate_settings(runs: Sequence[Run]) -> tables.Table:
     """Return a table of the settings that differ, with the numbers of the runs: runs in rows, or settings if more."""
     known = [run.settings for run in runs if run.settings] or [{}]
     common = sorted(set.intersection(*map(set, known)))
-    table = [["run", *(key for key in common if any(settings[key] != known[0][key] for settings in known))]]
-    for run in runs if len(table[0]) > 1 else ():
-        values = [json.dumps(run.settings[key]) if run.settings else tables.NONE for key in table[0][1:]]
+    keys = [key for key in common if any(settings[key] != known[0][key] for settings in known)]
+    table = [["run", *keys]]
+    for run in runs if keys else ():
+        values = (json.dumps(run.settings[key]) if run.settings else tables.NONE for key in keys)
         table.append([run.label.partition(" ")[0], *(plots.name(value, 24) for value in values)])
     if len(table[0]) > len(table):
         table = [list(column) for column in zip(*table, strict=True)]
@@ -172,10 +174,8 @@ def tabulate_results(runs: Sequence[Run], metric: str) -> tables.Table:
             step_I, ((*values,),) = curves[run.label]
             i = values.index((min if direction == "less" else max)(values))
             row[2:] = sentences.format_number(values[i]), f"{step_I[i]:,.0f}"
-        row += [*map(run.final, others), run.steps()]
-        for key, form in (("wall_seconds", ",.1f"), ("params", ",")):
-            row.append(f"{run.summary[key]:{form}}" if key in run.summary else tables.NONE)
-        rows.append(row)
+        size = {key: f"{run.summary[key]:{form}}" for key, form in SIZES.items() if key in run.summary}
+        rows.append([*row, *map(run.final, others), run.steps(), *(size.get(key, tables.NONE) for key in SIZES)])
     return tables.Table(["run", metric, "best", "at step", *others, "steps", "seconds", "parameters"], rows)
 
 

@@ -21,6 +21,7 @@ from experiments import command as commands
 from experiments.config import by_name, disk
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.folder import log, records
+from experiments.model import variants
 from experiments.pretrained import adapters, hub, rope, trained
 from tfm import shapes
 
@@ -47,7 +48,7 @@ def run(
     trained.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
     trained.check_finite(model.path, shapes.flat(model.params))
     params, fields = model.params, vars(model.fields)
-    if family in hub.LLAMAS and fields["relative_position"].split(":")[0] == "rotary":
+    if family in hub.LLAMAS and variants.split("relative_position", fields["relative_position"])[0] == "rotary":
         params, fields = rope.in_halves(params, fields)
     extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
     if model.kind == "image":

@@ -103,7 +103,7 @@ def run(
 def check_options(options: Options) -> Options:
     """Return the options. Raises UserError if one is out of its range."""
     configs.at_least(0, {"samples": options.samples, "max_new_tokens": options.max_new_tokens})
-    configs.check_seed(options.seed)
+    configs.at_least(0, {"seed": options.seed}, configs.LARGEST_SEED)
     try:
         sampling.check_options(**{name: getattr(options, name) for name in FILTERS})
     except ValueError as error:

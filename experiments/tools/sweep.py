@@ -6,7 +6,7 @@ python launch.py --config configs/vit.py --sweep optim.learning_rate=1e-3,3e-3 -
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -34,10 +34,10 @@ def load_settings(path: str, changes: Mapping[str, Any], grid: Grid | None) -> c
     return config_files.load_settings(path, changes, functools.partial(make_study, grid) if grid is not None else None)
 
 
-def make_study(grid: Grid, config: ml_collections.ConfigDict, base: Callable) -> ml_collections.ConfigDict:
+def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Return the config of a study with an arm for each combination. The values of `seed` become the study's seeds.
 
-    base: get_config of configs/base.py. Raises UserError if a setting or value is invalid, or if there is one arm.
+    Raises UserError if a setting or value is invalid, or if there is one arm.
     """
     errors.refuse(("study" in config, "a sweep of a study is not possible: add arms to study.arms, or use study.tune"))
     values: dict[str, list] = {key: [] for key in grid}
@@ -45,7 +45,7 @@ def make_study(grid: Grid, config: ml_collections.ConfigDict, base: Callable) ->
         for text in texts:
             changed = copy.deepcopy(config)
             configs.assign(changed, key, text)  # in the type of the setting
-            value = configs.flat(configs.values_of(changed))[key]
+            value = configs.flat(changed)[key]
             values[key] += [value] * (value not in values[key])
     seeds = values.pop("seed", [config.seed])
     combinations = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
@@ -53,8 +53,8 @@ def make_study(grid: Grid, config: ml_collections.ConfigDict, base: Callable) ->
         names = ", ".join(grid) or "no setting"
         rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
         raise errors.UserError(f"the sweep of {names} has fewer than two combinations. {rule}")
-    study = base("ablation", of=config)
-    study.log, study.seed = config.log, base().seed
+    study = configs.get_base("ablation", of=config)
+    study.log, study.seed = config.log, configs.get_base().seed
     # The first combination is the reference, so that it stays when values are added.
     arms = [(studies.name_values(combination), combination) for combination in [*combinations[1:], combinations[0]]]
     study.study.update(arms=arms, seeds=seeds, keep_weights=True)

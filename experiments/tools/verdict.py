@@ -37,10 +37,9 @@ HELP = {
 }
 NO_METRIC = ("arm", "seed", "condition", "steps", "params", "flops_per_token", "seconds", "diverged_at")
 BETTER = {"loss": "less", "error": "less", "perplexity": "less", "accuracy": "more"}  # word of a metric's name
-NEUTRAL = (  # words of a metric's name that do not change which values are better
-    "train training val valid validation dev test eval evaluation held out final last best mean avg average median top "
-    "rate cross entropy token word class balanced relative absolute squared square mse rmse mae per"
-).split()
+# Words of a metric's name that do not change which values are better.
+NEUTRAL = """train training val valid validation dev test eval evaluation held out final last best mean avg average
+median top rate cross entropy token word class balanced relative absolute squared square mse rmse mae per""".split()
 PERCENT = 20  # a value above 1 that is more than this times all values below 1 is a percentage among fractions
 NEW, OLD = "new", "old"  # the arms of each condition of --successive
 
@@ -83,7 +82,7 @@ def run(
     if count := count_without_partner(conditions):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
     if str(workdir):
-        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.describe_commit()}
+        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.read_commit()[0]}
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             files = results.write_files(folder, study, analysis, session=session)
@@ -116,10 +115,10 @@ def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.
     errors.refuse((len(spellings) < 2, f"{file} has {len(spellings)} of the two or more arms that a comparison needs"))
     check_scale(metric, [run.value(metric) for run in runs.values()])
     direction = choose_direction(metric, better)
-    other = {"less": "more", "more": "less"}[direction]
-    rule = f"{metric}: {sentences.COMPARATIVES[direction]} is better. --better={other} would say the opposite."
-    diverged = sum(run.value(metric) is None for run in runs.values())
-    lines = [rule] + [f"rows without a finite {metric}, which count as diverged runs: {diverged:,}"] * bool(diverged)
+    other = "more" if direction == "less" else "less"
+    lines = [f"{metric}: {sentences.COMPARATIVES[direction]} is better. --better={other} would say the opposite."]
+    if diverged := sum(run.value(metric) is None for run in runs.values()):
+        lines.append(f"rows without a finite {metric}, which count as diverged runs: {diverged:,}")
     lines += [f"one arm, {arm!r}: {sorted(written)}" for arm, written in spellings.items() if len(written) > 1]
     log.say("\n".join([*lines, ""]), "\n")
     return [*runs.values()], metric
@@ -138,10 +137,9 @@ def choose_direction(metric: str, better: str) -> str:
 
     The name says it by one whole word of BETTER, if all its other words are in NEUTRAL: accuracy_drop says nothing.
     """
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", metric)
-    known = [BETTER[word] for word in map(str.lower, words) if word in BETTER]
-    is_plain = all(word in BETTER or word in NEUTRAL for word in map(str.lower, words))
-    better = better or (known[0] if len(known) == 1 and is_plain else "")
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", metric)]
+    known = [BETTER.get(word, "") for word in words if word not in NEUTRAL]
+    better = better or (known[0] if len(known) == 1 else "")
     rule = f"--metric={metric} does not say which values are better. Add --better=less or --better=more"
     errors.refuse((better not in statistics.BEST, rule if not better else f"--better={better} must be less or more"))
     return better
@@ -149,11 +147,10 @@ def choose_direction(metric: str, better: str) -> str:
 
 def check_scale(metric: str, values: Sequence[float | None]) -> None:
     """Raise UserError if an accuracy or an error is a fraction in some rows and a percentage in others."""
-    finite = [x for x in values if x is not None]
-    small, large = [x for x in finite if 0 < x <= 1], [x for x in finite if x > 1]
-    is_share = re.search("accuracy|error", metric.lower())
-    mixed = is_share and small and large and min(large) > PERCENT * max(small)
-    ranges = f"fractions, up to {max(small, default=0)}, and percentages, from {min(large, default=0)}"
+    small = max((x for x in values if x and 0 < x <= 1), default=math.inf)
+    large = min((x for x in values if x and x > 1), default=0.0)
+    mixed = re.search("accuracy|error", metric.lower()) and large > PERCENT * small
+    ranges = f"fractions, up to {small}, and percentages, from {large}"
     errors.refuse((mixed, f"{metric} has {ranges}. Write all of its values in one of the two"))
 
 
@@ -192,12 +189,8 @@ def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
 
 def count_without_partner(conditions: Sequence[statistics.Condition]) -> int:
     """Return the number of runs whose seed has no result in the other arm, so that no pair has them."""
-    return sum(
-        len(arm.values.keys() ^ condition.base.values.keys())
-        for condition in conditions
-        for arm in condition.compared
-        if arm.difference.by_seed
-    )
+    pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
+    return sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs)
 
 
 def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference: str, margin: float) -> studies.Study:

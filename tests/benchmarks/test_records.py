@@ -44,9 +44,6 @@ def test_each_seed_trains_cold_and_warm_and_the_worst_value_is_printed(runs, cap
     records.main(["digits", "--seeds", "2", "--config=mine.py"])
     assert capsys.readouterr().out.splitlines()[-1].split()[1] == "0.8900"  # of accuracies the smallest is the worst
     assert runs[-1][0][2] == "--config=mine.py"
-
-
-def test_every_track_has_an_entry():
     assert all((ROOT / config).is_file() for config, _ in records.TRACKS.values())
 
 

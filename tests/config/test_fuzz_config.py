@@ -151,7 +151,7 @@ def until_compiling(monkeypatch, tmp_path):
     monkeypatch.setattr(run_plan, "compile_step", raise_reached)
     monkeypatch.setattr(topologies, "compile_programs", raise_reached)
     monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
-    monkeypatch.setattr(workdirs, "describe_commit", lambda: "")
+    monkeypatch.setattr(workdirs, "read_commit", lambda: ("", b""))
 
 
 def check_launch(test, *arguments):

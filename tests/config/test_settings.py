@@ -14,8 +14,8 @@ from errors import raises
 from configs import base
 from experiments.config import by_name, errors, settings as configs
 from experiments.model import checks, model as models, variants
-from tfm import block as blocks, mlp, norm, position
-from tfm.attention import implementations, relative_position, score, value
+from tfm import block as blocks
+from tfm.attention import implementations, score
 
 
 def save_config(folder: pathlib.Path, content: Any) -> str:
@@ -127,9 +127,10 @@ def test_a_list_that_json_cannot_read_is_refused(tmp_path, text):
 
 
 def test_derived_sizes_of_a_saved_config_stay_derived(tmp_path):
-    result = tiny.load_config(save_config(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
+    result = tiny.load_config(save_config(tmp_path, {"model": {"D": 96, "H": 2, "G": 2, "K": 48, "F": 7}}))
     configs.assign(result, "model.D", "64")
-    assert values(result)["model.K"] == 32 and values(result)["model.F"] == 7
+    configs.assign(result, "model.H", "4")
+    assert [values(result)[f"model.{letter}"] for letter in "DHGKF"] == [64, 4, 4, 16, 7]
     result = values(tiny.load_config(save_config(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))
     assert result["model.K"] == 32 and result["model.F"] == 512
 
@@ -242,12 +243,7 @@ def test_sizes_follow_from_others_unless_they_are_set():
 
 
 VARIANTS = {
-    "score": by_name.candidates(score),
-    "value": by_name.candidates(value),
-    "norm": by_name.candidates(norm),
-    "mlp": by_name.candidates(mlp),
-    "position": by_name.candidates(position),
-    "relative_position": by_name.candidates(relative_position),
+    **{name: by_name.candidates(module) for name, module in variants.MODULES.items()},
     "scale": score.SCALES,
     "bias": blocks.BIASES,
     "outer_norm": checks.OUTER_NORMS,
@@ -260,14 +256,6 @@ VARIANTS = {
 @pytest.mark.parametrize("field", VARIANTS)
 def test_base_lists_the_variants_of_a_package(field):
     assert set(tiny.list_names(field)) == set(VARIANTS[field])
-
-
-@pytest.mark.parametrize(("name", "hint"), [("betta", '"beta"'), ("Alpha", '"alpha"'), ("x", "alpha, beta")])
-def test_a_wrong_name_is_refused_with_a_hint(name, hint):
-    variants = {"alpha": 1, "beta": 2}
-    assert by_name.choose("letter", "beta", variants) == 2
-    with raises(errors.UserError, "letter", f'"{name}"', hint):
-        by_name.choose("letter", name, variants)
 
 
 def test_a_variant_is_loaded_from_the_users_file(tmp_path, monkeypatch):
@@ -302,7 +290,8 @@ def test_experiments_have_the_names_of_their_files():
 def test_numbers_that_are_out_of_range_or_not_finite_are_refused():
     largest = {"train.steps": 2**31 - 1, "seed": 2**32 - 1, "study.seeds": [2**32 - 1], "optim.clip": 3.4e38}
     configs.check_numbers(largest)
-    for key, number in (("train.steps", -(2**31)), ("study.seeds", [1, [2**32]]), ("seed", 2**32), ("seed", 10**5000)):
+    wrong = {"train.steps": -(2**31), "study.seeds": [1, [2**32]], "seed": 2**32, "study.tune_seeds": [-1]}
+    for key, number in [*wrong.items(), ("seed", 10**5000)]:
         with raises(errors.UserError, key):
             configs.check_numbers({key: number})
     for number in (math.nan, -math.inf, 3.5e38):
@@ -324,7 +313,7 @@ def test_values_of_a_program_get_the_types_of_a_config():
 def settings(**changes):
     config = base.get_config()
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
-    return configs.Settings(config, defaults=base.get_config())
+    return configs.Settings(config)
 
 
 def test_settings_are_values_by_name():

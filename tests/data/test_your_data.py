@@ -11,7 +11,6 @@ import pytest
 import tiny
 from errors import raises
 
-from configs import base
 from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.data import corpus as corpora, pretrained_tokenizer, text, tokens
 from experiments.folder import records
@@ -181,7 +180,7 @@ def test_several_sources_are_read_with_their_shares_and_all_are_held_out(folder)
 def test_a_json_config_does_not_execute_a_reader_or_a_tokenizer(folder, key, value):
     (folder / "config.json").write_text(json.dumps({"experiment": "language", key: value}))
     with raises(errors.UserError, key, "mine:", "would execute code", f"--config.{key}={value}"):
-        config_files.load("config.json", base=base.get_config)
-    config_files.load("config.json", base=base.get_config, explicit={key: value})
+        config_files.load("config.json", explicit={})
+    config_files.load("config.json", explicit={key: value})
     assert "mine" not in sys.modules
     assert not [*configs.find_code("text.source", "hub:mine, a:b/c")]

@@ -22,8 +22,7 @@ from errors import raises
 import launch
 from experiments.config import errors
 from experiments.devices import distributed, mesh as meshes
-from experiments.engine import run as runs
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, log, records, workdir as workdirs
 
 SECONDS = 150  # timeout of each process, also on a busy machine
 STEPS = 6
@@ -146,7 +145,7 @@ def wait_for(condition, processes: list[Running]) -> None:
 
 
 def losses(folder: pathlib.Path) -> dict[int, float]:
-    return {row["step"]: row["train/loss"] for row in log.read(folder) if "train/loss" in row}
+    return {row["step"]: row["train/loss"] for row in records.read_metrics(folder) if "train/loss" in row}
 
 
 def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_path):
@@ -173,7 +172,7 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
     flags = "--config.mesh.data=1", f"--config.train.steps={step + STEPS}"
     with tiny.without_figures():
         assert tiny.run(*arguments, "--workdir", str(alone), *flags).code == 0
-    assert log.read(folder) == log.read(alone)  # bit for bit
+    assert records.read_metrics(folder) == records.read_metrics(alone)  # bit for bit
     summaries = [json.loads((run / "summary.json").read_text()) for run in (folder, alone)]
     digest = checkpoint.digest(checkpoint.parameters(folder / "checkpoints", step + STEPS))
     assert [(summary["devices"], summary["params_sha256"]) for summary in summaries] == [(2, digest)] * 2
@@ -237,10 +236,10 @@ def test_a_disk_that_is_not_shared_is_refused_after_a_minute(tmp_path, monkeypat
 
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     monkeypatch.setattr(distributed, "call_in_main", lambda action: 0)
-    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(runs.time, "sleep", sleep)
+    monkeypatch.setattr(workdirs.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(workdirs.time, "sleep", sleep)
     with contextlib.nullcontext() if is_shared else raises(errors.UserError, tmp_path):
-        assert not runs.open_run(settings, tmp_path, meshes.make(data=1))
+        assert not workdirs.open_run(tmp_path, settings.to_dict())
 
 
 def test_loaded_arrays_get_the_types_of_the_leaves_that_they_replace():

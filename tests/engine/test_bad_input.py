@@ -136,6 +136,7 @@ model=3 | "model"
 text.N=9 | unknown config key "text.N"; the sections of vision are: | image
 model.scale=os:sep | scale "os:sep" | a function
 experiment=visoin | visoin | language | did you mean "vision"
+experiment=synthetic | has the unknown key | base.get_config("synthetic")
 model.score=assymetric | assymetric | none | tied | did you mean "asymmetric"
 model.scale=1/sqrt(k) | 1/sqrt(k) | 1/sqrt(D) | did you mean "1/sqrt(K)"
 model.value=lowrank | lowrank | did you mean "low_rank"

@@ -13,7 +13,7 @@ from errors import raises
 from experiments.config import errors
 from experiments.devices import mesh as meshes
 from experiments.engine import loop, optim, train_step
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, records
 
 BAD, DEVICES = 7, 2
 
@@ -190,10 +190,10 @@ def test_a_run_aborts_with_one_sentence_and_resumes_from_the_state_before_the_st
         train_run()
     assert "\n" not in str(caught.value)
     assert [file.name for file in (folder / "checkpoints").iterdir()] == [str(bad)]
-    assert [row["step"] for row in log.read(folder)] == list(range(1, bad + 1))
+    assert [row["step"] for row in records.read_metrics(folder)] == list(range(1, bad + 1))
     assert not (folder / "summary.json").exists()
     # A run that aborted may resume with train.nan = skip. It counts the step that it skips.
     summary = train_run(train__nan="skip", train__steps=bad + 3)
     assert summary["skipped"] == 1 and summary["steps"] == bad + 3
-    assert [row["train/skipped"] for row in log.read(folder) if "train/skipped" in row] == [1] * 3
+    assert [row["train/skipped"] for row in records.read_metrics(folder) if "train/skipped" in row] == [1] * 3
     assert f"train.steps was {bad + 2} and is {bad + 3}: the rest of the learning" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from errors import raises
 import launch
 from experiments.config import by_name, errors
 from experiments.engine import run as runs, summary as summaries
-from experiments.folder import log, manifest
+from experiments.folder import manifest, records
 
 unbroken, unbroken_folder = dots.unbroken, dots.unbroken_folder
 
@@ -62,7 +62,7 @@ def test_a_run_in_this_process_equals_that_of_the_command(call_result, unbroken_
     (result, out), command_folder = (call_result[0], call_result[1].getvalue()), unbroken_folder / "run"
     assert out.count("dots: 61 points") == 1 and out.count("step 4: eval/") == 1 and "throughput" in out
     assert list_names(result.folder) == list_names(command_folder)
-    assert log.read(result.folder) == log.read(command_folder)
+    assert records.read_metrics(result.folder) == records.read_metrics(command_folder)
     assert result.summary == summary(result.folder)
     assert result.summary["params_sha256"] == summary(command_folder)["params_sha256"]
     assert result.figures == [result.folder / "figures" / "dots.png"]
@@ -83,7 +83,7 @@ def test_a_second_call_returns_the_first_result_also_with_the_saved_config(call_
 
 
 def test_the_step_to_resume_from_is_an_argument(call_result):
-    with raises(errors.UserError, "resume=5", "It has: 6"):
+    with raises(errors.UserError, "resume=5", "its steps are: 6"):
         launch_run(call_result[0].folder.parent, resume=5)
 
 

@@ -16,19 +16,23 @@ from experiments.engine import loop
 
 
 class Recorder:
-    """A replacement for the run in the loop: it records the calls in `events`."""
+    """A replacement for all parts of loop.Training: it records the calls in `events`."""
 
     def __init__(self, steps, pauses):
         self.plan = types.SimpleNamespace(steps=steps, mesh=meshes.make(data=1))
-        self._pauses, self.events, self.line = pauses, [], self
+        self.saver = self.logs = self.line = self
+        self.clock = types.SimpleNamespace(pauses=self.pauses, is_due=self.is_due, saves=lambda n: True, request=0)
+        self.saves, self.check, self.is_stale = self, lambda: None, lambda: False
+        self._pauses, self.events = pauses, []
 
-    def log(self, n, batch, metrics, state):
-        self.events.append(f"log {n}" if metrics["alive"] else f"failed {n} with {state}, {batch['at_B']}")
+    def log(self, n, metrics):
+        self.events.append(f"log {n}")
         assert metrics["loss"] == 10 * n
-        return bool(metrics["alive"])
+        return 0
 
-    def ends_early(self, n, state):
-        return False
+    def on_failure(self, n, state, batch, metrics):
+        assert metrics["loss"] == 10 * n
+        self.events.append(f"failed {n} with {state}, {batch['at_B']}")
 
     def pauses(self, n):
         return n in self._pauses
@@ -39,20 +43,20 @@ class Recorder:
         yield
         self.events.append("resume")
 
-    def save_if_due(self, n, state):
+    def save(self, n, state):
         self.events.append(f"save {n} with {state}")
 
-    def stop_if_requested(self):
+    def stop_if_requested(self, request):
         self.events.append("stop")
 
     def is_due(self, action, n):
         return action == "evaluate"
 
-    def evaluate(self, n, state):
+    def evaluate(self, run, n, state):
         self.events.append(f"evaluate {n} with {state}")
 
 
-def events(*, start, steps, pauses, fails_at=0):
+def events(monkeypatch, *, start, steps, pauses, fails_at=0):
     """Return the recorded calls of a loop whose step only counts. From step `fails_at` on, it changes nothing."""
     recorder = Recorder(steps, pauses)
 
@@ -62,6 +66,7 @@ def events(*, start, steps, pauses, fails_at=0):
         loss, alive = jnp.float32(10 * (state + 1)), alive and state + 1 != fails_at
         return state + bool(alive), {"loss": loss, "alive": jnp.bool_(alive)}
 
+    monkeypatch.setattr(loop, "evaluate", recorder.evaluate)
     data = ({"at_B": np.full(1, i)} for i in range(start, steps))
     assert loop.train(recorder, step, start, data, start=start) == (fails_at - 1 if fails_at else steps)
     return recorder.events
@@ -74,21 +79,27 @@ def pause_events(n):
     return [line.format(n) for line in PAUSE]
 
 
-def test_a_step_is_logged_while_the_next_one_is_taken_and_before_a_pause():
-    assert events(start=0, steps=5, pauses=(3, 5)) == [
+def test_a_step_is_logged_while_the_next_one_is_taken_and_before_a_pause(monkeypatch):
+    assert events(monkeypatch, start=0, steps=5, pauses=(3, 5)) == [
         *("step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause_events(3)),
         *("step 4", "step 5", "log 4", "log 5", *pause_events(5)),
     ]
-    assert events(start=7, steps=9, pauses=(9,)) == ["step 8", "step 9", "log 8", "log 9", *pause_events(9)]
-    assert events(start=4, steps=4, pauses=(4,)) == []
+    assert events(monkeypatch, start=7, steps=9, pauses=(9,)) == [
+        "step 8",
+        "step 9",
+        "log 8",
+        "log 9",
+        *pause_events(9),
+    ]
+    assert events(monkeypatch, start=4, steps=4, pauses=(4,)) == []
 
 
-def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it():
+def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it(monkeypatch):
     begin = ["step 1", "step 2", "log 1"]
-    assert events(start=0, steps=5, pauses=(5,), fails_at=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
+    assert events(monkeypatch, start=0, steps=5, pauses=(5,), fails_at=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
     # The failed step is not saved.
     for steps in (5, 2):
-        assert events(start=0, steps=steps, pauses=(2,), fails_at=2) == [*begin, "failed 2 with 1, [1]"]
+        assert events(monkeypatch, start=0, steps=steps, pauses=(2,), fails_at=2) == [*begin, "failed 2 with 1, [1]"]
 
 
 SIZE = 50_000  # rows of a parameter that is much larger than the others

@@ -23,7 +23,7 @@ HASH = "[0-9a-f]{40}"
 
 
 def test_the_commit_is_a_hash_or_empty_without_git(monkeypatch):
-    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdirs.describe_commit())
+    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdirs.read_commit()[0])
     monkeypatch.setenv("PATH", "")
     assert workdirs.read_commit.__wrapped__() == ("", b"")  # git is not on the PATH
 
@@ -84,8 +84,8 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(user
     file = tiny.config_file(
         user_folder, "ablation", study__experiment="vision", model__score="of_mine:mine", study__arms=arms
     )
-    config = config_files.load(file, base=tiny.base.get_config)
-    make_settings = functools.partial(configs.Settings, config, config_files.defaults(config, tiny.base.get_config))
+    config = config_files.load(file)
+    make_settings = functools.partial(configs.Settings, config)
     settings = make_settings(file=file)
     config_source = {user_folder / "ablation_config.py": "ablation_config.py"}
     assert settings.sources() == config_source  # nothing is imported yet
@@ -103,9 +103,8 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(user
 
 def test_project_configs_that_a_config_imports_are_not_sources_of_the_user():
     file = by_name.ROOT / "configs" / "contradictions_small.py"
-    config = config_files.load(str(file), base=tiny.base.get_config)
-    defaults = config_files.defaults(config, tiny.base.get_config)
-    assert configs.Settings(config, defaults, file=str(file)).sources() == {file: file.name}
+    config = config_files.load(str(file))
+    assert configs.Settings(config, file=str(file)).sources() == {file: file.name}
 
 
 def test_the_first_source_stays_if_a_run_is_resumed_with_another_file(tmp_path, capsys):

@@ -25,7 +25,7 @@ from configs import base
 from experiments.config import disk, errors, settings as configs
 from experiments.devices import compilation, mesh as meshes
 from experiments.engine import run as runs, summary as summaries, train_step
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, records
 from experiments.studies import study as studies
 
 SUMMARY = "experiment steps params params_sha256 eval/loss eval/accuracy wall_seconds compile_seconds"
@@ -61,7 +61,7 @@ def test_a_run_has_these_files_rows_and_summary(reference_run):
     names = list_names(reference_run) - {"source"}  # exists only if this checkout has edits
     assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
     assert list_names(reference_run / "checkpoints") == {"6", "9"}  # keep = 2
-    rows = log.read(reference_run)
+    rows = records.read_metrics(reference_run)
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
     assert [row["step"] for row in rows if "eval/loss" in row] == [4, 8, 9]
     assert {"train/loss", "train/accuracy", "train/gradient_norm", "train/learning_rate"} <= rows[0].keys()
@@ -93,9 +93,9 @@ def test_a_run_can_be_resumed_on_another_number_of_devices(tmp_path, reference_r
     assert "was trained on 2 x cpu, now 1 x cpu: numbers may differ in the last bits" in capsys.readouterr().out
     assert summary(folder)["devices"] == 1
     assert json.loads((folder / "config.json").read_text())["config"]["mesh"]["data"] == 1
-    rows = [row for row in log.read(folder) if row["step"] > SAVE and "train/loss" in row]
+    rows = [row for row in records.read_metrics(folder) if row["step"] > SAVE and "train/loss" in row]
     assert [row["step"] for row in rows] == [4, 6, 8, 9]
-    expected = {row["step"]: row["train/loss"] for row in log.read(reference_run) if "train/loss" in row}
+    expected = {row["step"]: row["train/loss"] for row in records.read_metrics(reference_run) if "train/loss" in row}
     assert [row["train/loss"] for row in rows] == pytest.approx([expected[row["step"]] for row in rows], rel=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_a_run_with_growing_batches_can_be_resumed_across_a_change_of_size(tmp_p
         assert words in out
     # Twice as many examples need twice the FLOP.
     assert re.findall(r"([\d.]+ \w+) per step", out) == ["720 FLOP", "1.44 kFLOP", "720 FLOP"]
-    rows = [row for row in log.read(tmp_path / "whole") if "train/loss" in row]
+    rows = [row for row in records.read_metrics(tmp_path / "whole") if "train/loss" in row]
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01] * 10)
     parts = shutil.copytree(tmp_path / "whole", tmp_path / "parts")
@@ -167,7 +167,7 @@ def test_a_batch_uses_the_step_compiled_for_its_size_and_memory_is_that_of_the_l
 def test_pairs_may_be_tuples_in_a_config_file_and_are_saved_as_lists():
     config = base.get_config()
     config.train.growth = [(500, 128)]
-    assert configs.flat(configs.values_of(config))["train.growth"] == [[500, 128]]
+    assert configs.flat(config)["train.growth"] == [[500, 128]]
 
 
 CLASSES = ["cat", "dog", "eel"]

@@ -7,7 +7,6 @@ import pytest
 import small_files
 import tiny
 
-from configs import base
 from experiments.config import files as config_files, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan
@@ -19,7 +18,7 @@ FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not
 
 def make_settings(file: pathlib.Path, folder: pathlib.Path) -> configs.Settings:
     """Return the settings of the file's run, or of the first run of its study, with small data and one layer."""
-    values = config_files.load(str(file), base=base.get_config)
+    values = config_files.load(str(file))
     if values.experiment != "convolution":  # it has no layers
         values.model.M = 1
     if "/" in values.get("text", {}).get("tokenizer", ""):
@@ -29,7 +28,7 @@ def make_settings(file: pathlib.Path, folder: pathlib.Path) -> configs.Settings:
     sections = [name for name in ("text", "pairs", "image") if name in values and values[name].source != "digits"]
     sections = ["texts" if values.experiment == "text_classification" else name for name in sections]
     values.update_from_flattened_dict(small_files.sources(folder, sections, side=28))
-    settings = configs.Settings(values, config_files.defaults(values, base.get_config))
+    settings = configs.Settings(values)
     if values.experiment != "ablation":
         return settings
     design = studies.read(settings)  # test_ablation.py checks the other runs

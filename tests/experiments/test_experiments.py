@@ -16,7 +16,7 @@ from experiments import language
 from experiments.config import by_name, disk
 from experiments.data import corpus as corpora, tokenization
 from experiments.figures import images as image_figures
-from experiments.folder import log
+from experiments.folder import records
 from experiments.model import checks, model as models, splits
 from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer
 from tfm.attention import implementations, mask as masks, relative_position, score, value
@@ -71,7 +71,7 @@ def test_a_run_of_the_command_learns_and_writes_figures_and_text(tmp_path, monke
     assert text.startswith("\n") and len(text.encode()) > 16
     for part in (*figures, folder / "sample.txt", text, "FLOP per step", "tokens/s", "attention: flash", "eval/loss"):
         assert str(part) in outcome.out
-    rows = log.read(folder)
+    rows = records.read_metrics(folder)
     assert max(row["step"] for row in rows) == 40 and all(math.isfinite(x) for row in rows for x in row.values())
     for name in ("train/loss", "eval/loss"):
         losses = [row[name] for row in rows if name in row]

@@ -20,7 +20,7 @@ from experiments.config import by_name, errors
 from experiments.data import corpus as corpora
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step, watch as watches
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, records
 from experiments.model import losses
 from experiments.pretrained import open_model
 from experiments.tools import evaluate, sample
@@ -237,7 +237,7 @@ def test_a_metric_of_the_users_decides_which_checkpoint_is_kept(guide):
     metrics = '--config.train.metrics=["my_metrics:rank", "top5"]'
     changes = {"train.keep_best": "eval/rank", "train.steps": 4, "train.evaluate_every": 1}
     summary = run(guide, "language", metrics, **changes)
-    ranks = [row["eval/rank"] for row in log.read(guide / "run") if "eval/rank" in row]
+    ranks = [row["eval/rank"] for row in records.read_metrics(guide / "run") if "eval/rank" in row]
     assert summary["checkpoints"]["best"]["eval/rank"] == min(ranks) and len(ranks) == 4
     assert summary["better"] == {"rank": "less", "top5": "more"}
     assert (guide / "run" / "source" / "my_metrics.py").is_file()

@@ -9,7 +9,6 @@ import pytest
 import tiny
 from errors import raises
 
-from configs import base
 from experiments.config import by_name, errors, files as config_files, settings as configs
 from experiments.studies import study as studies
 from tfm import loss
@@ -86,7 +85,7 @@ def test_a_saved_config_does_not_import_a_users_experiment_unless_the_command_na
     saved = {"experiment": "own_line", "line": {"slope": 1.0}, "train": {"batch_size": 16}}
     (user_folder / "a.json").write_text(json.dumps(saved))
     refusal = tiny.run("--config", "a.json", "--dry_run")
-    assert refusal.code == 2 and 'a.json has experiment = "own_line"' in refusal.err
+    assert refusal.code == 2 and 'a.json: the file has experiment = "own_line"' in refusal.err
     assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line", "--config.mesh.data=1").code == 0
 
 
@@ -124,8 +123,8 @@ def test_the_experiment_of_the_guide_learns_and_can_be_studied(tmp_path, monkeyp
     assert len(code.splitlines()) <= 60
     file = tmp_path / "my_regression.py"
     file.write_text(code, encoding="utf-8")
-    config = config_files.load(str(file), base=base.get_config)
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    config = config_files.load(str(file))
+    settings = configs.Settings(config)
     runs = studies.runs(settings, studies.read(settings))
     assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
     assert not any("study" in run.settings.to_dict() or run.settings.experiment != "my_regression" for run in runs)

@@ -16,7 +16,7 @@ from errors import raises
 
 from experiments.config import errors
 from experiments.data import pairs, translation_score
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, records
 from experiments.model import model as models
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
@@ -81,7 +81,7 @@ def test_a_run_learns_to_translate_held_out_sentences(trained_run):
     for method in ("greedy", "beam"):
         assert summary[f"eval/chrf_{method}"] > 70 > 60 > summary["baseline/chrf"]
         assert summary[f"eval/bleu_{method}"] > 50 > 40 > summary["baseline/bleu"]
-    losses = [row["eval/loss"] for row in log.read(trained_run.folder) if "eval/loss" in row]
+    losses = [row["eval/loss"] for row in records.read_metrics(trained_run.folder) if "eval/loss" in row]
     assert len(losses) == 2 and losses[1] < losses[0] < math.log(W)
     assert len(trained_run.blocks) == 11 and all((source, truth) in PAIRS for source, truth, _, _ in trained_run.blocks)
     assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in trained_run.blocks) >= 18

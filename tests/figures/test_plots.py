@@ -141,9 +141,7 @@ def test_curves_show_the_points_in_order_without_numbers_that_are_not_finite(dra
     training, evaluation = axes.lines
     assert training.get_xydata().tolist() == [[3, 4], [5, 2]] and evaluation.get_xydata().tolist() == [[8, 3]]
     assert axes.get_title() == "vit (3 values not finite)" and axes.get_ylabel() == "loss, nats per token"
-
-
-def test_curves_are_logarithmic_beyond_one_decade_of_positive_values(draw_figure):
+    # Beyond one decade of positive values, the axis is logarithmic.
     for low, scale in ((1.1, "linear"), (0.9, "log"), (0.0, "linear"), (-1.0, "linear")):
         rows = [{"step": 1, "train/loss": 10.0, "eval/loss": low}]
         assert draw_figure(draw_curves, rows).axes[0].get_yscale() == scale

@@ -10,7 +10,7 @@ from errors import raises
 from tensorboardX.proto import event_pb2
 
 from experiments.config import errors
-from experiments.folder import log
+from experiments.folder import log, records
 
 
 def read_scalars(folder):
@@ -35,13 +35,13 @@ def test_only_the_last_line_may_be_cut_off(tmp_path):
     lines = [json.dumps(row) for row in make_rows(*range(1, 10))]
     file = tmp_path / "metrics.jsonl"
     file.write_text("\n".join(lines) + '\n{"step": 10, "tra')
-    assert log.read(tmp_path) == make_rows(*range(1, 10))
+    assert records.read_metrics(tmp_path) == make_rows(*range(1, 10))
     log.Log(tmp_path, start=8).close()
-    assert log.read(tmp_path) == make_rows(*range(1, 9))
+    assert records.read_metrics(tmp_path) == make_rows(*range(1, 9))
     for line in ('{"step": 3', "\0", "[]", '{"step": "3"}', '{"step": 3, "train/loss": "x"}'):
         file.write_text("\n".join([*lines[:2], line, *lines[3:]]))
         with raises(errors.UserError, file, "line 3 "):
-            log.read(tmp_path)
+            records.read_metrics(tmp_path)
 
 
 def write_session(folder, rows, *, start=0, **options):
@@ -58,7 +58,7 @@ def test_rows_after_the_start_are_deleted(tmp_path):
         '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
         '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
     )
-    _, second, third = log.read(tmp_path)
+    _, second, third = records.read_metrics(tmp_path)
     assert second == {"step": 2, "train/loss": 1.0}
     assert third == {"step": 3, "train/loss": None, "train/accuracy": None}
     assert {file.name for file in tmp_path.iterdir()} == {"metrics.jsonl", "events"}
@@ -86,7 +86,7 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
     files = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
     assert [b"train/loss" in one and b"accuracy" not in one for one in files] == [True, True]
     assert b"seed" in files[0]
-    assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
+    assert [row["step"] for row in records.read_metrics(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
 
 
 def test_control_characters_are_escaped_when_printed(capsys):
@@ -102,23 +102,3 @@ def test_an_unknown_log_is_refused(monkeypatch):
     for names, part in ((["wandb"], ".[wandb]"), ([3], '"3"')):
         with raises(errors.UserError, "log", part):
             log.check(names)
-
-
-def test_the_progress_bar_counts_the_tokens_of_every_step_and_excludes_pauses(monkeypatch, capsys):
-    monkeypatch.setattr(log, "MIN_STEPS", 1)
-    seconds, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
-    monkeypatch.setattr(log.time, "perf_counter", lambda: seconds)
-    line = log.Progress(
-        start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(sizes[:n]) / 16
-    )
-    for step in (3, 4, 5, 6, 7):  # 16 examples that do not count, then 32 + 32 + 32 + 48 of 4 tokens in 16 s
-        seconds += 4
-        line.advance(step, None if step == 4 else 1.5)
-        if step == 3:
-            with line.pause():
-                seconds += 6
-        assert line.tokens_per_second() == (16 if step == 3 else 32 if step < 7 else 36)
-    line.close()
-    # A line is printed at most every 10 s, if the loss is known. After 12 s: 64 examples in 8 s; 192 remain.
-    line = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
-    assert capsys.readouterr().out == line

@@ -9,10 +9,11 @@ from errors import raises
 
 from experiments import command as commands
 from experiments.config import disk, errors, settings as configs
-from experiments.folder import log, records
+from experiments.folder import records
 
 CONFIG, SUMMARY, METRICS, DATA = "config.json", "summary.json", "metrics.jsonl", "data.json"
-READERS = {CONFIG: records.read_config, SUMMARY: records.read_summary, METRICS: log.read, DATA: records.read_data}
+READERS = {CONFIG: records.read_config, SUMMARY: records.read_summary, DATA: records.read_data}
+READERS[METRICS] = records.read_metrics
 VALID = {
     CONFIG: b'{"config": {"train": {"steps": 3}, "model": {"cap": 0}}, "data": null, "devices": null}',
     SUMMARY: b'{"steps": 3, "eval/loss": NaN, "diverged_at": null, "initial": {"a": [1, 2, 3, 4]}}',
@@ -83,7 +84,7 @@ def test_a_section_or_list_that_contains_itself_is_refused():
         config.model.inner = config.model
     items = []
     items.append(items)
-    for values, name in ((configs.values_of(config), "model"), ({"train": {"metrics": items}}, "train")):
+    for values, name in ((config.to_dict(), "model"), ({"train": {"metrics": items}}, "train")):
         with raises(errors.UserError, f"{name}, ", "contains itself"):
             configs.flat(values)
 

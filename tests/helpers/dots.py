@@ -11,7 +11,7 @@ import tiny
 from ml_collections import ConfigDict
 
 from experiments.engine import batches, run as runs, run_plan
-from experiments.folder import log
+from experiments.folder import records
 
 # Every step is logged. The 29 held-out points are 6 batches.
 CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "mesh.data": 1}
@@ -94,7 +94,7 @@ def list_steps(folder):
 def read_result(folder):
     """Return the sha256 of the last parameters and the rows of the log, which resuming must not change."""
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    return summary["params_sha256"], log.read(folder / "run")
+    return summary["params_sha256"], records.read_metrics(folder / "run")
 
 
 def finish_run(folder):

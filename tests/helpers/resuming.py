@@ -6,7 +6,7 @@ import dots
 import pytest
 import tiny
 
-from experiments.folder import log
+from experiments.folder import records
 
 STEPS, SAVE = 9, 3
 SETTINGS = {"train__steps": STEPS, "train__save_every": SAVE, "train__log_every": 1, "train__evaluate_every": 4}
@@ -41,7 +41,7 @@ def break_off(folder, step, **changes):
 
 def have_equal_results(folder, reference):
     """Return True if both runs have the same parameters and the same log."""
-    first, second = ((summary(run)["params_sha256"], log.read(run)) for run in (folder, reference))
+    first, second = ((summary(run)["params_sha256"], records.read_metrics(run)) for run in (folder, reference))
     return first == second
 
 

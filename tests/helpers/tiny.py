@@ -82,7 +82,7 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
 
 def load_config(file: str, **options) -> Any:
     """Load the config in a file."""
-    return config_files.load(file, base=base.get_config, **options)
+    return config_files.load(file, **options)
 
 
 def settings(experiment: str, *, model: bool = True, **changes) -> configs.Settings:
@@ -90,7 +90,7 @@ def settings(experiment: str, *, model: bool = True, **changes) -> configs.Setti
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     values = base.get_config(experiment, of=changes.get("study.experiment", ""))
     values.update_from_flattened_dict(TRAIN | (MODEL if model else {}) | changes)
-    return configs.Settings(values, config_files.defaults(values, base.get_config))
+    return configs.Settings(values)
 
 
 def fields() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 import tiny
 
-from experiments.folder import log
+from experiments.folder import records
 from experiments.studies import figures as study_figures
 
 STEPS = 6
@@ -63,5 +63,5 @@ def assert_equal_runs(folder: pathlib.Path, reference: pathlib.Path, names: Iter
     for name in names:
         for key in ("params_sha256", "diverged_at", "eval/loss", "eval/accuracy", "steps"):
             assert results[name][key] == expected[name][key], f"{key} of {name}"
-        rows, expected_rows = (log.read(folder / "study" / name) for folder in (folder, reference))
+        rows, expected_rows = (records.read_metrics(folder / "study" / name) for folder in (folder, reference))
         assert rows == expected_rows and len(rows) > 2, name

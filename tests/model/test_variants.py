@@ -107,6 +107,14 @@ def test_a_plain_tuple_becomes_a_variant_of_its_stage(stage, name):
     assert tuple(variant[: len(plain)]) == plain
 
 
+def test_a_norm_of_the_users_with_running_averages_is_a_batch_norm():
+    values = tiny.settings("language", model__norm="test_variants:norm_three", train__accumulation=2)
+    with raises(errors.UserError, "text.head = linear+gelu", "model.norm = test_variants:norm_three"):
+        models.build_language_model(values.model, head=heads.masked_word, W=7, N=8, output="linear+gelu")
+    with raises(errors.UserError, "train.accumulation = 2"):
+        tiny.task_of(values)
+
+
 def test_a_tuple_with_too_few_parts_is_refused():
     words = refusal(model__value="test_variants:mlp_pair")
     assert "must be a tuple (init, " in words and "an object" in words
@@ -248,7 +256,7 @@ def test_a_variant_is_imported_from_the_working_directory_or_else_the_folder_of_
     (folders[1] / "own_beside.py").write_text(OWN.format("beside"))
     for folder in folders:
         (folder / "own_twice.py").write_text(OWN.format(folder.name))
-    config_files.load(tiny.config_file(folders[1], "vision"), base=tiny.base.get_config)
+    config_files.load(tiny.config_file(folders[1], "vision"))
     assert find("own_beside:mine").init == "beside" and capsys.readouterr().out == ""
     assert find("own_twice:mine").init == "here"
 

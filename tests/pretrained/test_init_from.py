@@ -15,7 +15,7 @@ from errors import raises
 
 from configs import base, finetune
 from experiments import text_classification
-from experiments.config import errors, files as config_files, settings as configs
+from experiments.config import errors, settings as configs
 from experiments.data import tokenization
 from experiments.engine import run as runs
 from experiments.model import model as models
@@ -196,7 +196,7 @@ def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(
     monkeypatch.setitem(hub.FAMILIES, "bert", relu)
     config = base.get_config("text_classification")
     config.update(init_from=str(published.save(tmp_path, "bert")), init_fresh="head")
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config), explicit=chosen)
+    settings = configs.Settings(config, explicit=chosen)
     assert warm_start.adopt_architecture(settings, None).text.head == head
 
 
@@ -253,7 +253,7 @@ def test_settings_that_the_user_did_not_choose_follow_the_model(tmp_path, capsys
     def adopt(path=folder_of_model, chosen=(), folder=None, **changes):
         config = base.get_config("language")
         config.update_from_flattened_dict({"init_from": str(path)} | changes)
-        settings = configs.Settings(config, config_files.defaults(config, base.get_config), explicit=chosen)
+        settings = configs.Settings(config, explicit=chosen)
         return configs.flat(warm_start.adopt_architecture(settings, folder).to_dict())
 
     settings = adopt()
@@ -282,7 +282,7 @@ def test_a_run_starts_from_a_published_llama_with_its_tokenizer(tmp_path):
     config.update_from_flattened_dict(
         {"text.source": str(tmp_path / "text.txt"), "text.N": 12, "init_from": str(folder)}
     )
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    settings = configs.Settings(config)
     settings = warm_start.adopt_architecture(settings, None)
     work = tiny.work_of(settings)
     start, _ = load(settings, work.task, files=work.files)

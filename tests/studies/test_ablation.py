@@ -10,10 +10,9 @@ import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
 import launch
-from configs import base
 from experiments.config import files as config_files, settings as configs
 from experiments.engine import loop
-from experiments.folder import log
+from experiments.folder import records
 from experiments.studies import figures as study_figures, programs, run_folders, study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -30,7 +29,7 @@ def test_a_study_writes_its_runs_and_its_report(tmp_path):
     summaries, root = tiny_study.summaries(tmp_path), tmp_path / "study"
     assert sorted(summaries) == sorted(ALL[2:])
     for name, summary in summaries.items():
-        rows = log.read(root / name)
+        rows = records.read_metrics(root / name)
         for key, steps in {"eval/loss": [0, 3, 6], "train/loss": [2, 4, 6], "symmetry/2": [0, 3, 6]}.items():
             assert [row["step"] for row in rows if key in row] == steps
         assert summary["eval/loss"] == pytest.approx(rows[-1]["eval/loss"]) and summary["diverged_at"] is None
@@ -38,7 +37,7 @@ def test_a_study_writes_its_runs_and_its_report(tmp_path):
         assert summary["flops_per_step"] > 0 < summary["seconds_per_step"] < summary["wall_seconds"]
         assert [*summary["sources"]][0] == "ablation_config.py" and summary["data_sha256"] is None
         assert summary["initial"].keys() == {"G_CD 3x5", "b_C 3"}
-    first = {name: log.read(root / name)[0]["eval/loss"] for name in summaries}
+    first = {name: records.read_metrics(root / name)[0]["eval/loss"] for name in summaries}
     assert first["all/fast/seed_3"] == first["all/base/seed_3"] != first["all/base/seed_5"]  # before training
     config = "ablation_config.py"
     assert list(tmp_path.glob(f"study/**/{config}")) == [root / "source" / config]  # one copy for all runs
@@ -70,7 +69,9 @@ def test_a_run_of_a_study_equals_the_same_run_alone(complete_study, tmp_path):
     assert (lean["together"], fast["together"]) == (2, 4)  # two programs
     for name in ("eval/loss", "eval/accuracy", "baseline/accuracy"):  # equal bit for bit in JAX 0.10.2, but not in 0.12
         assert fast[name] == pytest.approx(single_run[name], rel=1e-5), name
-    rows = [log.read(run) for run in (tmp_path / "run", complete_study / "study" / "all" / "fast" / "seed_5")]
+    rows = [
+        records.read_metrics(run) for run in (tmp_path / "run", complete_study / "study" / "all" / "fast" / "seed_5")
+    ]
     losses = [{row["step"]: row["train/loss"] for row in run_rows if "train/loss" in row} for run_rows in rows]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 3
     assert not any("symmetry/1" in row for row in rows[1])  # `log` has no "symmetry"
@@ -164,8 +165,8 @@ def test_started_programs_come_first_and_unchanged(tmp_path):
 
 @pytest.mark.parametrize("stem", PROGRAMS)
 def test_every_study_of_the_project_is_valid(stem):
-    config = config_files.load(str(ROOT / "configs" / f"{stem}.py"), base=base.get_config)
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    config = config_files.load(str(ROOT / "configs" / f"{stem}.py"))
+    settings = configs.Settings(config)
     design = studies.read(settings)
     programs = studies.programs(studies.runs(settings, design._replace(seeds=design.seeds[:1])))
     assert len(programs) == PROGRAMS[stem] and len(design.seeds) >= 3  # fewer seeds give no verdict

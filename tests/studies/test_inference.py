@@ -31,13 +31,10 @@ def test_the_power_equals_that_of_simulated_studies(n, m, effect_on_grid):
         assert inference.detectable(n_seeds, m) <= effect < inference.detectable(n_seeds - 1, m)
 
 
-def test_holm_correction_equals_values_by_hand():
+def test_holm_correction_and_rates_equal_values_by_hand():
     assert inference.holm([0.01, 0.04, 0.03], 3) == pytest.approx([0.03, 0.06, 0.06])
     assert inference.holm([0.01, 0.04, 0.03], 4) == pytest.approx([0.04, 0.09, 0.09])  # a fourth comparison has no p
     assert inference.holm([0.5, 0.6], 3) == [1.0, 1.0] and inference.holm([], 3) == []
-
-
-def test_intervals_of_rates_of_0_and_1_equal_the_closed_form():
     low = 0.025 ** (1 / 5)  # its fifth power is 2.5 %
     assert inference.rate(0, 5).interval == pytest.approx((0, 1 - low))
     assert inference.rate(5, 5).interval == pytest.approx((low, 1))

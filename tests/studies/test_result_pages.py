@@ -1,5 +1,7 @@
 """The scripts of docs/ladder.md and docs/positions.md on runs with chosen losses; the arms that are files of a user."""
 
+import contextlib
+import io
 import pathlib
 import runpy
 import types
@@ -10,9 +12,9 @@ import pytest
 import study_folder
 import tiny
 
-from configs import base, ladder, positions
+from configs import ladder, positions
 from configs.arms import stochastic_depth
-from experiments.config import files as config_files, settings as configs
+from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
 from experiments.studies import figures as study_figures, results, study as studies
 from tfm import shapes
@@ -36,10 +38,19 @@ def write_study(folder, config, losses):
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     monkeypatch.setattr(study_figures, "draw", lambda *arguments, **options: [])
-    monkeypatch.setattr(study_figures, "write_laws", lambda *arguments, **options: [])
 
 
-def test_the_script_on_positions_prints_and_draws_the_differences(tmp_path, capsys, monkeypatch):
+def run_script(name, folder, patch, *arguments):
+    """Run a script of docs/ and return the rows that it prints as lists of cells. It writes its figure into folder."""
+    script = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))
+    patch.setitem(script["main"].__globals__, "__file__", str(folder / f"{name}.py"))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        script["main"](*arguments)
+    assert (folder / f"{name}.png").stat().st_size > 10_000
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.getvalue().splitlines() if "|" in line]
+
+
+def test_the_script_on_positions_prints_and_draws_the_differences(tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
 
     def losses(condition, arm):
@@ -47,31 +58,24 @@ def test_the_script_on_positions_prints_and_draws_the_differences(tmp_path, caps
         return 2 + gain + draw.normal(0, 0.004, 10)
 
     write_study(tmp_path, positions.get_config(), losses)
-    script = runpy.run_path(str(ROOT / "docs" / "positions.py"))
-    monkeypatch.setitem(script["main"].__globals__, "__file__", str(tmp_path / "positions.py"))
-    script["main"](tmp_path)
-    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in capsys.readouterr().out.splitlines()[:-1]}
+    rows = {name: cells for name, *cells in run_script("positions", tmp_path, monkeypatch, tmp_path)}
     assert len(rows) == 9 and all(len(row) == 5 for row in rows.values())
-    assert all(" **+0.3" in cell or " **+0.29" in cell for cell in rows["no positions"])
+    assert all("**+0.3" in cell or "**+0.29" in cell for cell in rows["no positions"])
     assert ["**" in cell for cell in rows["ALiBi"]] == [False, False, False, True, False]
-    assert " **-0.0" in rows["ALiBi"][3] and all(1.98 < float(cell) < 2.02 for cell in rows["loss of rotary positions"])
-    assert (tmp_path / "positions.png").stat().st_size > 10_000
+    assert rows["ALiBi"][3].startswith("**-0.0")
+    assert all(1.98 < float(cell) < 2.02 for cell in rows["loss of rotary positions"])
 
 
-def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path, capsys, monkeypatch):
+def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path, monkeypatch):
     draw, names = np.random.default_rng(0), [name for name, _ in ladder.arms()]
 
     def losses(condition, arm):
         return 3 - 0.1 * min(names.index(arm), 3) + draw.normal(0, 0.002, 5)  # the first three steps help
 
     write_study(tmp_path, ladder.get_config(), losses)
-    script = runpy.run_path(str(ROOT / "docs" / "ladder.py"))
-    monkeypatch.setitem(script["main"].__globals__, "__file__", str(tmp_path / "ladder.py"))
-    script["main"]([tmp_path])
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
-    assert [row[0].strip(" `") for row in rows] == names
+    rows = [row for row in run_script("ladder", tmp_path, monkeypatch, [tmp_path]) if row[0].startswith("`")]
+    assert [row[0].strip("`") for row in rows] == names
     assert ["**-0." in row[4] for row in rows] == [False, True, True, True, *[False] * 8]
-    assert (tmp_path / "ladder.png").stat().st_size > 10_000
 
 
 def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path):
@@ -82,7 +86,7 @@ def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path)
     config.study.update(arms=arms, conditions=[["small", sizes]], seeds=[0])
     changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 7, "train.batch_size": 3, "mesh.data": 1}
     config.update_from_flattened_dict(changes)
-    settings = configs.Settings(config, config_files.defaults(config, base.get_config))
+    settings = configs.Settings(config)
     params, losses, evaluations, gradients, key = {}, {}, {}, {}, jax.random.key(0)
     for run in studies.runs(settings, studies.read(settings)):
         task, arm = tiny.task_of(run.settings), run.arm

@@ -7,7 +7,6 @@ import pytest
 import tiny
 from errors import raises
 
-from configs import base
 from experiments.config import errors, files as config_files, settings as configs
 from experiments.folder import workdir as workdirs
 from experiments.studies import study as studies
@@ -128,9 +127,9 @@ def test_an_invalid_study_is_refused(changes, words):
 
 def test_the_arms_of_the_learning_rate_study_have_the_rates_in_their_names():
     """The command line's rate does not change them."""
-    config = config_files.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config)
+    config = config_files.load(str(ROOT / "configs" / "learning_rate_study.py"))
     configs.assign(config, "optim.learning_rate", "0.5")
-    runs = list_runs(configs.Settings(config, config_files.defaults(config, base.get_config)))
+    runs = list_runs(configs.Settings(config))
     optim = {run.arm: run.settings.optim for run in runs}
     no_decay = optim.pop("no_decay")
     assert all(float(name) == section.learning_rate for name, section in optim.items())

@@ -15,7 +15,7 @@ from tiny_study import ALL, ARMS, STEPS
 from experiments.config import disk, errors
 from experiments.devices import mesh as meshes
 from experiments.engine import loop
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, records
 from experiments.studies import programs, results
 
 SECOND_PROGRAM, SECOND_PROGRAM_CHANGES = ALL[2:], {"study__arms": ARMS[1:]}
@@ -23,14 +23,15 @@ ALL_STEPS = list(range(1, STEPS + 1))
 
 
 def watch(patch, method, notify):
-    """Call `notify` with n whenever the loop calls this method of loop.Training (`log` or `pauses`) for step n."""
-    original = getattr(loop.Training, method)
+    """Call `notify` with n whenever the loop calls Logs.log or Clock.pauses for step n."""
+    owner = {"log": loop.Logs, "pauses": loop.Clock}[method]
+    original = getattr(owner, method)
 
     def notify_and_call(self, n, *rest):
         notify(n)
         return original(self, n, *rest)
 
-    patch.setattr(loop.Training, method, notify_and_call)
+    patch.setattr(owner, method, notify_and_call)
 
 
 def stop_after(folder, step):
@@ -87,7 +88,7 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_counts_the_runs_in_it
         else:
             assert "no run of the study is finished" in outcome.err and not report.exists()
         if moment == "second evaluation":  # imitates a kill after the first of four rows
-            rows = log.read(complete_study / "study" / ALL[0])
+            rows = records.read_metrics(complete_study / "study" / ALL[0])
             (row,) = (row for row in rows if row["step"] == 3 and "eval/loss" in row)
             with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -139,9 +140,9 @@ def test_a_row_that_has_diverged_stays_diverged_after_a_resume_with_another_log_
     for name in SECOND_PROGRAM:
         assert (results[name]["params_sha256"] == expected[name]["params_sha256"]) == (name != SECOND_PROGRAM[1])
         assert "wall_seconds" not in results[name]  # unknown after an interruption
-        rows = log.read(tmp_path / "study" / name)
+        rows = records.read_metrics(tmp_path / "study" / name)
         assert name == SECOND_PROGRAM[1] or [row["step"] for row in rows if "train/loss" in row] == [2, 4, 5, 6]
-    rows = log.read(tmp_path / "study" / SECOND_PROGRAM[1])
+    rows = records.read_metrics(tmp_path / "study" / SECOND_PROGRAM[1])
     assert [row["eval/loss"] for row in rows if "eval/loss" in row][1:] == [results[SECOND_PROGRAM[1]]["eval/loss"]] * 2
 
 

@@ -130,15 +130,12 @@ def test_the_axis_seed_takes_devices_and_a_cpu_and_a_tpu_with_large_runs_compute
 def test_vmapped_runs_are_compiled_with_the_options_of_their_mesh(monkeypatch):
     vmapped = vmapped_runs.VmappedRuns(TASKS[3], functools.partial(optimiser, 0.1, 0.1), meshes.make(data=1), 1, True)
     state, batch = vmapped_runs.initial_state(vmapped, [3], {}), meshes.place_rows(vmapped.mesh, [TASKS[3].train[0]])
-    monkeypatch.setattr(meshes, "compiler_options", lambda _: {"none_such": "1"})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-        vmapped_runs.step(vmapped)(state, batch, np.array([True]), {})
-    monkeypatch.undo()
-    monkeypatch.setattr(compilation, "deterministic_options", lambda mesh, on: {"none_such": True} if on else {})
-    vmapped = vmapped._replace(task=vmapped.task._replace(deterministic=True))
-    for program in (
-        lambda: vmapped_runs.step(vmapped)(state, batch, np.array([True]), {}),
-        lambda: vmapped_runs.evaluator(vmapped)(state.params),
-    ):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-            program()
+    for owner, name, evaluates in ((meshes, "compiler_options", False), (compilation, "deterministic_options", True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda mesh, on=True: {"none_such": "1"} if on else {})
+            with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+                vmapped_runs.step(vmapped)(state, batch, np.array([True]), {})
+            if evaluates:
+                with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+                    vmapped_runs.evaluator(vmapped)(state.params)
+        vmapped = vmapped._replace(task=vmapped.task._replace(deterministic=True))

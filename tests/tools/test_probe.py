@@ -12,7 +12,7 @@ from errors import raises
 from experiments.config import errors
 from experiments.devices import mesh as meshes
 from experiments.engine import run as runs, run_plan, train_step
-from experiments.folder import checkpoint, log
+from experiments.folder import checkpoint, records
 from experiments.model import probe
 
 
@@ -74,7 +74,7 @@ def test_a_run_logs_the_probe_with_the_loss_and_logs_the_same_after_a_resume(tmp
     task = tiny.linear_task()._replace(probe=lambda params: {"size": jnp.sum(jnp.square(params["G_CD"]))})
     changes = dict(log=["tensorboard", "symmetry"], train__save_every=3, train__log_every=2, mesh__data=1)
     tiny.train(tmp_path, task, **changes)
-    rows = log.read(tmp_path)
+    rows = records.read_metrics(tmp_path)
     sizes = {row["step"]: row["size"] for row in rows if "train/loss" in row}
     assert sorted(sizes) == [2, 4, 5] and len(set(sizes.values())) == 3
     assert sizes[5] == pytest.approx(np.square(checkpoint.parameters(tmp_path / "checkpoints", 5)["G_CD"]).sum())
@@ -82,7 +82,7 @@ def test_a_run_logs_the_probe_with_the_loss_and_logs_the_same_after_a_resume(tmp
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     (tmp_path / "summary.json").unlink()
     tiny.train(tmp_path, task, **changes)
-    assert "at step 3" in capsys.readouterr().out and log.read(tmp_path) == rows
+    assert "at step 3" in capsys.readouterr().out and records.read_metrics(tmp_path) == rows
 
 
 def test_a_run_without_a_probe_cannot_log_it():

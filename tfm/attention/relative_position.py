@@ -28,11 +28,17 @@ def keep(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tu
 
 
 class RelativePosition(NamedTuple):
-    """The functions `init`, `rotate` and `bias` (None: no bias) of a relative position, described above."""
+    """The functions `init`, `rotate` and `bias` (None: no bias) of a relative position, described above.
+
+    is_rotary: True if `rotate` turns pairs of features, of which there must be an even number. The score must declare
+    supports_rope. is_dynamic: True if the angles depend on the position in the window, and not only on offsets.
+    """
 
     init: Callable[..., dict]
     rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] = keep
     bias: Callable[..., jax.Array] | None = None
+    is_rotary: bool = False
+    is_dynamic: bool = False
 
 
 def _no_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
@@ -97,7 +103,7 @@ def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_s
         rotate_array = functools.partial(rotate_pairs, n=n, base=base, halves=halves, scaling=scaling)
         return rotate_array(q_BHNK), rotate_array(k_BHNK)
 
-    return RelativePosition(_no_init, rotate=rotate)
+    return RelativePosition(_no_init, rotate=rotate, is_rotary=True)
 
 
 def _relative_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:

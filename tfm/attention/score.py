@@ -54,6 +54,7 @@ class Score(NamedTuple):
     not be squares or constants, as in l2_tied.
     supports_gqa: True if `init` also takes G, the number of heads of keys (groups.py).
     takes_eps: True if `apply` also takes eps, which its norms add inside the square root.
+    cuts_tokens: True if the queries are tokens, cut into heads. This needs D = H K, and all heads on each device.
     inner: the beginnings of the names of the matrices whose initial values model.score_std scales.
     measures: as in variant.py; `apply` then returns ((q, k), measures).
     """
@@ -67,6 +68,7 @@ class Score(NamedTuple):
     takes_eps: bool = False
     inner: tuple[str, ...] = ("U",)
     measures: variant.Weights = ()
+    cuts_tokens: bool = False
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -234,8 +236,10 @@ l2_tied = Score(_init(U_HKD=_l2), score_symmetric.l2_tied, _l2_factors)  # no bi
 pairwise = _bilinear(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), score_symmetric.pairwise)
 _pairwise_sym_init = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
 pairwise_sym = _bilinear(_pairwise_sym_init, score_symmetric.pairwise_sym, factors=_pairwise_sym_factors)
-identity_query = _bilinear(_identity_query_init, score_symmetric.identity_query, supports_gqa=True)
-nonlinear_query = Score(_nonlinear_query_init, _nonlinear_query, supports_rope=True, supports_gqa=True, takes_eps=True)
+identity_query = _bilinear(_identity_query_init, score_symmetric.identity_query, supports_gqa=True, cuts_tokens=True)
+nonlinear_query = identity_query._replace(
+    init=_nonlinear_query_init, apply=_nonlinear_query, factors=None, takes_eps=True
+)
 symmetric_init = _bilinear(_symmetric_init, _asymmetric, supports_gqa=True)
 asymmetric = _bilinear(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, supports_gqa=True)
 asymmetric_std = _bilinear(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, supports_gqa=True)
