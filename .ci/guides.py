@@ -9,11 +9,13 @@ becomes this file. Every line `python ...` of the shell blocks is run. At the en
 with runs/ must exist.
 """
 
+import contextlib
 import importlib.util
 import itertools
 import os
 import pathlib
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -107,6 +109,15 @@ def corpus(folder: pathlib.Path) -> None:
     (folder / "corpus").mkdir()
     for part, (a, b) in ends.items():
         (folder / f"corpus/{part}.txt").write_text(text[len(text) * a // 10 : len(text) * b // 10], "utf-8")
+
+
+def your_data(folder: pathlib.Path) -> None:
+    """Write notes into a SQLite file, and a text."""
+    text = shakespeare()
+    with contextlib.closing(sqlite3.connect(folder / "notes.db")) as data, data:
+        data.execute("CREATE TABLE notes (id, body)")
+        data.executemany("INSERT INTO notes VALUES (?, ?)", enumerate(text[:200_000].split("\n\n")))
+    (folder / "letters.txt").write_text(text[-50_000:], "utf-8")
 
 
 def shakespeare() -> str:

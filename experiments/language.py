@@ -45,7 +45,8 @@ def config() -> dict[str, dict]:
             "source": (
                 "stdlib",
                 "text: stdlib (Python's standard library), docstrings (of the standard library), tinyshakespeare, a "
-                "path, or hub:NAME (a data set of the Hugging Face hub)",
+                "path, hub:NAME (a data set of the Hugging Face hub), your function my_file:read, or several of them "
+                "with their shares of the training tokens: a.txt:0.7, b.txt:0.3",
             ),
             "field": (
                 "",
@@ -53,8 +54,8 @@ def config() -> dict[str, dict]:
             ),
             "tokenizer": (
                 "bytes",
-                "bytes, characters, bpe:8192 (a byte-level BPE of 8,192 tokens, learned from the training data), or "
-                "the path of a trained tokenizer: a file or a folder",
+                "bytes, characters, bpe:8192 (a byte-level BPE of 8,192 tokens, learned from the training data), "
+                "the path of a trained tokenizer (a file or a folder), or your function my_file:words",
             ),
             "N": (64, "tokens of a window (context length)"),
             "documents": (

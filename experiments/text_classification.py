@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.config import disk, errors, settings as configs
-from experiments.data import classes as class_names, labelled, pretrained_tokenizer
+from experiments.data import classes as class_names, files as data_files, labelled, pretrained_tokenizer
 from experiments.engine import batches, run as runs, train_step
 from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
@@ -40,13 +40,13 @@ def prepare(
     settings: configs.Settings,
     mesh: Mesh,
     *,
-    read: Callable[..., labelled.Labelled] = labelled.load,
+    read: Callable[..., data_files.Rows] = labelled.load,
     change: Callable[[models.Model], models.Model] = models.unchanged,
     loss: Callable[..., Callable[..., train_step.Ratios]] = losses.choose_class_loss,
 ) -> runs.Work:
     """Prepare the texts, a model of their tokens, its loss, and the figures. Parts: as in language.prepare.
 
-    read(source, field) -> labelled.Labelled. loss(settings, model, predict) as in losses.choose_class_loss.
+    read(source, field) -> data_files.Rows. loss(settings, model, predict) as in losses.choose_class_loss.
     """
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
@@ -114,7 +114,7 @@ def make_examples(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) 
     return fetch, len(id_BN)
 
 
-def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -> list[str]:
+def describe(data: data_files.Rows, *, W: int, N: int, truncated: list[int]) -> list[str]:
     """Return lines about the data. truncated: the number of texts with more than N tokens in each split."""
     train, evaluation, C = len(data.train), len(data.evaluation), len(data.classes)
     lines = [f"{train:,} texts to train on, {evaluation:,} to evaluate, {C} classes, vocabulary {W}"]
@@ -127,7 +127,7 @@ def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -
 
 def figures(
     settings: configs.Settings,
-    data: labelled.Labelled,
+    data: data_files.Rows,
     label_B: np.ndarray,
     work: runs.Work,
     params: Any,

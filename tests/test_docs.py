@@ -238,7 +238,7 @@ def test_the_page_of_parts_has_the_defaults_the_forms_and_the_arguments_of_the_c
         r"^\| `(\w+)(?:\.(\w+))?` \|(?: `([^`]*)`)? \| (.*) \|$", PAGES["docs/extending.md"], re.MULTILINE
     )
     parts, fields = [row for row in rows if row[1]], tiny.fields()
-    assert len(parts) == 16
+    assert len(parts) == 18
     for section, name, default, form in parts:
         value = fields[f"{section}.{name}"]
         assert default.strip() == ("" if value == "" else str(value)), name

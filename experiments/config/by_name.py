@@ -21,6 +21,8 @@ from experiments.config import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # names the user's code: my_file:my_variant
+HUB = "hub:"  # prefix of the name of a data set of the Hugging Face hub, which is no code
+SHARED = re.compile(r"\s*(.+):(\d*\.?\d+)\s*")  # a source and its share
 # Our settings -> their names in other projects (nanoGPT, Hugging Face, big_vision, MaxText).
 FOREIGN_NAMES = {
     "optim.learning_rate": "lr max_lr base_lr peak_lr",
@@ -136,6 +138,25 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
         similar = difflib.get_close_matches(name, alike, n=1, cutoff=0.55)
     names = '" or "'.join(similar)
     return f' (did you mean "{names}"?)' if names else ""
+
+
+def split_sources(text: str) -> list[tuple[str, float]]:
+    """Return the sources of text.source with their shares, which sum to 1; of "a.txt:7, b.txt:3" 0.7 and 0.3.
+
+    Several sources are separated by commas, each with its share. Raises UserError if the shares are all 0.
+    """
+    matches = [SHARED.fullmatch(item) for item in text.split(",")]
+    if len(matches) == 1 or not all(matches):
+        return [(text, 1.0)]
+    total = sum(float(match[2]) for match in matches)
+    problem = f"text.source = {text}: every share must be above 0, as in a.txt:0.7, b.txt:0.3"
+    errors.refuse((not all(float(match[2]) for match in matches), problem))
+    return [(match[1], float(match[2]) / total) for match in matches]
+
+
+def is_reader(source: str) -> bool:
+    """Return True if a source is the name of a function of the user's that reads it: my_file:my_reader."""
+    return CODE.fullmatch(source) is not None and not source.startswith(HUB)
 
 
 def candidates(module: Any) -> dict[str, Any]:

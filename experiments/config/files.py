@@ -81,7 +81,8 @@ def _trust(values: dict[str, Any], explicit: Mapping[str, Any]) -> ml_collection
     code = {key: texts for key, value in values.items() if (texts := [*configs.find_code(key, value)])}
     for inside, [(key, value), *_] in code.items():
         if inside not in explicit:
-            container, argument = ("", value) if inside == key else (f" in {inside}", "...")
+            container, argument = "" if inside == key else f" in {inside}", values[inside]
+            argument = argument if isinstance(argument, str) else "..."
             raise errors.UserError(
                 f'the file has {key} = "{value}"{container}, which would execute code. If you trust it, repeat the '
                 f"setting on the command line: --config.{inside}={argument}. Or use the run's copy of your config: "

@@ -24,7 +24,8 @@ SEEDS = ("seed", "study.seeds", "study.tune_seeds")
 FROM_ONE = ("model.M", "model.D", "model.H", "model.G", "model.K", "model.F", "train.steps", "train.batch_size")
 FROM_ONE += ("train.accumulation",)
 BELOW_ONE = ("model.dropout", "optim.momentum", "optim.betas", "optim.ema")
-TEXTS = ("source", "init_from", "init_fresh", "lora")  # last parts of the keys whose texts never name code
+# Last parts of the keys whose texts never name code, except for SOURCE, which may name the user's reader.
+TEXTS, SOURCE = ("source", "init_from", "init_fresh", "lora"), "text.source"
 TUNE = "study.tune"  # its value is a list of pairs [setting, values to try]
 EXPERIMENT_KEYS = ("experiment", "study.experiment")  # their values may name a file of the user's
 BASE_KEYS = ("model.D", "model.H")  # other settings are derived from them
@@ -163,6 +164,8 @@ def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
         is_grid = key == TUNE and len(value) == 2 and isinstance(value[0], str)  # a setting and its values
         for item in value:
             yield from find_code(value[0] if is_grid else key, item)
+    elif isinstance(value, str) and key == SOURCE:
+        yield from ((key, name) for name, _ in by_name.split_sources(value) if by_name.is_reader(name))
     elif isinstance(value, str) and key.rpartition(".")[2] not in TEXTS:
         if by_name.CODE.fullmatch(value) or (key in EXPERIMENT_KEYS and by_name.is_user_experiment(value)):
             yield key, value

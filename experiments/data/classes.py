@@ -4,7 +4,7 @@ import itertools
 import pathlib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from experiments.config import errors
 from experiments.data import files as data_files
@@ -30,31 +30,30 @@ def check_trained(source: str, trained: Collection[str], evaluated: Collection[s
         raise errors.UserError(f"{source}: {problem}. Train on examples of each class, or remove it.")
 
 
-def keep_labelled(files: Sequence[data_files.File]) -> tuple[list[data_files.File], list[str]]:
-    """Return the files that are not in a folder of UNLABELLED (all of them if there are no others), and lines."""
-    inside = [{step.lower() for step in file.inside.parts[:-1]} & UNLABELLED for file in files]
-    labelled = [file for file, steps in zip(files, inside, strict=True) if not steps]
-    if len(labelled) in (0, len(files)):
-        return [*files], []
-    names = ", ".join(sorted(set().union(*inside)))
-    return labelled, [f"files left out, because they have no class (folders {names}): {len(files) - len(labelled):,}"]
+def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, list[tuple], list[str]]:
+    """Return the files of each part of a folder with their classes, its folders of classes, and lines for the user.
 
-
-def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> Iterator[tuple[str, int, list]]:
-    """Yield parts of a folder (TRAIN for all of it), the level of their classes, and their files with their classes.
-
-    path/train/cat/2019/a.jpg has the class cat at the level 1. A file in no folder of a class has the class ''. The
-    training part comes first; a part may come several times. Raises UserError as `name_parts`.
+    The first is {part: [(file, class)]}, with TRAIN first, and only TRAIN if folders define no parts.
+    path/train/cat/2019/a.jpg has the class cat. A file in no folder of a class has the class ''. Files in folders of
+    UNLABELLED are left out, unless there are no others. The second is a list of (folders above classes, the classes in
+    them). Raises UserError as `name_parts`.
     """
-    at, trained = first_level(files, 0), set()  # the level of the parts or, without parts, of the classes
+    inside = [{step.lower() for step in file.inside.parts[:-1]} & UNLABELLED for file in files]
+    labelled, lines = [file for file, steps in zip(files, inside, strict=True) if not steps], []
+    if 0 < len(labelled) < len(files):
+        names, n = ", ".join(sorted(set().union(*inside))), len(files) - len(labelled)
+        files, lines = labelled, [f"files left out, because they have no class (folders {names}): {n:,}"]
+    at, parts, above = first_level(files, 0), {}, []  # the level of the parts or, without parts, of the classes
     tops = {top: [*group] for top, group in itertools.groupby(files, lambda file: file.inside.parts[at])}
     part_of_top = name_parts(path, tops, at)
     groups = [(part_of_top[top], group) for top, group in tops.items()] if part_of_top else [(data_files.TRAIN, files)]
     for part, group in sorted(groups, key=lambda pair: pair[0] != data_files.TRAIN):
+        trained = {name for _, name in parts.get(data_files.TRAIN, [])}
         level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
         rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
-        trained |= {name for _, name in rows} if part == data_files.TRAIN else set()
-        yield part, level, rows
+        parts[part] = parts.get(part, []) + rows
+        above.append((group[0].inside.parts[:level], {name for _, name in rows}))
+    return parts, above, lines
 
 
 def first_level(files: Sequence[data_files.File], at: int, classes: Collection[str] = ()) -> int:

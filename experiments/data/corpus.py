@@ -15,8 +15,8 @@ class Corpus(NamedTuple):
 
     name: str
     tokenizer: tokenization.Tokenizer
-    train_T: np.ndarray | tokens.Mapped
-    evaluation_T: np.ndarray | tokens.Mapped
+    train_T: np.ndarray | tokens.Mapped | tokens.Mixture
+    evaluation_T: np.ndarray | tokens.Mapped | tokens.Mixture
     lines: list[str]  # about the data; a run prints them
     sha256: str  # of the text
     size: perplexity.Size | None  # of the held-out text after its first token; None: no bits per byte
@@ -27,16 +27,17 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
 
     specials: special tokens that the objective needs.
     """
-    documents = text.load(section.source, section.field)
+    documents, sources = text.load_all(section.source, section.field)
     splits = documents.train, documents.evaluation
     tokenizer = pretrained_tokenizer.make(section.tokenizer, splits[0], specials=specials, evaluation=splits[1])
     if section.documents:
         _check_documents(section, splits[0], tokenizer)
-    train_T, evaluation_T = (tokens.encode(tokenizer, split) for split in splits)
+    evaluation_T = tokens.encode(tokenizer, splits[1])
+    train_T, shared = tokens.encode_shares(tokenizer, sources) if sources else (tokens.encode(tokenizer, splits[0]), [])
     smaller = tokenizer.size < bpe.size(section.tokenizer)
     remark = f" (fewer than in {section.tokenizer}, because the text has too few pairs to merge)" if smaller else ""
     lengths = f"{len(train_T):,} tokens to train on, {len(evaluation_T):,} to evaluate"
-    lines = [f"{lengths}, vocabulary {tokenizer.size}{remark}", *_describe_separators(documents, tokenizer)]
+    lines = [*shared, f"{lengths}, vocabulary {tokenizer.size}{remark}", *_describe_separators(documents, tokenizer)]
     if section.documents:
         counts = [count_documents(id_T, tokenizer) for id_T in (train_T, evaluation_T)]
         lines.append("{:,} documents to train on, {:,} to evaluate, which do not see each other".format(*counts))
@@ -86,14 +87,14 @@ def _describe_separators(documents: text.Text, tokenizer: tokenization.Tokenizer
     return lines
 
 
-def count_documents(token_T: np.ndarray | tokens.Mapped, tokenizer: tokenization.Tokenizer) -> int:
+def count_documents(token_T: np.ndarray | tokens.Mapped | tokens.Mixture, tokenizer: tokenization.Tokenizer) -> int:
     """Return the number of documents in a text whose tokenizer has document_start."""
     starts = count_tokens(token_T, W=tokenizer.size)[tokenizer.document_start]
     inner_starts = starts - sum(token_T[i] == tokenizer.document_start for i in (0, -1))
     return int(inner_starts) + 1
 
 
-def count_tokens(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:
+def count_tokens(token_T: np.ndarray | tokens.Mapped | tokens.Mixture, *, W: int) -> np.ndarray:
     """Return how often each of W tokens occurs. Count in pieces, because numpy copies a piece to 8 bytes per token."""
     pieces = (token_T[first : first + PIECE] for first in range(0, len(token_T), PIECE))
     return sum((np.bincount(piece, minlength=W) for piece in pieces), np.zeros(W, int))

@@ -62,12 +62,13 @@ class File(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Pairs of texts, in two parts."""
+    """Pairs of texts, or texts with the names of their classes, in two parts."""
 
     name: str
     train: list[tuple[str, str]]
     evaluation: list[tuple[str, str]]
     description: str  # a line on the part that each file became, '' if there is nothing to print
+    classes: tuple[str, ...] = ()  # all names of classes, in order
 
     @property
     def sha256(self) -> str:
@@ -298,10 +299,14 @@ def split_rows(
 
 def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable, held_out: Sequence) -> str:
     """Return a line about the part of each file, and about held-out keys that are also in the training data."""
+    return describe_parts(name, "by their names,", by_name) + describe_repeated(trained, held_out)
+
+
+def describe_repeated(trained: Iterable, held_out: Sequence) -> str:
+    """Return " (the number of held-out keys that are also in the training data)", or "" if there is none."""
     repeated = {*held_out}.intersection(trained)
     n = sum(key in repeated for key in held_out)
-    remark = f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
-    return describe_parts(name, "by their names,", by_name) + remark
+    return f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:

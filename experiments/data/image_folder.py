@@ -95,11 +95,9 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     if not images:
         formats = f"images in folders of their classes ({', '.join(ENDS)})"
         raise errors.UserError("; ".join([f"{path} has neither {formats} nor train.npz nor IDX files", *lines]))
-    images, more = class_names.keep_labelled(images)
-    parts = {}
-    for part, level, rows in class_names.divide(path, images):
-        parts[part] = parts.get(part, []) + rows
-        check_classes({name for _, name in rows}, rows[0][0].inside.parts[:level], not_images)
+    parts, folders, more = class_names.divide(path, images)
+    for above, names in folders:
+        check_classes(names, above, not_images)
     return parts, (), lines + more
 
 
@@ -200,7 +198,7 @@ def choose_size(images: Sequence[data_files.File], size: int) -> dict[str, Any]:
     try:
         grey, sides = zip(*map_images(look, images), strict=True)
     except errors.UserError:
-        collections.deque(map_images(decode, images), 0)  # so that its error also lists the truncated files
+        collections.deque(make(images, image_file.describe_size(1, 1, 3)), 0)  # its error also lists truncated files
         raise
     Y, X = sides[0]
     for file, (rows, columns) in zip(images, sides, strict=True):
@@ -226,12 +224,6 @@ def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.
         warnings.simplefilter("ignore")  # about damaged metadata
         image_BYXZ = np.stack([*make(files, form)])
     return image_file.normalise(image_file.scale(image_BYXZ, form), form)
-
-
-def decode(file: data_files.File) -> None:
-    """Read all pixels of a file. Raises UserError if it is damaged."""
-    with image_file.open_image(file) as image, disk.reading(file.name):
-        image.load()
 
 
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:

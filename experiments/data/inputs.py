@@ -1,21 +1,33 @@
-"""Read the inputs of a tool: texts in the formats of text.source, one or many, and images."""
+"""Read the inputs of tools: texts and images, one or many, or a data set in the order of a run that trains on it."""
 
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.config import errors
-from experiments.data import classes as class_names, files as data_files, image_folder, tables, text
+from experiments.data import (
+    classes as class_names,
+    files as data_files,
+    image_folder,
+    images,
+    labelled,
+    tables,
+    text,
+)
 
 
 class Inputs(NamedTuple):
     """Inputs with their names, such as "a.csv, line 3", and their labels (names of classes, '' if there is none)."""
 
     names: Sequence[str]
-    items: Sequence  # texts, or image files
+    items: Sequence  # texts, image files, or raw images (an array)
     labels: Sequence[str]
     lines: Sequence[str] = ()  # about files that are skipped
     is_single: bool = False  # whether there can be only one
+    classes: Sequence[str] = ()  # of a data set: the names of all classes, in order
+    held_out: int = 0  # of a data set: the number of inputs, at the end, that a run holds out
 
 
 def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
@@ -51,6 +63,21 @@ def read_file(file: data_files.File, column: str, label_column: str) -> Iterator
             yield f"{file}, line {number:,}", line.decode().removesuffix("\r"), ""
 
 
+def read_text_set(source: str, field: str) -> Inputs:
+    """Return texts that are not empty: those with classes of a table (field: "text,label") or of a folder of classes.
+
+    Of other sources, return the texts of `read_texts`. Raises UserError as `read_texts` and `labelled.load` do.
+    """
+    if "," in field or not field and pathlib.Path(source).expanduser().is_dir():
+        data = labelled.load(source, field or "text,label")
+        texts, labels = zip(*data.train, *data.evaluation, strict=True)
+        return Inputs(texts, texts, labels, data.description.splitlines(), False, data.classes, len(data.evaluation))
+    data = read_texts(source, field)
+    texts = [content for content in data.items if content.strip()]
+    lines = [f"{source}: empty lines left out: {len(data.items) - len(texts):,}"] * (len(texts) < len(data.items))
+    return Inputs(texts, texts, [""] * len(texts), lines)
+
+
 def read_images(source: str) -> Inputs:
     """Return an image file, or those of a folder and the folders in it, with the names of their folders as labels.
 
@@ -60,8 +87,24 @@ def read_images(source: str) -> Inputs:
     if not path.is_dir():
         return Inputs([str(path)], [data_files.on_disk(path)], [""], is_single=True)
     files = data_files.folder(path)
-    images = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
-    if not images:
+    found = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
+    if not found:
         raise errors.UserError(f"{path} contains no images ({', '.join(image_folder.ENDS)}).")
-    labels = [file.inside.parent.name for file in images]
-    return Inputs([*map(str, images)], images, labels, data_files.describe_skipped(path, files, images))
+    labels = [file.inside.parent.name for file in found]
+    return Inputs([*map(str, found)], found, labels, data_files.describe_skipped(path, files, found))
+
+
+def read_image_set(source: str) -> Inputs:
+    """Return one image file, or the images of a source in the formats of image.source. Raises UserError as these do."""
+    path = pathlib.Path(source).expanduser()
+    if path.is_file() and path.suffix.lower() in image_folder.ENDS:
+        return read_images(source)
+    if splits := images.read_arrays(source):
+        data = images.combine(source, splits, 0)
+        image_BYXZ = np.concatenate([data.train_image_BYXZ, data.evaluation_image_BYXZ])
+        labels = [data.classes[c] for c in (*data.train_label_B, *data.evaluation_label_B)]
+        names, n = [*map(str, range(len(image_BYXZ)))], len(data.evaluation_label_B)
+        return Inputs(names, image_BYXZ, labels, [], False, data.classes, n)
+    (train, evaluation), _, classes, lines = image_folder.find_parts(source)
+    files, labels = zip(*train, *evaluation, strict=True)
+    return Inputs([*map(str, files)], files, labels, lines, False, classes, len(evaluation))

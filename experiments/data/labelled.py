@@ -5,7 +5,6 @@ import pathlib
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,18 +20,7 @@ HINT = f"a folder DIR/class/*.txt, a table or a folder of tables ({', '.join(tab
 Row = tuple[str, str]  # a text, and the name of its class
 
 
-class Labelled(NamedTuple):
-    """Texts with the names of their classes, and these names in order."""
-
-    name: str
-    train: list[Row]
-    evaluation: list[Row]
-    description: str
-    classes: tuple[str, ...]
-    sha256 = data_files.Rows.sha256
-
-
-def load(source: str, field: str = "text,label") -> Labelled:
+def load(source: str, field: str = "text,label") -> data_files.Rows:
     """Return texts with classes from 'docstrings' (Python's own; the class is the package), a path, or 'hub:NAME'.
 
     The class of a text file is the name of a folder, and folders may define the splits, as for images
@@ -71,8 +59,8 @@ def load(source: str, field: str = "text,label") -> Labelled:
     if missing:
         counts = ", ".join(f"{n:,} {name}" for name, n in missing.most_common())
         lines.append(f"texts left out, because they have no class: {missing.total():,} ({counts})")
-    data = data._replace(description=data_files.join_lines(source, data.description, lines))
-    return Labelled(*data, names_of_file or class_names.sort_names(trained))
+    description = data_files.join_lines(source, data.description, lines)
+    return data._replace(description=description, classes=names_of_file or class_names.sort_names(trained))
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
@@ -81,14 +69,13 @@ def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> 
     Raises UserError if the classes are numbers with decimals.
     """
     names = {name for part in (data.train, data.evaluation) for _, name in part}
-    numbers = {name for name in names if class_names.NUMBER.fullmatch(name)}
-    words = {name for name in names if name.lower() in class_names.MISSING}
-    if not numbers or names != numbers | words:
+    numbers = {*filter(class_names.NUMBER.fullmatch, names)}
+    if not numbers or not class_names.MISSING.issuperset(map(str.lower, names - numbers)):
         return data
     if decimals := sorted(name for name in numbers if not class_names.INTEGER.fullmatch(name)):
         problem = f"the column {column!r} has numbers with decimals ({data_files.join_names(decimals)}), so predicting"
         raise errors.UserError(f"{data.name}: {problem} them is regression. Give a column with names of classes.")
-    missing.update(repr(name) for part in (data.train, data.evaluation) for _, name in part if name in words)
+    missing.update(repr(name) for part in (data.train, data.evaluation) for _, name in part if name not in numbers)
     train, evaluation = ([row for row in part if row[1] in numbers] for part in (data.train, data.evaluation))
     errors.refuse((not evaluation, f"{data.name}: no text to evaluate has a class in the column {column!r}."))
     return data._replace(train=train, evaluation=evaluation)
@@ -104,22 +91,24 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
     above = {folder for folder in above if folder == top or class_names.part_of(folder.name)}
     beside = [file for file in files if file.inside.parent in above]
     lines = [f"texts left out, because they are in no folder of a class: {len(beside):,}"] * bool(beside)
-    files, more = class_names.keep_labelled([file for file in files if file.inside.parent not in above])
-    parts, class_of = {}, {}
-    for part, _, rows in class_names.divide(pathlib.Path(source).expanduser(), files):
-        parts[part] = parts.get(part, []) + [file for file, _ in rows]
-        class_of |= {file.name: name for file, name in rows}
-    by_name = parts if {data_files.VALID, data_files.TEST} & parts.keys() else {}
-    if unused := 0 if by_name else len(files) - len(parts[data_files.TRAIN]):
+    files = [file for file in files if file.inside.parent not in above]
+    rows, _, more = class_names.divide(pathlib.Path(source).expanduser(), files)
+    class_of = {file.name: name for part in rows.values() for file, name in part}
+    parts = {part: [file for file, _ in group] for part, group in rows.items()}
+    if {data_files.VALID, data_files.TEST} & parts.keys():
+        return [file for part in parts.values() for file in part], parts, class_of, lines + more
+    if unused := len(class_of) - len(parts[data_files.TRAIN]):
         more.append(f"texts left out, because they are in other folders: {unused:,}")
-    return files if by_name else parts[data_files.TRAIN], by_name, class_of, lines + more
+    return parts[data_files.TRAIN], {}, class_of, lines + more
 
 
 def read_rows(file: data_files.File, source: str, names: Sequence[str], class_of: Mapping[str, str]) -> Iterable[Row]:
     """Return the texts of a file, each with the name of its class, or with its number as text (ClassLabel)."""
     if source == DOCSTRINGS:
         return ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
-    return tables.pairs(file, *names) if tables.kind(file) else [(data_files.read(file).decode(), class_of[file.name])]
+    if tables.kind(file):
+        return (row for _, *row in tables.read(file, *names) if row[0])
+    return [(data_files.read(file).decode(), class_of[file.name])]
 
 
 def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list[str]]:

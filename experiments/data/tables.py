@@ -10,10 +10,10 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.config import disk
+from experiments.config import by_name, disk
 from experiments.data import classes as class_names, files as data_files
 
-HUB = "hub:"  # prefix of the name of a data set of `datasets`
+HUB = by_name.HUB
 SAVED = ("dataset_dict.json", "state.json")  # `save_to_disk` writes one of these
 OTHERS = (";", "\t", "|", ",")  # separators that a header may have by mistake
 Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "line 3", and its fields
@@ -82,7 +82,7 @@ def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
         table = parquet.ParquetFile(content)
         names = table.schema_arrow.names
         if not {*fields} <= {*names}:
-            yield "row 1", dict.fromkeys(names)  # `pairs` reports the missing field
+            yield "row 1", dict.fromkeys(names)  # `read` reports the missing field
         batches = table.iter_batches(columns=[*fields], batch_size=1024)
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
         yield from ((f"row {number:,}", row) for number, row in enumerate(rows, 1))
@@ -123,21 +123,15 @@ def content(file: data_files.File) -> Iterable[bytes]:
 
 
 def rows(file: data_files.File, field: str) -> Iterator[bytes]:
-    """Yield the documents in a field of a table that are not empty, in UTF-8. Raises UserError as `pairs` does."""
-    return (text.encode() for text, _ in pairs(file, field))
-
-
-def pairs(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text in a field of a table that is not empty, with the field `label` of its row ('' if label is '').
-
-    A label is '' if it is missing. Raises UserError if a field is missing or not text, or if a label is not the name
-    of a class.
-    """
-    return ((text, name) for _, text, name in read(file, field, label) if text)
+    """Yield the documents in a field of a table that are not empty, in UTF-8. Raises UserError as `read` does."""
+    return (text.encode() for _, text, _ in read(file, field) if text)
 
 
 def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the place, text and label of each row of a table, as in `pairs`, also of rows with an empty text."""
+    """Yield the place of each row of a table, its text in a field, and its field `label`; '' for a missing one.
+
+    Raises UserError if a field is missing or not text, or if a label is not the name of a class.
+    """
     names = [field, label] if label else [field]
     with disk.reading(file.name):
         for place, row in kind(file)(file, *names):

@@ -4,12 +4,13 @@ import ast
 import dataclasses
 import functools
 import hashlib
+import io
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.config import errors
+from experiments.config import by_name, errors
 from experiments.data import download, files as data_files, tables, tokenization
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
@@ -66,24 +67,79 @@ class Text(NamedTuple):
         return data_files.sha256(self.train.digest, self.evaluation.digest)
 
 
+def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Text, float]]]:
+    """Return the text of text.source; for several sources ("a.txt:0.7, b.txt:0.3") also each text and its share.
+
+    The text of several sources has the documents of all. Raises UserError as `load` does.
+    """
+    shares = by_name.split_sources(sources)
+    if len(shares) == 1:
+        return load(sources, field), []
+    shared = [(load(source, field), share) for source, share in shares]
+    texts = [text for text, _ in shared]
+    train, evaluation = map(concatenate, ([text.train for text in texts], [text.evaluation for text in texts]))
+    counts = ", ".join(f"{text.name} {text.evaluation.size:,}" for text in texts)
+    lines = [text.description for text in texts] + [f"held out of all sources, one after another, bytes: {counts}"]
+    description = "\n".join(filter(None, lines))
+    return Text(sources, train, evaluation, description), shared
+
+
+def concatenate(parts: Sequence[Part]) -> Part:
+    """Return a part with the documents of all parts."""
+    reads, names = (sum(tuples, ()) for tuples in ([part.reads for part in parts], [part.names for part in parts]))
+    return Part(reads, sum(part.size for part in parts), data_files.sha256(*(part.digest for part in parts)), names)
+
+
 def load(source: str, field: str = "") -> Text:
     """Return text from 'stdlib' (Python's source files), 'docstrings' (the English in them), a named set, or a path.
 
-    field: the column with the text in tables (`tables.KINDS`) or in a data set 'hub:NAME'. Hidden files and folders,
-    links to folders and empty files are skipped. File names may define the splits, of any size
-    (`data_files.split_by_names`). Otherwise a single text is cut in two, the first 90 % for training. Of several texts,
-    or of rows, about 10 % are held out by content. The held-out share is smaller if the text is large: about
-    MOST_EVALUATED bytes, but at least one whole file of several. Raises UserError if there is not enough text.
+    It is also the text of a function of the user's (`load_users`). field: the column with the text in tables
+    (`tables.KINDS`) or in a data set 'hub:NAME'. Hidden files and folders, links to folders and empty files are
+    skipped. File names may define the splits, of any size (`data_files.split_by_names`). Otherwise a single text is cut
+    in two, the first 90 % for training. Of several texts, or of rows, about 10 % are held out by content. The held-out
+    share is smaller if the text is large: about MOST_EVALUATED bytes, but at least one whole file of several. Raises
+    UserError if there is not enough text.
     """
+    if by_name.is_reader(source):
+        errors.refuse((field, f"text.field = {field!r} is for tables, and {source} is your function. Leave it empty."))
+        return load_users(source)
     files, used = find(source, field)
-    if by_name := data_files.split_by_names("text", used):  # files that are not in a folder have no such names
-        text = divide_by_names(source, by_name, field)
+    if parts := data_files.split_by_names("text", used):  # files that are not in a folder have no such names
+        text = divide_by_names(source, parts, field)
     else:
         text = divide_by_contents(source, read_once(source, used, field))
     path, empty = pathlib.Path(source).expanduser(), sum(not file.size for file in used)
     lines = data_files.describe_skipped(path, files, used) if source not in NAMED and path.is_dir() else []
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
     return text._replace(description=data_files.join_lines(source, text.description, lines))
+
+
+def load_users(source: str) -> Text:
+    """Return the text of the user's function 'my_file:read': () -> (training documents, held-out documents).
+
+    Both are iterables of str or bytes, which this function holds in memory. Raises UserError if the function fails, for
+    a result of another form, for NUL in a document, and if a part has no text.
+    """
+    read, label = by_name.choose("reader", source, {STDLIB: load}, "text.source"), f"text.source = {source}"
+    with by_name.user_errors(label):  # a single str would be read letter by letter
+        train, evaluation = ([*part] if not isinstance(part, str | bytes) else [None] for part in read())
+        contents = [[item.encode() if isinstance(item, str) else item for item in part] for part in (train, evaluation)]
+    is_valid = all(isinstance(item, bytes) and SEPARATOR not in item for part in contents for item in part)
+    form = "two iterables, training and held-out documents, each a str or bytes without NUL"
+    errors.refuse(
+        (not is_valid, f"{label} must return {form}"),
+        (not all(map(any, contents)), f"{label} must return {form}, but one of them has no text"),
+    )
+    train, evaluation = ([hold(source, item) for item in part if item] for part in contents)
+    remark = data_files.describe_repeated(digests(train), [*digests(evaluation)])
+    description = f"{source}: {len(train):,} documents to train on; {len(evaluation):,} to evaluate{remark}"
+    return Text(source, make_part(train), make_part(evaluation), description)
+
+
+def hold(name: str, content: bytes) -> Source:
+    """Return a document in memory as a Source."""
+    file = data_files.File(pathlib.PurePath(), name, len(content), functools.partial(io.BytesIO, content))
+    return Source(file, functools.partial(iter, [content]), len(content), hashlib.sha256(content).digest())
 
 
 def load_whole(source: str, field: str = "") -> Part:
@@ -99,7 +155,8 @@ def find(source: str, field: str) -> tuple[list[data_files.File], list[data_file
         files = [data_files.on_disk(download.fetch(*download.NAMED[source]))]
     else:
         alternatives = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        files = tables.find(source, field, alternatives=alternatives)
+        hint = ". Several sources need a share each: a.txt:0.7, b.txt:0.3" if by_name.SHARED.search(source) else ""
+        files = tables.find(source, field, alternatives=alternatives, hint=hint)
     selected, problem = tables.select(files), ""
     if files and files == selected and not field:  # without a field, a model would learn commas
         next(tables.rows(files[0], field), None)  # its error lists the fields

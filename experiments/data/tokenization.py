@@ -20,6 +20,7 @@ SEPARATOR = "\0"  # between two documents
 # Characters: documents longer than LONGEST are cut into pieces of at least PIECE, because the tokenizers library needs
 # about 240 bytes of memory for each character.
 LONGEST, PIECE = 2**21, 2**16
+BATCH = 2**20  # characters encoded at a time, for the same reason
 LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
@@ -34,27 +35,56 @@ class Piece(NamedTuple):
 class Tokenizer:
     """The interface of all tokenizers: token ids 0 .. size-1 and their text. Further ids of a model have no text.
 
-    special: ids of special tokens, such as the id between two documents. document_start: the last of the tokens that
-    `join` puts between two documents, from which the first token of the second one is predicted; None if there are
-    none. files: contents by name, from which `pretrained_tokenizer.read` restores this tokenizer. A subclass defines
+    A function of the user's, text.tokenizer = my_file:words, gets the training documents (an iterator of str) and
+    returns a `tokenizers.Tokenizer`, or an object with
 
+        size: the number of ids.
+        encode(text): the ids of a text, integers from 0 to size-1. It must accept every text.
+        decode(ids): the text of ids.
+        bos, eos, mask, pad, between, unknown: ids of special tokens, each optional. `between` separates documents.
+
+    `pretrained_tokenizer.Users` makes a tokenizer of ours from this object. Ours also have
+
+        special: ids of special tokens, such as the id between two documents.
         encode(text, *, specials=True): int32 ids, with the specials around a text (<s>, or [CLS] and [SEP]). Raises
             UserError if the text is not Unicode or has an unknown character.
-        encode_text(text): yields the ids of a text (as in `join`), piece by piece.
+        around: the ids of the special tokens before and after each document of a text.
         name(id): the name of an id, also of a special token.
-        pieces(ids): the bytes that each id adds to the text. It may override decode and stream instead.
+        files: contents by name, from which `pretrained_tokenizer.read` restores the tokenizer if `can_restore`.
     """
 
     size: int
     special: frozenset[int]
     files: dict[str, bytes]
-    bos = eos = mask = pad = between = unknown = document_start = None  # ids; `between` separates documents
+    bos = eos = mask = pad = between = unknown = None  # ids
+    around: tuple[Sequence[int], Sequence[int]] = (), ()
     truncation_side = "right"  # the side of a text that is cut if it has too many tokens
-    has_chat_template = False
+    has_chat_template, can_restore = False, True
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text, with U+FFFD for bytes that are not UTF-8."""
-        return b"".join(self.pieces(to_list(ids))).decode("utf-8", "replace")
+    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+        """Return the ids of each text, without special tokens around it."""
+        return [self.encode(text, specials=False).tolist() for text in texts]
+
+    def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yield the ids of a text (as in `join`), piece by piece.
+
+        `around` has the ids before and after each document, and `between` is the id from one to the next.
+        """
+        between, (before, after), is_first = list_id(self.between), self.around, True
+        for batch in batches(documents(text)):
+            ids: list[int] = []
+            for piece, piece_ids in zip(batch, self.encode_all([piece.text for piece in batch]), strict=True):
+                ids += [*between * (not is_first), *before] if piece.begins else []
+                ids += piece_ids
+                ids += after if piece.ends else []
+                is_first = False
+            yield np.array(ids, self.dtype)
+
+    @property
+    def document_start(self) -> int | None:
+        """The last of the tokens between two documents, from which the second's first is predicted; None: no token."""
+        before, after = self.around
+        return [None, *after, *list_id(self.between), *before][-1]
 
     def show(self, id: int) -> str:
         """Return the text of an id, or its name if it has no text."""
@@ -62,12 +92,18 @@ class Tokenizer:
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
         """Yield the text that each id adds to the text of the ids `after`, which come first, in complete characters."""
-        before, decoder = to_list(after), codecs.getincrementaldecoder("utf-8")("replace")
-        contents = self.pieces(itertools.chain(before, map(int, ids)))
-        for content in itertools.islice(contents, len(before)):
-            decoder.decode(content)
-        yield from filter(None, map(decoder.decode, contents))
-        yield from filter(None, [decoder.decode(b"", final=True)])
+        # What an id adds depends on earlier ids; the ids of the last piece are enough. (If bytes are not UTF-8, the
+        # byte fallback of the library may change text that was yielded before.)
+        window = to_list(after)
+        start = len(window)  # the first id whose text was not yielded
+        for id in ids:
+            window.append(int(id))
+            text, before = self.decode(window), self.decode(window[:start])
+            if len(text) > len(before) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(before) :]
+                window, start = window[start:], len(window) - start
+        if rest := self.decode(window)[len(self.decode(window[:start])) :]:
+            yield rest
 
     @property
     def dtype(self) -> np.dtype:
@@ -126,7 +162,20 @@ class Plain(Tokenizer):
         return (self._look_up(piece).astype(self.dtype) for piece in decode_pieces(text))
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
+        """Yield the bytes that each id adds to the text."""
         return (self._contents[id] if 0 <= id < self.size else b"" for id in ids)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text, with U+FFFD for bytes that are not UTF-8."""
+        return b"".join(self.pieces(to_list(ids))).decode("utf-8", "replace")
+
+    def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
+        before, decoder = to_list(after), codecs.getincrementaldecoder("utf-8")("replace")
+        contents = self.pieces(itertools.chain(before, map(int, ids)))
+        for content in itertools.islice(contents, len(before)):
+            decoder.decode(content)
+        yield from filter(None, map(decoder.decode, contents))
+        yield from filter(None, [decoder.decode(b"", final=True)])
 
     def name(self, id: int) -> str:
         return self.decode([id])
@@ -151,7 +200,8 @@ def make(
     """
     if kind not in KINDS:
         hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join((*KINDS, BPE))
-        raise errors.UserError(f"text.tokenizer = {kind} is unknown{hint}. Choose {names}, or a path that exists.")
+        allowed = f"{names}, a path that exists, or your function my_file:my_tokenizer"
+        raise errors.UserError(f"text.tokenizer = {kind} is unknown{hint}. Choose {allowed}.")
     if kind == "bytes":
         return Plain(kind, "", specials)
     train, evaluated = (set(itertools.chain.from_iterable(decode_pieces(part))) for part in (text, evaluation))
@@ -173,6 +223,11 @@ def check_unicode(text: str) -> str:
 def to_list(ids: Sequence[int] | np.ndarray) -> list[int]:
     """Return ids as a list of Python integers."""
     return np.asarray(ids, np.int64).reshape(-1).tolist()
+
+
+def list_id(id: int | None) -> list[int]:
+    """Return the id in a list; [] for None."""
+    return [] if id is None else [id]
 
 
 def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
@@ -211,6 +266,18 @@ def documents(text: Iterable[bytes]) -> Iterator[Piece]:
             rest, begins = rest[end:], False
     if rest or not begins:
         yield Piece(rest, begins, ends=True)
+
+
+def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield lists of pieces with at least BATCH characters."""
+    batch, n = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        n += len(piece.text)
+        if n >= BATCH:
+            yield batch
+            batch, n = [], 0
+    yield batch
 
 
 def count_name(name: str, text: Iterable[bytes]) -> int:

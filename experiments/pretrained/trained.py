@@ -13,7 +13,7 @@ import numpy as np
 import tqdm
 
 from experiments.config import by_name, disk, errors, settings as configs
-from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization, tokenizer_files
+from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization
 from experiments.model import model as models, variants
 from experiments.pretrained import families, tensors
 from tfm import embed as embeds, head as heads, shapes
@@ -222,7 +222,7 @@ def folder_of(model: "Trained") -> pathlib.Path:
 
 def find_tokenizer(model: "Trained") -> pathlib.Path | None:
     """Return the file that holds the model's tokenizer, or None."""
-    return tokenizer_files.find(folder_of(model))
+    return pretrained_tokenizer.find(folder_of(model))
 
 
 def load_tokenizer(model: "Trained") -> tokenization.Tokenizer:

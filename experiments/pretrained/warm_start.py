@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.config import by_name, disk, errors, settings as configs
-from experiments.data import files as data_files, tokenizer_files
+from experiments.data import files as data_files, pretrained_tokenizer
 from experiments.engine import freeze, run as runs
 from experiments.folder import log, records
 from experiments.pretrained import adapters, open_model, tensors, trained
@@ -227,7 +227,7 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 
     if not tokenizer or "tokenizer.json" not in files:
         return False
-    contents = files["tokenizer.json"], tokenizer_files.read(tokenizer)["tokenizer.json"]
+    contents = files["tokenizer.json"], pretrained_tokenizer.read_files(tokenizer)["tokenizer.json"]
     with disk.reading(tokenizer, TypeError):
         ours, theirs = (json.loads(content) | {"padding": None, "truncation": None} for content in contents)
     return ours != theirs

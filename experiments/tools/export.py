@@ -19,13 +19,15 @@ from typing import Any
 
 from experiments import command as commands
 from experiments.config import by_name, disk
-from experiments.data import image_file, tokenizer_files
+from experiments.data import image_file, pretrained_tokenizer
 from experiments.folder import log, records
 from experiments.model import variants
 from experiments.pretrained import adapters, hub, rope, trained
 from tfm import shapes
 
 NPZ = "npz"
+# The rule by which each tokenizer of a Qwen2 cuts a text (Qwen2Tokenizer of transformers).
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 HELP = {"family": f"The published family: {', '.join(hub.FAMILIES)}; or npz.", "workdir": "A new folder for the files."}
 TOKEN_IDS = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}  # kind -> required id
 
@@ -80,16 +82,13 @@ def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
 def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -> list[str]:
     """Write the files of the model's tokenizer into the folder. Return their names."""
     source = trained.find_tokenizer(model)
-    files = tokenizer_files.read(source) if source else {}
+    files = pretrained_tokenizer.read_files(source) if source else {}
     with disk.writing(folder):
         for name, content in files.items():
             disk.write(folder / name, content)
-    if family == "qwen2" and tokenizer_files.CONFIG in files:
-        library, config = (json.loads(files[name]) for name in (tokenizer_files.JSON, tokenizer_files.CONFIG))
-        if reason := tokenizer_files.find_difference(library, "Qwen2Tokenizer", config):
-            print(
-                f"warning: transformers may read other ids from this tokenizer of a qwen2 ({reason})", file=sys.stderr
-            )
+    library = files.get(pretrained_tokenizer.JSON, b"")
+    if family == "qwen2" and pretrained_tokenizer.CONFIG in files and json.dumps(QWEN).encode() not in library:
+        print("warning: transformers may read other ids from this tokenizer, which is not a qwen2's", file=sys.stderr)
     return [*files]
 
 

@@ -14,14 +14,14 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from experiments import command as commands
 from experiments.config import disk, errors
-from experiments.data import files as data_files, image_file, image_folder, images, inputs as tool_inputs, labelled
+from experiments.data import image_file, inputs as tool_inputs, labelled
 from experiments.folder import log
 from experiments.pretrained import trained
 
@@ -32,15 +32,6 @@ HELP = {
     "names": f"Activations to add, separated by commas: {', '.join(trained.ACTIVATIONS)}.",
     "output": "The new file, such as features.npz.",
 }
-
-
-class Inputs(NamedTuple):
-    """The inputs of a model: their names; a function that returns some of them; labels, if any; and lines to print."""
-
-    names: Sequence[str]
-    fetch: trained.Fetch
-    labels: dict[str, np.ndarray]
-    lines: Sequence[str]
 
 
 def run(
@@ -62,68 +53,52 @@ def run(
     look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
     if model.kind in trained.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
-        inputs = read_images(str(file), model.image_format)
+        data, lines = tool_inputs.read_image_set(str(file)), []
+        names, fetch = data.names, fetch_images(data.items, model.image_format)
     else:
-        inputs = read_texts(str(file), field, model)
-    log.say("".join(f"{line}\n" for line in inputs.lines))
-    arrays = compute(look, inputs, new) | inputs.labels | {"names": np.array(inputs.names)}
+        data = tool_inputs.read_text_set(str(file), field)
+        names = [" ".join(content.split())[:LETTERS] for content in data.items]
+        fetch, lines = encode_texts(data.items, model)
+    log.say("".join(f"{line}\n" for line in (*data.lines, *lines)))
+    arrays = compute(look, fetch, len(names), new) | list_labels(data) | {"names": np.array(names)}
     return commands.save_arrays(new, arrays)
 
 
-def read_images(source: str, form: dict[str, Any]) -> Inputs:
-    """Return the images of a source, normalised like those of a model. form: Trained.image_format."""
-    path = pathlib.Path(source).expanduser()
-    if path.is_file() and path.suffix.lower() in image_folder.ENDS:
-        both, classes, lines = ([(data_files.on_disk(path), "")], []), (), []
-    elif splits := images.read_arrays(source):
-        data = images.combine(source, splits, 0)
-        image_BYXZ = np.concatenate([data.train_image_BYXZ, data.evaluation_image_BYXZ])
-        image_BYXZ, names = image_file.prepare(image_BYXZ, form), [*map(str, range(len(image_BYXZ)))]
-        both = [[("", data.classes[c]) for c in label_B] for label_B in (data.train_label_B, data.evaluation_label_B)]
-        return Inputs(names, lambda index_B: (image_BYXZ[index_B], None), label(both, data.classes), [])
-    else:
-        both, _, classes, lines = image_folder.find_parts(source)
-    files = [file for part in both for file, _ in part]
-    return Inputs([*map(str, files)], trained.fetch_images(files, form), label(both, classes), lines)
+def fetch_images(items: Sequence, form: dict[str, Any]) -> trained.Fetch:
+    """Return a function that fetches images, normalised like those of a model. items: files, or an array of images."""
+    if not isinstance(items, np.ndarray):
+        return trained.fetch_images(items, form)
+    image_BYXZ = image_file.prepare(items, form)
+    return lambda index_B: (image_BYXZ[index_B], None)
 
 
-def read_texts(source: str, field: str, model: trained.Trained) -> Inputs:
-    """Return the texts of a source as token ids. Raises UserError if there is no text."""
-    if "," in field or not field and pathlib.Path(source).expanduser().is_dir():
-        data = labelled.load(source, field or "text,label")
-        both, classes, lines = (data.train, data.evaluation), data.classes, data.description.splitlines()
-    else:
-        rows = tool_inputs.read_texts(source, field)
-        both, classes, lines = ([(row, "") for row in rows.items if row.strip()], []), (), [*rows.lines]
-        empty = len(rows.items) - len(both[0])
-        lines += [f"{source}: empty lines left out: {empty:,}"] * bool(empty)
-    texts, N = [content for part in both for content, _ in part], model.facts["N"]
+def encode_texts(texts: Sequence[str], model: trained.Trained) -> tuple[trained.Fetch, list[str]]:
+    """Return a function that fetches the ids of texts, padded to the longest, and lines about the texts."""
+    N = model.facts["N"]
     id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=N, classifies=model.kind == "classes")
-    lines += [f"{source}: {truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
-    names = [" ".join(content.split())[:LETTERS] for content in texts]
     longest = valid_BN.sum(1).max()
     id_BN, valid_BN = id_BN[:, :longest], valid_BN[:, :longest]
-    return Inputs(names, lambda index_B: (id_BN[index_B], valid_BN[index_B]), label(both, classes), lines)
+    lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
+    return lambda index_B: (id_BN[index_B], valid_BN[index_B]), lines
 
 
-def label(parts: Sequence[Sequence[tuple[Any, str]]], classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return labels, classes and held_out of the file from pairs (input, class) of both parts; {} without classes."""
-    number = {name: c for c, name in enumerate(classes)}
-    labels = np.array([number.get(name) for part in parts for _, name in part])
-    held_out = np.arange(len(labels)) >= len(parts[0])
-    return {"labels": labels, "classes": np.array(classes), "held_out": held_out} if number else {}
+def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
+    """Return labels, classes and held_out of the file; {} without classes."""
+    number, n = {name: c for c, name in enumerate(data.classes)}, len(data.labels)
+    labels, held_out = np.array([number.get(name) for name in data.labels]), np.arange(n) >= n - data.held_out
+    return {"labels": labels, "classes": np.array(data.classes), "held_out": held_out} if number else {}
 
 
-def compute(look: Callable[..., dict], inputs: Inputs, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the results of Trained.activations for all inputs, and print their size before.
+def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
+    """Return the results of Trained.activations for all n inputs, and print their size before.
 
     Raises UserError if the results do not fit into memory.
     """
-    n, sizes = len(inputs.names), jax.eval_shape(look, *inputs.fetch(np.zeros(1, int)))
+    sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * sum(x.size for x in sizes.values())
     print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)
     disk.check_memory(f"{file}", 2 * n_bytes, remedy=". Choose fewer --names, or a smaller --file")
-    batches, features = [*trained.in_batches(look, inputs.fetch, n=n)], "features"
+    batches, features = [*trained.in_batches(look, fetch, n=n)], "features"
     arrays = {name: np.concatenate([x[name] for x in batches], axis=int(name != features)) for name in sizes}
     return {name: x[:n] if name == features else x[:, :n] for name, x in arrays.items()}
 

@@ -276,8 +276,8 @@ def test_a_variant_is_loaded_from_the_users_file(tmp_path, monkeypatch):
             by_name.choose("score", name, scores)
     with raises(errors.UserError, "letter", "arms_of_mine:cosine"):
         by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # this setting accepts no user code
-    code = {key: list(configs.find_code(key, "arms_of_mine:cosine")) for key in ("model.score", "text.source")}
-    assert code == {"model.score": [("model.score", "arms_of_mine:cosine")], "text.source": []}
+    code = {key: list(configs.find_code(key, "arms_of_mine:cosine")) for key in ("model.score", "image.source")}
+    assert code == {"model.score": [("model.score", "arms_of_mine:cosine")], "image.source": []}
 
 
 def test_experiments_have_the_names_of_their_files():

@@ -27,7 +27,7 @@ def test_a_large_text_is_encoded_once_to_a_file(tmp_path, monkeypatch, kind):
     if kind == "of another run":
         tokenizer = pretrained_tokenizer.OfRun("characters", tokenizer.characters, ())
     expected = tokenizer.join(part)
-    for module, name in ((pretrained_tokenizer, "BATCH"), (tokenization, "PIECE"), (tokenization, "LONGEST")):
+    for module, name in ((tokenization, "BATCH"), (tokenization, "PIECE"), (tokenization, "LONGEST")):
         monkeypatch.setattr(module, name, 700)
     assert tokens.encode(tokenizer, part).tolist() == expected.tolist() and not list(tmp_path.rglob("*.ids"))
     monkeypatch.setattr(text, "LARGE", 1)
