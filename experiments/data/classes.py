@@ -13,6 +13,7 @@ SHOWN = 12  # names in a line, and the most warnings
 INTEGER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 MISSING = {"nan", "na", "n/a", "<na>", "none", "null", "-", "?"}  # in place of a number
+NEVER_NAMES = {"nan", "<na>"}  # also not the name of a class: pandas writes them for missing values
 UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # folders of examples without a class
 
 

@@ -64,19 +64,21 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
-    """Return the rows without words such as "nan" among classes that are numbers. Count these words in `missing`.
+    """Return the rows without "nan", or among numbers words such as "none". Count these words in `missing`.
 
     Raises UserError if the classes are numbers with decimals.
     """
     names = {name for part in (data.train, data.evaluation) for _, name in part}
     numbers = {*filter(class_names.NUMBER.fullmatch, names)}
-    if not numbers or not class_names.MISSING.issuperset(map(str.lower, names - numbers)):
+    are_numbers = numbers and class_names.MISSING.issuperset(map(str.lower, names - numbers))
+    kept = numbers if are_numbers else {name for name in names if name.lower() not in class_names.NEVER_NAMES}
+    if kept == names and not are_numbers:
         return data
-    if decimals := sorted(name for name in numbers if not class_names.INTEGER.fullmatch(name)):
+    if are_numbers and (decimals := sorted(name for name in numbers if not class_names.INTEGER.fullmatch(name))):
         problem = f"the column {column!r} has numbers with decimals ({data_files.join_names(decimals)}), so predicting"
         raise errors.UserError(f"{data.name}: {problem} them is regression. Give a column with names of classes.")
-    missing.update(repr(name) for part in (data.train, data.evaluation) for _, name in part if name not in numbers)
-    train, evaluation = ([row for row in part if row[1] in numbers] for part in (data.train, data.evaluation))
+    missing.update(repr(name) for part in (data.train, data.evaluation) for _, name in part if name not in kept)
+    train, evaluation = ([row for row in part if row[1] in kept] for part in (data.train, data.evaluation))
     errors.refuse((not evaluation, f"{data.name}: no text to evaluate has a class in the column {column!r}."))
     return data._replace(train=train, evaluation=evaluation)
 

@@ -79,7 +79,7 @@ def read_rows(file: pathlib.Path, form: Any, *, is_whole: bool = False) -> Itera
                 raise errors.UserError(f"{file}: line {number:,} is damaged: {fault}. Correct or delete it")
 
 
-def find_fault(value: Any, form: Any, key: str = "it") -> str:
+def find_fault(value: Any, form: Any, key: str = "") -> str:
     """Return what is wrong with a JSON value, as "steps = 'x' must be a whole number from 0 on"; "" if it fits."""
     if isinstance(form, tuple):
         faults = [find_fault(value, option, key) for option in form]
@@ -99,7 +99,8 @@ def find_fault(value: Any, form: Any, key: str = "it") -> str:
         if not (is_number or is_count or form is object or type(value) is form and kind is not float):
             size = f" from {form.start} on" if kind is range else ""
             size += f" of {len(form)}" if isinstance(form, list) and len(form) > 1 else ""
-            return f"{configs.shorten(key)} = {configs.format_value(value)} must be {NOUNS[kind]}{size}"
+            place = f"{configs.shorten(key)} = " if key else ""
+            return f"{place}{configs.format_value(value)} must be {NOUNS[kind]}{size}"
     return next(filter(None, (find_fault(*item) for item in inner)), "")
 
 
