@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -32,17 +32,13 @@ def prepare(
 ) -> runs.Work:
     """Prepare the images with masked patches, the model, its loss, and the figures (see vision.prepare)."""
     i, data = settings.image, read(settings.image.source, settings.image.size)
-    train, evaluation, normal = images.make_examples(data, i.augment)
-    _, Y, X, Z = data.train_image_BYXZ.shape
-    N, _ = models.count_patches(Y, X, Z, patch=i.patch)
-    hide = functools.partial(windows.patches, N=N, share=MASKED)
-    hidden = (hide(train[0]), train[1]), (hide(evaluation[0]), evaluation[1])
-    data_splits = splits.make_splits(settings, *hidden, tokens=N)
+    *examples, normal = images.make_examples(data, i.augment)
+    sizes = dict(zip("YXZ", data.train_image_BYXZ.shape[1:], strict=True), patch=i.patch)
+    N, _ = models.count_patches(**sizes)
+    hidden = [(windows.patches(fetch, N=N, share=MASKED), n) for fetch, n in examples]
     layout, mask = sharding.choose_layout(settings.model, mesh, N=N), models.add_window(settings.model, None)
-    sizes = {"Y": Y, "X": X, "Z": Z, "patch": i.patch}
     model = change(models.build_masked_image_model(settings.model, **sizes, layout=layout, mask=mask))
-    average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
-    average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
+    average_YXZ = average_images(data, normal)
 
     def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:
         return layouts.take_own_tokens(embeds.cut(image_BYXZ, size=i.patch), layout)
@@ -56,24 +52,28 @@ def prepare(
         target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
         return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
-    baseline = functools.partial(
-        baselines.average_error,
-        target=lambda batch: cut(batch["image_BYXZ"]),
-        average_NP=cut(average_YXZ[None]),
-        guess="the average training image",
-    )
+    def baseline(evaluation: Sequence[dict]) -> dict:
+        guess = {"average_NP": cut(average_YXZ[None]), "guess": "the average training image"}
+        return baselines.average_error(evaluation, target=lambda batch: cut(batch["image_BYXZ"]), **guess)
+
     return tasks.make_work(
         settings,
         model,
         inputs,
         measure,
-        data_splits,
+        splits.make_splits(settings, *hidden, tokens=N),
         baseline=baseline,
         figures=functools.partial(figures, settings, data, normal),
         files={runs.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,
         data_sha256=data.sha256,
     )
+
+
+def average_images(data: images.Images, normal: dict) -> np.ndarray:
+    """Return the mean of the training images, normalised like the images of a batch."""
+    mean_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return (mean_YXZ - normal["mean_Z"]) / normal["std_Z"]
 
 
 def figures(

@@ -51,8 +51,7 @@ def prepare(
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
     data = read(t.source, t.field)
-    both_splits = data.train, data.evaluation
-    texts = [[text.encode() for text, _ in split] for split in both_splits]
+    texts = [[text.encode() for text, _ in split] for split in (both_splits := (data.train, data.evaluation))]
     tokenizer = pretrained_tokenizer.make(t.tokenizer, texts[0], specials=(labelled.CLS,), evaluation=texts[1])
     rows = [labelled.encode(tokenizer, [text for text, _ in split], N=t.N) for split in both_splits]
     labels = [label_texts(split, data.classes) for split in both_splits]
@@ -93,7 +92,7 @@ def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> mod
     layout = sharding.choose_layout(m, mesh, W=W)
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1: devices cannot share a text")
-    head_options = {"head": heads.each_word} if t.head == "pooled" else {"head": heads.first_word, "output": t.head}
+    head_options = {"head": heads.each_word} if t.head == "pooled" else {"output": t.head}
     padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True))
     return models.build_language_model(m, **head_options, **sizes, layout=layout, mask=padding)
 

@@ -38,19 +38,8 @@ def prepare(
     if len(data.classes) < 2:
         raise errors.UserError(f"image.source = {data.name} has only the class {data.classes[0]!r}. Give at least two")
     train, evaluation, _ = images.make_examples(data, i.augment)
-    _, Y, X, Z = data.train_image_BYXZ.shape
-    image, C = {"Y": Y, "X": X, "Z": Z}, len(data.classes)
-    if settings.model.flax:
-        images_like, N = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32), 1
-        model = flax_model.build(settings.model, mesh, images_like, (2, C), **image, C=C)
-    else:
-        N = models.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")
-        layout = sharding.choose_layout(settings.model, mesh, N=N, head=i.head)
-        mask = models.add_window(settings.model, None)
-        sizes = image | {"patch": i.patch, "C": C}
-        model = models.build_vision_model(settings.model, output=i.head, **sizes, layout=layout, mask=mask)
-
-    model = change(model)
+    model, N = make_model(settings, mesh, data)
+    model, mask = change(model), models.add_window(settings.model, None)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if settings.model.flax:
@@ -70,6 +59,20 @@ def prepare(
         lines=data.lines,
         data_sha256=data.sha256,
     )
+
+
+def make_model(
+    settings: configs.Settings, mesh: Mesh, data: images.Images
+) -> tuple[models.Model | flax_model.FlaxModel, int]:
+    """Return the model of the settings, or the user's Flax module, and N, the number of its tokens."""
+    i, m, (_, Y, X, Z) = settings.image, settings.model, data.train_image_BYXZ.shape
+    sizes = {"Y": Y, "X": X, "Z": Z, "C": len(data.classes)}
+    if m.flax:
+        images_like = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32)
+        return flax_model.build(m, mesh, images_like, (2, sizes["C"]), **sizes), 1
+    N = models.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")
+    options = {"layout": sharding.choose_layout(m, mesh, N=N, head=i.head), "mask": models.add_window(m, None)}
+    return models.build_vision_model(m, output=i.head, patch=i.patch, **sizes, **options), N
 
 
 def figures(

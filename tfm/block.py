@@ -4,7 +4,6 @@
 tree has bias leaves, cross-attention if it has `score_cross` and `value_cross` (E26).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,7 +104,18 @@ def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[ja
 
     A decoder has cross-attention in between: Z = Y + MHCA(LN(Y), memory) (E26).
     """
-    return apply_stages(params, x_BND, spec, call, lambda x_BND, norm, stage: x_BND + stage(norm(x_BND)))
+    stages: dict = {}
+    normed_BND, stages["norm1"] = normalise(params["norm1"], x_BND, spec, call)
+    y_BND, stages["self"] = attention_heads.self_attention(params, normed_BND, spec.attention, call)
+    x_BND = x_BND + dropout("attention", y_BND, spec, call)
+    if "score_cross" in params:
+        normed_BND, stages["norm_cross"] = normalise(params["norm_cross"], x_BND, spec, call)
+        y_BND, stages["cross"] = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
+        x_BND = x_BND + dropout("cross", y_BND, spec, call)
+    normed_BND, stages["norm2"] = normalise(params["norm2"], x_BND, spec, call)
+    y_BND, stages["mlp"] = feed_forward(params, normed_BND, spec, call)
+    x_BND = x_BND + dropout("mlp", y_BND, spec, call)
+    return collect_aux(call, x_BND, stages)
 
 
 def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
@@ -113,7 +123,18 @@ def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[j
 
     A decoder has cross-attention in between: Z = LN(Y + MHCA(Y, memory)) (E26).
     """
-    return apply_stages(params, x_BND, spec, call, lambda x_BND, norm, stage: norm(x_BND + stage(x_BND)))
+    stages: dict = {}
+    y_BND, stages["self"] = attention_heads.self_attention(params, x_BND, spec.attention, call)
+    y_BND = x_BND + dropout("attention", y_BND, spec, call)
+    x_BND, stages["norm1"] = normalise(params["norm1"], y_BND, spec, call)
+    if "score_cross" in params:
+        y_BND, stages["cross"] = attention_heads.cross_attention(params, x_BND, spec.attention, call)
+        y_BND = x_BND + dropout("cross", y_BND, spec, call)
+        x_BND, stages["norm_cross"] = normalise(params["norm_cross"], y_BND, spec, call)
+    y_BND, stages["mlp"] = feed_forward(params, x_BND, spec, call)
+    y_BND = x_BND + dropout("mlp", y_BND, spec, call)
+    x_BND, stages["norm2"] = normalise(params["norm2"], y_BND, spec, call)
+    return collect_aux(call, x_BND, stages)
 
 
 def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
@@ -121,34 +142,17 @@ def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
 
     A decoder has cross-attention in between: Z = MHCA(LN(Y), memory).
     """
-    return apply_stages(params, x_BND, spec, call, lambda x_BND, norm, stage: stage(norm(x_BND)))
-
-
-def apply_stages(
-    params: dict, x_BND: jax.Array, spec: Spec, call: Call, connect: Callable[..., jax.Array]
-) -> tuple[jax.Array, dict]:
-    """Return the tokens after self-attention, cross-attention (if the block has it) and MLP, and aux (see `Order`).
-
-    connect(x_BND, norm, stage) -> x_BND connects a stage and its norm, two functions of tokens.
-    """
     stages: dict = {}
-
-    def run(name: str, norm: str, apply: Callable, x_BND: jax.Array) -> jax.Array:
-        def apply_norm(x_BND: jax.Array) -> jax.Array:
-            x_BND, stages[norm] = normalise(params[norm], x_BND, spec, call)
-            return x_BND
-
-        def apply_stage(x_BND: jax.Array) -> jax.Array:
-            x_BND, stages[name] = apply(params, x_BND, call=call)
-            return dropout("attention" if name == "self" else name, x_BND, spec, call)
-
-        return connect(x_BND, apply_norm, apply_stage)
-
-    attention = {"spec": spec.attention}
-    x_BND = run("self", "norm1", functools.partial(attention_heads.self_attention, **attention), x_BND)
+    normed_BND, stages["norm1"] = normalise(params["norm1"], x_BND, spec, call)
+    y_BND, stages["self"] = attention_heads.self_attention(params, normed_BND, spec.attention, call)
+    x_BND = dropout("attention", y_BND, spec, call)
     if "score_cross" in params:
-        x_BND = run("cross", "norm_cross", functools.partial(attention_heads.cross_attention, **attention), x_BND)
-    x_BND = run("mlp", "norm2", functools.partial(feed_forward, spec=spec), x_BND)
+        normed_BND, stages["norm_cross"] = normalise(params["norm_cross"], x_BND, spec, call)
+        y_BND, stages["cross"] = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
+        x_BND = dropout("cross", y_BND, spec, call)
+    normed_BND, stages["norm2"] = normalise(params["norm2"], x_BND, spec, call)
+    y_BND, stages["mlp"] = feed_forward(params, normed_BND, spec, call)
+    x_BND = dropout("mlp", y_BND, spec, call)
     return collect_aux(call, x_BND, stages)
 
 

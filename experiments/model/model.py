@@ -217,7 +217,7 @@ def map_params(model: Model, use: Callable[[dict], dict]) -> Model:
 def build_language_model(
     m: configs.Settings,
     *,
-    head: variant.Variant,
+    head: variant.Variant | None = None,
     W: int,
     N: int,
     output: str = "linear",
@@ -227,8 +227,9 @@ def build_language_model(
 ) -> Model:
     """Return a model of texts with W token ids and up to N tokens, which predicts tokens or, with C, classes.
 
-    head: one of the variants of tfm/head.py. output: the setting text.head. C: number of classes; 0 for tokens. layout,
-    mask: arguments of build_model. Raises UserError for settings that are wrong or do not fit together.
+    head: one of the variants of tfm/head.py; None: that of classes which `output`, the setting text.head, names. C:
+    number of classes; 0 for tokens. layout, mask: arguments of build_model. Raises UserError for settings that are
+    wrong or do not fit together.
     """
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation, norm = mlp.ACTIVATIONS.get(layer), variants.choose(m, "norm")
@@ -237,7 +238,7 @@ def build_language_model(
     if C:
         if output == "pooled":
             head = heads.pooled
-        elif head is heads.first_word:
+        elif head is None:
             head = heads.first_word_of(activation) if activation else heads.class_token
         head = bind_sizes(head, C=C)
     elif layer == "bias":

@@ -31,8 +31,9 @@ DOES = {
     "masked_image": "predicts masked patches",
     "translation": "translates sentences",
 }
+# None: the one that text.head names
 HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.masked_word}
-HEADS |= {"classes": heads.first_word, "tokens": heads.each_word, "spans": heads.each_word}
+HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word}
 BUILD = {"image": models.build_vision_model, "masked_image": models.build_masked_image_model}
 BUILD |= {"translation": models.build_encoder_decoder} | dict.fromkeys(HEADS, models.build_language_model)
 CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
