@@ -51,12 +51,12 @@ def prepare(
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
     data = read(t.source, t.field)
-    texts = [[text.encode() for text, _ in split] for split in (both_splits := (data.train, data.evaluation))]
+    both_splits = data.train, data.evaluation
+    texts = [[text.encode() for text, _ in split] for split in both_splits]
     tokenizer = pretrained_tokenizer.make(t.tokenizer, texts[0], specials=(labelled.CLS,), evaluation=texts[1])
     rows = [labelled.encode(tokenizer, [text for text, _ in split], N=t.N) for split in both_splits]
     labels = [label_texts(split, data.classes) for split in both_splits]
     examples = [make_examples(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
-
     model = change(make_model(settings, mesh, W=tokenizer.size, C=len(data.classes)))
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
