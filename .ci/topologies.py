@@ -76,11 +76,10 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
     import jax
 
     import launch
-    from configs import base
     from experiments.config import errors, files as config_files
 
     config = str(ROOT / "configs" / f"{name}.py")
-    data = stand_ins(config_files.load(config, base=base.get_config), pathlib.Path(folder))
+    data = stand_ins(config_files.load(config), pathlib.Path(folder))
     file, start = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic()
     jax.config.update("jax_optimization_level", "O0" if quick else "UNKNOWN")  # UNKNOWN is JAX's default
     try:
