@@ -79,7 +79,8 @@ def run(
     mesh = runs.make_mesh(settings, device, seeds=settings.mesh.seed, chips=devices)
     errors.refuse((jax.process_count() > 1, SEVERAL_PROCESSES))
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
-    session = programs.Session(study, mesh, signals.current(), measure, keep_weights, printed=set())
+    causal = None if folder is None else set()
+    session = programs.Session(study, mesh, signals.current(), measure, keep_weights, printed=set(), causal=causal)
     if folder is None:
         checked = show_plan(settings, session, earlier_study)
         if target:

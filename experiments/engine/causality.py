@@ -1,5 +1,6 @@
 """Check by numbers that a causal model with code of the user's does not read what it must predict."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.config import errors, settings as configs
+from experiments.devices import compilation, mesh as meshes
 from experiments.engine import freeze, train_step
 from tfm import shapes
 
@@ -30,20 +32,11 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
     if missing := {name, "weight_BN"} - batch.keys():
         raise errors.UserError(f"{label}: its batches lack {min(missing)}. Set Task.causal = (), or give this array")
     batch, changed = choose_tokens(batch, name, shift)
-
-    @jax.jit
-    def measure(params: Any, batch: dict, key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, SEQUENCES), None  # training, evaluation
-
-        def measure_one(alone_B1: jax.Array) -> jax.Array:
-            one = batch | {"weight_BN": batch["weight_BN"] * alone_B1}
-            return jnp.stack([train_step.measure(task, params, one, key_B=key_B)[0]["loss"][0] for key_B in keys])
-
-        return jax.vmap(measure_one, out_axes=1)(jnp.eye(SEQUENCES)[..., None])  # of each sequence alone
-
-    key = jax.random.key(0)
+    key, options = jax.random.key(0), compilation.run_once_options(meshes.make(data=1))
+    draw = jax.jit(functools.partial(draw_parameters, task), compiler_options=options)
+    measure = jax.jit(functools.partial(measure_alone, task), compiler_options=options)
     for noise in (NOISE, 0.0):  # noise may make a loss infinite that is finite in training
-        params = draw_parameters(task, key, noise)
+        params = draw(key, noise)
         with train_step.device_errors():
             before, after = (np.asarray(measure(params, x, key), np.float64) for x in (batch, changed))
         if np.isfinite([before, after]).all():
@@ -83,15 +76,22 @@ def choose_tokens(batch: dict, name: str, shift: int) -> tuple[dict, dict]:
     return batch | {"weight_BN": weight_BN}, batch | {"weight_BN": weight_BN, name: other_BN}
 
 
+def measure_alone(task: train_step.Task, params: Any, batch: dict, key: jax.Array) -> jax.Array:
+    """Return the loss of each sequence alone, in training (with random keys) and in evaluation: (2, SEQUENCES)."""
+    keys = jax.random.split(key, SEQUENCES), None
+
+    def measure(alone_B1: jax.Array) -> jax.Array:
+        one = batch | {"weight_BN": batch["weight_BN"] * alone_B1}
+        return jnp.stack([train_step.measure(task, params, one, key_B=key_B)[0]["loss"][0] for key_B in keys])
+
+    return jax.vmap(measure, out_axes=1)(jnp.eye(SEQUENCES)[..., None])
+
+
 def draw_parameters(task: train_step.Task, key: jax.Array, noise: float) -> Any:
     """Return initial parameters plus normal noise in each trained one, also in those that begin at 0."""
-
-    def draw(key: jax.Array) -> Any:
-        params = task.init(key)
-        fixed, leaves = freeze.find_frozen(params, task.frozen), shapes.flat(params)
-        for i, (path, leaf) in enumerate(leaves.items()):
-            if path not in fixed and jnp.issubdtype(leaf.dtype, jnp.floating):
-                leaves[path] = leaf + noise * jax.random.normal(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)
-        return jax.tree.unflatten(jax.tree.structure(params), leaves.values())
-
-    return jax.jit(draw)(key)
+    params = task.init(key)
+    fixed, leaves = freeze.find_frozen(params, task.frozen), shapes.flat(params)
+    for i, (path, leaf) in enumerate(leaves.items()):
+        if path not in fixed and jnp.issubdtype(leaf.dtype, jnp.floating):
+            leaves[path] = leaf + noise * jax.random.normal(jax.random.fold_in(key, i), leaf.shape).astype(leaf.dtype)
+    return jax.tree.unflatten(jax.tree.structure(params), leaves.values())

@@ -43,6 +43,7 @@ class Session(NamedTuple):
     measure: bool  # log the symmetry of scores
     keep_weights: bool
     printed: set[str]  # lines about the data that were printed already
+    causal: set[tuple[str, str]] | None  # arms of conditions that `causality.check` has accepted; None: a dry run
 
 
 class Checked(NamedTuple):
@@ -114,7 +115,9 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
     for axis in settings.mesh.to_dict():
         getattr(settings.mesh, axis)  # counts as used: the study has read the mesh for all runs
     settings.refuse_unused()
-    causality.check(settings, plan.task)
+    if session.causal is not None and (run.condition, run.arm) not in session.causal:
+        causality.check(settings, plan.task)
+        session.causal.add((run.condition, run.arm))
     return work, plan
 
 
