@@ -124,7 +124,7 @@ def prepare(
       ...} of the tokens x_BND before the head. Its "loss" is that of the next token, from which bits per byte follow;
       Task.weights adds other losses.
 
-    The baseline, the sample, the figures and the tools use these parts too.
+    The baseline, the sample and the figures use these parts too, and so do the tools if Work.kind is set.
     """
     t, m = settings.text, settings.model
     check_documents(settings, mesh)

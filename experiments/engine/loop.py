@@ -23,7 +23,7 @@ LOSS = f"{run_plan.EVAL}{train_step.LOSS}"
 
 
 class Clock:
-    """What is due after a step. Every process must call each method."""
+    """Decide what is due after a step. Every process must call each method."""
 
     def __init__(self, plan: run_plan.Plan, requests: signals.Requests):
         self._plan, self._requests, self.saved_at = plan, requests, time.monotonic()
@@ -161,7 +161,7 @@ class Logs:
 
 
 class Training(NamedTuple):
-    """What happens between the steps of a single run, or of the runs of a study."""
+    """The parts that act between the steps of a single run, or of the runs of a study."""
 
     plan: run_plan.Plan
     clock: Clock

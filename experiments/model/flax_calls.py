@@ -43,7 +43,7 @@ class Called(NamedTuple):
 
 
 class _Calls:
-    """What both kinds of modules share: how they are made, and what is known after `init` and the first calls."""
+    """The part that both kinds of modules share: creation, and the properties known after `init` and first calls."""
 
     def __init__(self, cls: type, given: Mapping[str, Any], inputs: jax.ShapeDtypeStruct, options: dict):
         self._cls, self._given, self._inputs, self._options = cls, given, inputs, options

@@ -209,8 +209,10 @@ class EncoderDecoder(Model):
 def map_params(model: Model, use: Callable[[dict], dict]) -> Model:
     """Return the model with `use(params)` in place of its parameters, in all its functions: quantised weights, ...
 
-    `use` must also map parameters that are sharded over devices, so it may only compute elementwise.
+    `use` must also map parameters that are sharded over devices, so it may only compute elementwise. Raises UserError
+    for a Flax module, which can map its own parameters.
     """
+    errors.refuse((not isinstance(model, Model), "map_params is not for model.flax: map the parameters in your module"))
     return dataclasses.replace(model, use=lambda params: model.use(use(params)))
 
 

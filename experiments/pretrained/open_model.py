@@ -71,17 +71,19 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
 def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> models.Model:
     """Return the model that the user's experiment prepares (runs.Work.model). It reads its data, as in the training.
 
-    Raises UserError unless `trust` has the name of the experiment.
+    Raises UserError unless `trust` has the experiment and all other code of the config, or if there is no such model.
     """
-    name, changes = config["experiment"], {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.sequence": 1}
-    if name not in trust:
-        code = f'{folder} has experiment = "{name}", code that would be executed'
-        raise errors.UserError(f"{code}. Add --trust={name} if you trust it.")
-    values = configs.flat(config)
-    changes |= {key: value for key, value in values.items() if isinstance(value, str) and value in trust}
+    name, values = config["experiment"], configs.flat(config)
+    code = [("experiment", name), *configs.find_code("", config)]
+    for key, text in code:
+        refused = f'{folder} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
+        errors.refuse((text not in trust, refused))
+    changes = {key: values[key] for key, _ in code} | {f"mesh.{axis}": 1 for axis in config["mesh"]}
     with contextlib.redirect_stdout(None):
         settings = config_files.load_settings(str(folder / "config.json"), changes)
-        return by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model
+        model = by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model
+    errors.refuse((model is None, f"{folder}: the experiment {name} prepares no Work.model, which the tools would use"))
+    return model
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:

@@ -47,7 +47,7 @@ HELP = {
 
 
 class Options(NamedTuple):
-    """How texts are drawn. HELP explains the fields."""
+    """The options with which texts are drawn. HELP explains the fields."""
 
     max_new_tokens: int = 0
     samples: int = 1

@@ -364,8 +364,17 @@ def prepare(settings, mesh):
 def test_a_changed_model_is_trained_sampled_and_opened_with_its_change(guide, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_quantised", raising=False)
     (guide / "my_quantised.py").write_text(QUANTISED)
-    run(guide, "my_quantised", **{"train.steps": 1})
-    opened = open_model.open(guide / "run", trust="my_quantised")
+    run(guide, "my_quantised", **{"train.steps": 1, "train.metrics": ["my_metrics:rank", "top5"]})
+    trust = "my_quantised", "my_metrics:rank"
+    for i in range(2):
+        with raises(errors.UserError, f"--trust={trust[i]}"):
+            open_model.open(guide / "run", trust=trust[:i])
+    with pytest.MonkeyPatch.context() as patch, raises(errors.UserError, "my_quantised", "no Work.model"):
+        patch.setattr(
+            sys.modules["my_quantised"], "prepare", lambda *_: tiny.work_of(settings(guide))._replace(model=None)
+        )
+        open_model.open(guide / "run", trust=trust)
+    opened = open_model.open(guide / "run", trust=trust)
     work = tiny.work_of(settings(guide, "my_quantised"))
     plain = tiny.work_of(settings(guide, "language"))
     batch, params = work.task.evaluation[0], opened.params
