@@ -95,7 +95,11 @@ def run(
             error.args = (f"{error}; {report_finished_runs(settings, session, folder)}",)
             raise
         files = write_report(folder, mesh)
-        print("\n".join(["", results.format_text(folder, study), "", *(f"  {file}" for file in files)]))
+        print(
+            "\n".join(
+                ["", results.format_text(study, results.analyse(folder, study)), "", *(f"  {file}" for file in files)]
+            )
+        )
     session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)

@@ -1,6 +1,5 @@
 """Shared parts of the tools: open a model, parse flags from a function's arguments, write the output, exit codes."""
 
-import csv
 import inspect
 import io
 import os
@@ -85,10 +84,8 @@ def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
     """Write a CSV file with this header and these rows, which may be shorter. Return a line about it."""
-    text = io.StringIO(newline="")
-    padded = [header, *([*row, *[""] * (len(header) - len(row))] for row in rows)]
-    csv.writer(text, lineterminator="\n").writerows([*map(disk.escape_cell, row)] for row in padded)
-    disk.write_new(file, text.getvalue().encode(errors="backslashreplace"))
+    padded = ([*row, *[""] * (len(header) - len(row))] for row in rows)
+    disk.write_new(file, disk.as_csv([header, *padded]))
     return f"wrote {len(rows):,} rows to {file}"
 
 

@@ -22,6 +22,7 @@ MOST = 6  # layers drawn, evenly spread
 THIN = 0.5  # width of a seed's line, in points
 BANDS = "Thick lines are means over seeds, thin lines the seeds; bands reach from the smallest to the largest seed."
 ALSO = (".svg", ".pdf")  # formats in addition to PNG
+LAWS = "compute"  # Figure.kind of the first family of scaling laws, before the number of the others
 
 
 class Figure(NamedTuple):
@@ -53,9 +54,9 @@ def draw(
     study: studies.Study,
     conditions: Sequence[statistics.Condition],
     runs: Sequence[study_runs.Run],
-    laws: Mapping[str, scaling.Family],
+    laws: Sequence[scaling.Family],
 ) -> list[Figure]:
-    """Write the figures of each condition and family into folder/figures. laws: Figure.kind -> family."""
+    """Write the figures of each condition and of each family of scaling laws into folder/figures."""
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.choose_styles(study)
     for condition in conditions:
@@ -66,9 +67,9 @@ def draw(
                 drawing, caption = figure_and_caption
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
-    for kind, family in laws.items():
+    for i, family in enumerate(laws):
         drawing, caption = draw_laws(family, style)
-        written.append(write(folder, drawing, kind, "", caption))
+        written.append(write(folder, drawing, f"{LAWS}{i or ''}", "", caption))
     return written
 
 

@@ -75,7 +75,7 @@ def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
 
 
 def _plan(study: studies.Study) -> dict[str, Any]:
-    conditions = {condition.name: study.metric[condition.name] for condition in study.conditions}
+    conditions = {condition.name: condition.metric for condition in study.conditions}
     arms = [arm.name for arm in study.arms]
     return {"conditions": conditions, "arms": arms, "reference": study.reference, "seeds": study.seeds}
 

@@ -101,7 +101,8 @@ def check(program: studies.Program, session: Session) -> Checked:
 
 def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[runs.Work, run_plan.Plan]:
     """Prepare a run. Raises UserError if settings are invalid, or if the run does not measure the study's metric."""
-    settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
+    settings, t = run.settings, run.settings.train
+    metric = next(entry.metric for entry in session.study.conditions if entry.name == run.condition)
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(settings, work.task, session.devices)

@@ -10,10 +10,7 @@ from experiments.studies import programs, study as studies
 
 
 def open_runs(
-    folder: pathlib.Path,
-    every: list[studies.Program],
-    waiting: list[programs.Checked],
-    session: programs.Session,
+    folder: pathlib.Path, every: list[studies.Program], waiting: list[programs.Checked], session: programs.Session
 ) -> None:
     """Make or reopen the folder of each run, and remove a summary.json of another number of steps.
 
@@ -70,7 +67,7 @@ def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
 
     The seed does not matter. Then remove the folder, if it is empty.
     """
-    kinds = "|".join(re.escape(run.kind) for run in runs)
+    kinds = "|".join(re.escape("_".join(run.place)) for run in runs)
     for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):
             disk.remove(entry)

@@ -136,23 +136,23 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
     """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric."""
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for entry in study.conditions:
-        condition_runs, metric = [run for run in runs if run.condition == entry.name], study.metric[entry.name]
-        gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(metric))))
+        condition_runs = [run for run in runs if run.condition == entry.name]
+        gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(entry.metric))))
         summary = {key: x for run in condition_runs[::-1] for key, x in run.summary.items() if x is not None}
         baseline = {key.removeprefix("baseline/"): x for key, x in summary.items() if key.startswith("baseline/")}
         condition = Condition(
             name=entry.name,
             changes=entry.changes,
-            metric=metric,
-            better=study_runs.choose_best(metric, condition_runs).better,
-            threshold=study.threshold[entry.name] or None,
+            metric=entry.metric,
+            better=study_runs.choose_best(entry.metric, condition_runs).better,
+            threshold=entry.threshold or None,
             evaluation_interval=max(gaps, default=None),
             family=study.correction,
             comparisons=sum(
                 study.correction == "study" or condition_name == entry.name for condition_name, *_ in planned
             ),
             looks=study.looks,
-            margin=study.margin[entry.name],
+            margin=entry.margin,
             baseline=baseline,
             guess={name: words for run in condition_runs for name, words in run.summary.get("guess", {}).items()},
             reference=study.reference,
@@ -182,7 +182,7 @@ def _correct(family: Sequence[Condition]) -> None:
         difference.p_corrected = min(1.0, family[0].looks * p)
 
 
-def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
+def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
     """Compute the numbers of an arm.
 
     seeds: see studies.Study. reference: the runs of the reference; empty if the arm is the reference.

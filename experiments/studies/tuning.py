@@ -59,7 +59,7 @@ def trials(study: studies.Study) -> studies.Study:
     for arm in study.arms if study.grid else ():
         changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
         for values in combinations(study, arm.name):
-            arms.append(studies.Named(_name(arm.name, values), changes | values))
+            arms.append(studies.Arm(_name(arm.name, values), changes | values))
     return study._replace(arms=arms, seeds=study.tune_seeds, grid={}, also=[part / FOLDER for part in study.also])
 
 
@@ -82,7 +82,7 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
     tuned = []
     finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
-        metric, points = study.metric[condition.name], []
+        metric, points = condition.metric, []
         for values in combinations(study, arm.name):
             point_runs = [finished.get((condition.name, _name(arm.name, values), seed)) for seed in study.tune_seeds]
             points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, point_runs)}))
@@ -138,7 +138,7 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
     for condition in study.conditions:
         choices = [choice for choice in tuned if choice.condition == condition.name and len(choice.points) > 1]
         keys = dict.fromkeys(key for choice in choices for key, x in study.grid[choice.arm].items() if len(x) > 1)
-        values, metric = {key: _values(study, choices, key) for key in keys}, study.metric[condition.name]
+        values, metric = {key: _values(study, choices, key) for key in keys}, condition.metric
         if not keys:
             continue
         panels = []

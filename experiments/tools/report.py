@@ -33,7 +33,7 @@ def run(workdir: commands.Path, *, also: tuple[str, ...] = (), correction: str =
         study = study._replace(correction=correction, also=parts)
         with workdirs.lock(folder):
             files = results.write_report(folder, study=study)
-    verdict = results.format_text(folder, study)
+    verdict = results.format_text(study, results.analyse(folder, study))
     log.say("\n".join([verdict, "", *(f"  {file}" for file in files)]), "\n")
     return verdict
 

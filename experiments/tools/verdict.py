@@ -23,7 +23,7 @@ from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
 from experiments.devices import mesh as meshes
 from experiments.folder import log, workdir as workdirs
-from experiments.studies import plan, results, runs as study_runs, sentences, statistics, study as studies
+from experiments.studies import plan, results, runs as study_runs, scaling, sentences, statistics, study as studies
 
 HELP = {
     "metric": "The column to compare. Not needed if there is only one.",
@@ -76,9 +76,9 @@ def run(
     study = make_study(file.name, runs, metric, OLD if successive else reference, margin)
     study = study._replace(looks=looks, correction=correction)
     conditions = statistics.analyse(study, runs)
-    laws = [] if successive else results.analyse_laws(conditions)
+    laws = [] if successive else scaling.families(conditions)
     analysis = results.Analysis(runs, conditions, plan.NOTHING, laws)
-    log.say(results.format_analysis(study, analysis), "\n")
+    log.say(results.format_text(study, analysis), "\n")
     if count := count_without_partner(conditions):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
     if str(workdir):
@@ -205,14 +205,9 @@ def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference
     is_complete = len(seeds) == len(arms) * len(conditions) and all(common == each for each in seeds.values())
     return studies.Study(
         experiment=name,
-        conditions=[studies.Named(condition, {}) for condition in conditions],
-        arms=[studies.Named(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)],
+        conditions=[studies.Condition(condition, {}, metric, margin=margin) for condition in conditions],
+        arms=[studies.Arm(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)],
         seeds=sorted(common) if is_complete else [],
-        reference=reference,
-        metric=dict.fromkeys(conditions, metric),
-        threshold=dict.fromkeys(conditions, 0.0),
-        margin=dict.fromkeys(conditions, margin),
-        looks=1,
     )
 
 
