@@ -89,9 +89,9 @@ def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequenc
     return f"wrote {len(rows):,} rows to {file}"
 
 
-def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> int:
-    """Call the tool with the flags of this command line. Return the exit code. positional: see `arguments`."""
-    return exit_code(lambda: tool(**arguments(tool, HELP | help, argv, positional=positional)))
+def main(tool: Callable, help: dict[str, str], *, positional: str = "") -> None:
+    """Call the tool with the flags of the command line, and exit with its code. positional: see `arguments`."""
+    sys.exit(exit_code(lambda: tool(**arguments(tool, help, sys.argv, positional=positional))))
 
 
 def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
@@ -105,14 +105,15 @@ def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
     """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
 
-    positional: the argument without a flag; it gets the list of all positional arguments. "": they are errors.
+    help: the texts for arguments that are not in HELP. positional: the argument without a flag; it gets the list of
+    all positional arguments. "": they are errors.
     """
     values = flags.FlagValues()
     parameters = list_flags(tool)
     parameters.pop(positional, None)
     for name, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else parameter.default
-        DEFINE[type(default)](name, default, help[name], flag_values=values)
+        DEFINE[type(default)](name, default, (HELP | help)[name], flag_values=values)
     if "--help" in argv:
         print(f"{inspect.getmodule(tool).__doc__}\n{values.get_help()}")
         sys.exit(0)

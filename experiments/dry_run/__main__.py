@@ -6,8 +6,6 @@ my_file.py has the function `step`, jitted or not, and a function example(device
 step's arguments: arrays or jax.ShapeDtypeStruct, with shardings on several chips. Nothing is run.
 """
 
-import sys
-
 from experiments import command as commands
 from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
@@ -38,4 +36,4 @@ def run(functions: list[str], *, topology: str = "", json: str = "", example: st
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv, positional="functions"))
+    commands.main(run, HELP, positional="functions")

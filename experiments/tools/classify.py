@@ -18,7 +18,6 @@ if there are labels.
 """
 
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,4 +140,4 @@ def tabulate(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

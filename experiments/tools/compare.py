@@ -12,7 +12,6 @@ import json
 import math
 import os
 import pathlib
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -198,4 +197,4 @@ def list_notes(runs: Sequence[Run], metric: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv, positional="runs"))
+    commands.main(run, HELP, positional="runs")

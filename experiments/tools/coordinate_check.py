@@ -14,7 +14,6 @@ Without it some grow: the best learning rate of a small model is then too large 
 import contextlib
 import io
 import pathlib
-import sys
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from experiments.config import by_name, errors, files as config_files
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step
 from experiments.model import task as tasks
+from experiments.studies import tables
 
 STAGES = ("q", "k", "v", "attention", "mlp", "hidden")  # and logits
 HELP = {
@@ -58,7 +58,7 @@ def run(
         raise errors.UserError(f"--{flag}={text} --steps={steps} must be at least two {flag} and one step: 64,128")
     measured = {size: measure(str(config), changes | {f"model.{letter}": size}, steps) for size in sizes}
     slopes = fit_slopes(measured)
-    print(format_table(measured, slopes, letter))
+    print(tables.align(tabulate(measured, slopes, letter)))
     if figure is not None:
         from experiments.figures import plots  # imports matplotlib, which takes a second
 
@@ -104,16 +104,16 @@ def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str
     return slopes
 
 
-def format_table(measured: dict[int, dict[str, np.ndarray]], slopes: dict[str, dict[str, float]], letter: str) -> str:
-    """Return a line for each stage: the change at each size, and both slopes. letter: D or M."""
-    head = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"]
-    rows = [head]
+def tabulate(
+    measured: dict[int, dict[str, np.ndarray]], slopes: dict[str, dict[str, float]], letter: str
+) -> tables.Table:
+    """Return a row for each stage: the change at each size, and both slopes. letter: D or M."""
+    head, rows = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"], []
     for stage, slope in slopes.items():
         changes = [f"{measures[stage][1, -1]:.4g}" for measures in measured.values()]
         rows.append([stage, *changes, f"{slope['change slope']:+.2f}", f"{slope['size slope']:+.2f}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return tables.Table(head, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -16,7 +16,6 @@ if no token is predicted. The tool prints the measures of all documents, one aft
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -145,4 +144,4 @@ def sum_windows(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -12,7 +12,6 @@ True for what a run with this source holds out; it comes last. --names=hidden,q 
 
 import functools
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,4 +103,4 @@ def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathl
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -12,7 +12,6 @@ probability.
 
 import functools
 import itertools
-import sys
 
 import jax
 import numpy as np
@@ -118,4 +117,4 @@ def table(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

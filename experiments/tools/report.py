@@ -10,7 +10,6 @@ conditions and seeds. A run that is in two folders must have the same result in 
 """
 
 import pathlib
-import sys
 
 from experiments import command as commands
 from experiments.config import by_name, disk
@@ -39,4 +38,4 @@ def run(workdir: commands.Path, *, also: tuple[str, ...] = (), correction: str =
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

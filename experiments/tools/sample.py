@@ -190,4 +190,4 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

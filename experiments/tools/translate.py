@@ -73,4 +73,4 @@ def is_target_language(model: trained.Trained, sources: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

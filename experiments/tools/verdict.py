@@ -15,7 +15,6 @@ import itertools
 import math
 import pathlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 
 from experiments import command as commands
@@ -212,4 +211,4 @@ def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv, positional="table"))
+    commands.main(run, HELP, positional="table")
