@@ -173,9 +173,15 @@ def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
     return lambda index_B: (id_BN[index_B, :T], valid_BN[index_B, :T] if is_padded else None)
 
 
-def fetch_images(files: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
-    """Return a function for `in_batches`: image files, processed and normalised like the model's images (`form`)."""
-    return lambda index_B: (image_folder.read_batch([files[b] for b in index_B], form), None)
+def fetch_images(images: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
+    """Return a function for `in_batches`: image files, or an array of raw images, normalised like the model's images.
+
+    form: the format of the model's images.
+    """
+    if isinstance(images, np.ndarray):
+        image_BYXZ = image_file.prepare(images, form)
+        return lambda index_B: (image_BYXZ[index_B], None)
+    return lambda index_B: (image_folder.read_batch([images[b] for b in index_B], form), None)
 
 
 def is_regression(model: "Trained") -> bool:

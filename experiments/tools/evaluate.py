@@ -7,12 +7,8 @@ evaluate.run("DIR", file="test.txt")
 The tool prints and returns nats and perplexity per token, bits per byte and perplexity per word. The last two can be
 compared between models with different tokenizers. Every token except the first counts once, in windows of the model's
 context that do not overlap, as in the evaluation of a run. With --stride=S, windows begin S tokens apart, and only the
-last S tokens of each window count: this is slower, and these tokens have more context. For a run with text.documents,
-the documents of a folder or a table do not see each other either.
-
---output=measures.csv has a row for each document, which is a file or a row of a table. The row has its name, predicted
-tokens, nats per token and bits per byte, computed without the text of the documents before it. The measures are empty
-if no token is predicted. The tool prints the measures of all documents, one after another.
+last S tokens of each window count. For a run with text.documents, documents do not see each other either.
+--output=measures.csv has a row for each document, computed without the text before it.
 """
 
 import functools
@@ -61,13 +57,11 @@ def run(
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens. At least 2 are needed: the first is not predicted.")
     N = min(model.facts["N"], len(token_T) - 1)
-    options = {"stride": stride, "document_start": start}
-    sum_measures = functools.partial(sum_windows, make_measure(model, tokenizer), **options)
+    sum_measures = functools.partial(sum_windows, make_measure(model, tokenizer), stride=stride, document_start=start)
     nats, correct, n = sum_measures(token_T, N=N, batch=max(BATCH // N, 1)).tolist()
     size = perplexity.size(part, first=tokenizer.decode(token_T[:1]))
     measures = perplexity.measure(nats, tokens=int(n), text=size) | {"accuracy": correct / n}
-    difference = perplexity.find_difference(tokenizer, part)
-    if difference:
+    if difference := perplexity.find_difference(tokenizer, part):
         measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
     overlap = f", {stride} apart" if 0 < stride < N else " that do not overlap"
     lines = [f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(n):,} tokens in windows of {N}{overlap}"]

@@ -4,23 +4,21 @@ python -m experiments.tools.features --checkpoint=DIR --file=photographs --outpu
 python -m experiments.tools.features --checkpoint=DIR --file=reviews.csv --field=text,label --output=features.npz
 features.run("DIR", file="photographs", output="features.npz")
 
-Arrays of the file: `features` (n, D), float32 (trained.Trained.look explains them), and `names` (n,): image files,
-the beginnings of texts, or numbers. With classes also `labels` (n,), `classes` (C,), their names, and `held_out` (n,),
-True for what a run with this source holds out; it comes last. --names=hidden,q adds the activations of every layer,
-(M, n, ...).
+Arrays of the file: `features` (n, D), float32 (trained.Trained.look), and `names` (n,): image files, the beginnings of
+texts, or numbers. With classes also `labels` (n,), `classes` (C,), and `held_out` (n,): True for what a run with this
+source holds out; it comes last. --names=hidden,q adds the activations of every layer, (M, n, ...).
 """
 
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from experiments import command as commands
 from experiments.config import disk, errors
-from experiments.data import image_file, inputs as tool_inputs, labelled
+from experiments.data import inputs as tool_inputs, labelled
 from experiments.folder import log
 from experiments.pretrained import trained
 
@@ -53,7 +51,7 @@ def run(
     if model.kind in trained.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
         data, lines = tool_inputs.read_image_set(str(file)), []
-        names, fetch = data.names, fetch_images(data.items, model.image_format)
+        names, fetch = data.names, trained.fetch_images(data.items, model.image_format)
     else:
         data = tool_inputs.read_text_set(str(file), field)
         names = [" ".join(content.split())[:LETTERS] for content in data.items]
@@ -63,22 +61,12 @@ def run(
     return commands.save_arrays(new, arrays)
 
 
-def fetch_images(items: Sequence, form: dict[str, Any]) -> trained.Fetch:
-    """Return a function that fetches images, normalised like those of a model. items: files, or an array of images."""
-    if not isinstance(items, np.ndarray):
-        return trained.fetch_images(items, form)
-    image_BYXZ = image_file.prepare(items, form)
-    return lambda index_B: (image_BYXZ[index_B], None)
-
-
 def encode_texts(texts: Sequence[str], model: trained.Trained) -> tuple[trained.Fetch, list[str]]:
     """Return a function that fetches the ids of texts, padded to the longest, and lines about the texts."""
     N = model.facts["N"]
     id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=N, classifies=model.kind == "classes")
-    longest = valid_BN.sum(1).max()
-    id_BN, valid_BN = id_BN[:, :longest], valid_BN[:, :longest]
     lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
-    return lambda index_B: (id_BN[index_B], valid_BN[index_B]), lines
+    return trained.fetch_texts(id_BN, valid_BN), lines
 
 
 def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
