@@ -4,11 +4,10 @@ python -m experiments.tools.coordinate_check --config=FILE --widths=64,128,256,5
 coordinate_check.run("FILE", set=("model.mup=64",))
 
 A coordinate check trains models of several widths D (or, with --depths=2,4,8, numbers of layers M) for a few steps. It
-prints, for each stage, the mean size |x| of its activations after the last step, that of their change |x - x_0| since
-the first, and the slopes of their logarithms against log D or log M. With maximal update parametrisation (model.mup,
-Yang et al. 2022, appendix D.1; model.mup_depth) the changes do not depend on the size, so their slope is near 0.
-Without it some grow: the best learning rate of a small model is then too large for a wide or deep one. For depths, read
-"last layer" and "logits": what a single layer adds falls with M on purpose.
+prints, for each stage, the mean change |x - x_0| of its activations, and the slopes of log |x| and log |x - x_0| after
+the last step against log D or log M. With maximal update parametrisation (model.mup, Yang et al. 2022, appendix D.1;
+model.mup_depth) the slope of the change is near 0. Without it some changes grow, and the best learning rate of a small
+model is too large for a wide or deep one. For depths, read "last layer" and "logits": what one layer adds falls with M.
 """
 
 import contextlib
@@ -71,8 +70,7 @@ def run(
 def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.ndarray]:
     """Train one model at a constant learning rate. Return stage -> mean |x| and |x - x_0| at each step, (2, steps + 1).
 
-    The activations are those of a held-out batch, and their mean is over layers too, except "last layer": the tokens
-    after the last block.
+    The means are over a held-out batch and over layers, except those of "last layer".
     """
     fixed = {"train.steps": steps + 1, "optim.schedule": "constant", "optim.warmup_steps": 0, "mesh.data": 1}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -99,8 +97,8 @@ def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str
     logarithms, slopes = np.log2(list(measured)), {}
     for stage in next(iter(measured.values())):
         pairs = np.array([measures[stage][:, -1] for measures in measured.values()]).T  # |x|, |x - x_0| of each size
-        lines = [float(np.polyfit(logarithms, np.log2(np.maximum(x, 1e-30)), 1)[0]) for x in pairs]
-        slopes[stage] = dict(zip(("size slope", "change slope"), lines, strict=True))
+        size, change = (float(np.polyfit(logarithms, np.log2(np.maximum(x, 1e-30)), 1)[0]) for x in pairs)
+        slopes[stage] = {"size slope": size, "change slope": change}
     return slopes
 
 

@@ -51,17 +51,14 @@ class Generator:
     def _begin(self, params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array, steps: int) -> Any:
         """Return the state after reading the prompts and drawing one token."""
         B, N = prompt_BN.shape
-        if self.exceeds(N):
-            start, _ = self._window(params, N + steps)
-        else:
-            start = self._start(params, length_B, self.capacities(B, N, steps)[0])
+        first = self.capacities(B, N, steps)[0]
+        start = self._window(params, N + steps)[0] if self.exceeds(N) else self._start(params, length_B, first)
         return generate.begin(start, prompt_BN, length_B, key, steps=steps, **self.options)
 
     def _extend(self, params: Any, state: generate.State, is_window: bool = False) -> generate.State:
         """Return the state ROUND tokens later. params: by_layer(params), but of a moving window params themselves."""
-        step = functools.partial(self.model.step, params, mask=self.mask())
-        if is_window:
-            _, step = self._window(params, state.w_BN.shape[1])
+        window = self._window(params, state.w_BN.shape[1])[1] if is_window else None
+        step = window or functools.partial(self.model.step, params, mask=self.mask())
         return generate.extend(step, state, steps=ROUND, **self.options)
 
     def _start(self, params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
@@ -124,9 +121,8 @@ def requests(generator: Generator, ids: list[list[int]], *, steps: int) -> Itera
 
     prompt_BN = pad(ids, generator.context)[:, : generator.context]
     B, N = prompt_BN.shape
-    arguments = abstract(
-        lambda *arrays: (*arrays, jax.random.key(0)), generator.params, prompt_BN, np.zeros(B, np.int32)
-    )
+    length_B = np.zeros(B, np.int32)
+    arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), generator.params, prompt_BN, length_B)
     begin = jax.jit(functools.partial(generator.begin, steps=steps))
     yield topologies.Request(f"reading {B} x {N} tokens and drawing the first", begin, arguments)
     layers, state = abstract(generator.by_layer, generator.params), abstract(begin, *arguments)

@@ -3,10 +3,9 @@
 python -m experiments.tools.symmetry --checkpoint=DIR
 symmetry.run("DIR")
 
-The tool prints four numbers for each layer, and their medians over layers (Saponati et al. 2025). The symmetry s of
-U_q^T U_k is -1 for a skew-symmetric, about 0 for a random and 1 for a symmetric matrix. The table has the mean and the
-median of s over heads, and s of the heads' sum. The directionality d of this sum is negative if the key's side
-dominates.
+The table has a row for each layer, and the medians over layers (Saponati et al. 2025). The symmetry s of U_q^T U_k is
+-1 for a skew-symmetric, about 0 for a random and 1 for a symmetric matrix. The directionality d of the heads' sum is
+negative if the key's side dominates.
 """
 
 import jax
