@@ -271,8 +271,11 @@ def _write_results(
         training.saver.stop_if_requested(session.requests.agree())
         place, row = folder / run.name, take_row(state, r)
         last_step = int(row.step)
-        if session.keep_weights:
-            _keep_weights(place, ready.work.files, row, job.steps)
+        if session.keep_weights:  # so that tools can open the run's folder as that of a single run
+            for name, content in ready.work.files.items():
+                disk.write(place / name, content)
+            with contextlib.closing(checkpoint.Checkpoints(place / "checkpoints", keep=1)) as saves:
+                saves.save(job.steps, row)
         summary = {
             "condition": run.condition,
             "arm": run.arm,
@@ -284,14 +287,6 @@ def _write_results(
             "initial": sketches[r],
         }
         disk.write_json(place / "summary.json", summary | common)  # last: it marks the run as finished
-
-
-def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:
-    """Write the last checkpoint and the files of a run, so that tools can open its folder as a single run."""
-    for name, content in files.items():
-        disk.write(folder / name, content)
-    with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=1)) as saves:
-        saves.save(steps, row)
 
 
 def requests(job: Checked, devices: Mesh) -> Iterator[topologies.Request]:

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import jinja2
 import markupsafe
 import ml_collections
+import scipy
 
 from experiments.config import disk, errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.folder import log, records, workdir as workdirs
 from experiments.studies import (
     figures as study_figures,
-    inference,
     plan,
     runs as study_runs,
     scaling,
@@ -237,7 +237,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "scaling": [dataclasses.asdict(family) for family in analysis.laws],
         "ran": _record_runs(analysis.runs),
         "curves": curves,
-        "what": {**session, "versions": {**(session.get("versions") or {}), **inference.LIBRARY}},
+        "what": {**session, "versions": {**(session.get("versions") or {}), "scipy": scipy.__version__}},
     }
     return disk.finite(report)
 

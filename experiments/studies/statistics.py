@@ -138,23 +138,18 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
     for entry in study.conditions:
         condition_runs = [run for run in runs if run.condition == entry.name]
         gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(entry.metric))))
+        counted = [place for place, *_ in planned if study.correction == "study" or place == entry.name]
         summary = {key: x for run in condition_runs[::-1] for key, x in run.summary.items() if x is not None}
         baseline = {key.removeprefix("baseline/"): x for key, x in summary.items() if key.startswith("baseline/")}
         condition = Condition(
-            name=entry.name,
-            changes=entry.changes,
-            metric=entry.metric,
+            **entry._asdict() | {"threshold": entry.threshold or None},
             better=study_runs.choose_best(entry.metric, condition_runs).better,
-            threshold=entry.threshold or None,
             evaluation_interval=max(gaps, default=None),
             family=study.correction,
-            comparisons=sum(
-                study.correction == "study" or condition_name == entry.name for condition_name, *_ in planned
-            ),
+            comparisons=len(counted),
             looks=study.looks,
-            margin=entry.margin,
             baseline=baseline,
-            guess={name: words for run in condition_runs for name, words in run.summary.get("guess", {}).items()},
+            guess=dict(itertools.chain(*(run.summary.get("guess", {}).items() for run in condition_runs))),
             reference=study.reference,
             arms=[],
         )
@@ -164,7 +159,10 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
             condition.arms.append(_arm(condition, arm, study.seeds, runs_by_arm[arm.name], base))
         conditions.append(condition)
     for family in [conditions] if study.correction == "study" else [[condition] for condition in conditions]:
-        _correct(family)
+        differences = [x.difference for condition in family for x in condition.compared if x.difference.p is not None]
+        corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
+        for difference, p in zip(differences, corrected, strict=True):
+            difference.p_corrected = min(1.0, study.looks * p)
     return conditions
 
 
@@ -172,14 +170,6 @@ def judged_seeds(conditions: Iterable[Condition]) -> set[int]:
     """Return the seeds of all comparisons with a verdict."""
     arms = (arm for condition in conditions for arm in condition.compared if arm.difference.kind != FEW)
     return {seed for arm in arms for seed in (*arm.difference.by_seed, *arm.diverged)}
-
-
-def _correct(family: Sequence[Condition]) -> None:
-    """Set `p_corrected` of each comparison: Holm's correction over the family, times the planned analyses."""
-    differences = [arm.difference for condition in family for arm in condition.compared if arm.difference.p is not None]
-    corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
-    for difference, p in zip(differences, corrected, strict=True):
-        difference.p_corrected = min(1.0, family[0].looks * p)
 
 
 def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
@@ -254,8 +244,7 @@ def compare(
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
     difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
-    by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
-    result = Difference(by_seed, **vars(spread(difference_I)), kind=FEW)
+    result = Difference(dict(zip(seeds, difference_I.tolist(), strict=True)), **vars(spread(difference_I)), kind=FEW)
     if result.n < inference.FEWEST:
         return result
     rounding = ROUNDING * np.abs(every).max()
@@ -323,8 +312,7 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
     if any(diverged):
         kind, counts, totals = UNSTABLE, diverged, (arm, reference)
     elif middles != [None, None] and result.kind not in (SAME, CEILING):
-        sign = 1 if condition.better == "more" else -1
-        first, second = middles
+        sign, (first, second) = 1 if condition.better == "more" else -1, middles
         middles = [second if first is None else first, first if second is None else second]
         worse = (sum(sign * x < sign * y for x in ended.values()) for ended, y in zip(sides, middles, strict=True))
         kind, counts, totals = STUCK, worse, sides

@@ -78,7 +78,8 @@ def run(
     laws = [] if successive else scaling.families(conditions)
     analysis = results.Analysis(runs, conditions, plan.NOTHING, laws)
     log.say(results.format_text(study, analysis), "\n")
-    if count := count_without_partner(conditions):
+    pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
+    if count := sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
     if str(workdir):
         session = {"source": source, "versions": meshes.versions(), "commit": workdirs.read_commit()[0]}
@@ -184,12 +185,6 @@ def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
         subset = (run for run in runs if run.condition == condition and run.arm in names)
         paired += [run._replace(condition=place, arm=names[run.arm]) for run in subset]
     return paired
-
-
-def count_without_partner(conditions: Sequence[statistics.Condition]) -> int:
-    """Return the number of runs whose seed has no result in the other arm, so that no pair has them."""
-    pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
-    return sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs)
 
 
 def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference: str, margin: float) -> studies.Study:
