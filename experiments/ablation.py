@@ -53,10 +53,6 @@ def config() -> dict[str, dict]:
     }
 
 
-SEVERAL_PROCESSES = "the processes of a study do not join. Start it on each machine with the same --workdir, without "
-SEVERAL_PROCESSES += "--coordinator and --distributed"
-
-
 def run(
     settings: configs.Settings,
     folder: pathlib.Path | None,
@@ -77,7 +73,8 @@ def run(
     study, seed = studies.read(settings), settings.seed
     errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed} is not for studies. Set study.seeds instead"))
     mesh = runs.make_mesh(settings, device, seeds=settings.mesh.seed, chips=devices)
-    errors.refuse((jax.process_count() > 1, SEVERAL_PROCESSES))
+    joined = "the processes of a study do not join. Start it on each machine with the same --workdir, without "
+    errors.refuse((jax.process_count() > 1, f"{joined}--coordinator and --distributed"))
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
     causal = None if folder is None else set()
     session = programs.Session(study, mesh, signals.current(), measure, keep_weights, printed=set(), causal=causal)

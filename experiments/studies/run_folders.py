@@ -63,10 +63,7 @@ def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
 
 
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
-    """Remove the checkpoints of each program whose first run has the condition and arm of one of these finished runs.
-
-    The seed does not matter. Then remove the folder, if it is empty.
-    """
+    """Remove the checkpoints of programs whose first run has condition and arm of one of these finished runs."""
     kinds = "|".join(re.escape("_".join(run.place)) for run in runs)
     for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):

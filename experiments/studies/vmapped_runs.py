@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from experiments.devices import compilation, mesh as meshes
@@ -29,9 +28,7 @@ class VmappedRuns(NamedTuple):
     """The common properties of runs, and whether their rows are computed side by side."""
 
     task: train_step.Task  # of one run: model and measures are the same in all
-    optimiser: Callable[
-        ..., tuple[optax.Schedule, optax.GradientTransformation]
-    ]  # makes (schedule, optimiser) from the numbers of OPTIMISER
+    optimiser: Callable  # of the numbers of OPTIMISER: (optax.Schedule, optax.GradientTransformation)
     mesh: Mesh
     accumulation: int  # microbatches of a step
     batched: bool  # rows side by side in every operation (vmap), or one after the other in a loop (lax.map)
@@ -84,9 +81,7 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
     return batched
 
 
-def initial_state(
-    runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract: bool = False
-) -> train_step.State:
+def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract=False) -> train_step.State:
     """Return the state of all runs at step 0 on their devices, with R rows in each leaf.
 
     abstract: return shapes, types and shardings only.
@@ -113,9 +108,7 @@ def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
     and weight_decay of each row; other numbers are ignored.
     """
 
-    def step_run(
-        state: train_step.State, batch: dict, alive: jax.Array, numbers: dict
-    ) -> tuple[train_step.State, dict]:
+    def step_run(state: train_step.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple:
         rate, optimiser = runs.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
         options = {"mesh": runs.mesh, "accumulation": runs.accumulation, "sharded": sharded}
         return train_step.train_step(state, batch, alive, task=runs.task, optimiser=optimiser, rate=rate, **options)
