@@ -184,10 +184,7 @@ def report_finished_runs(settings: configs.Settings, session: programs.Session, 
 def train_all(
     folder: pathlib.Path, waiting: list[programs.Checked], session: programs.Session, sources: dict[str, str]
 ) -> None:
-    """Train these programs. If another process trains one, wait until that process has finished it.
-
-    sources: the SHA-256 of the user's files, by name.
-    """
+    """Train these programs, or wait until another process has. sources: the SHA-256 of the user's files, by name."""
     n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
     with contextlib.closing(Progress(waiting)) as line:
         while waiting:

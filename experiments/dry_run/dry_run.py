@@ -24,10 +24,7 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 def dry_run(
     settings: configs.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
-    """Print the parameter table of a run, compile its step and evaluation for its mesh, and report their memory.
-
-    target, file: arguments of `compile_and_report`. Raises RunError if the compiler refuses a program.
-    """
+    """Print the parameters of a run, and compile its step and evaluation. target, file: see `compile_and_report`."""
     plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
     with train_step.device_errors():
         summaries.print_model(plan, state)
@@ -82,8 +79,7 @@ def count_collectives(text: str) -> dict[str, dict[str, int]]:
     The body of a loop counts once. Fusions with the same chain_id are parts of one collective and count once.
     """
     counts: dict[str, dict[str, int]] = {}
-    unique = {match[3] or match.start(): match for match in COLLECTIVE.finditer(text)}
-    for match in unique.values():
+    for match in {match[3] or match.start(): match for match in COLLECTIVE.finditer(text)}.values():
         count = counts.setdefault(match[2].removesuffix("-start"), {"times": 0, "bytes": 0})
         count["times"] += 1
         count["bytes"] += result_bytes(match[1], match[2])
@@ -106,7 +102,7 @@ def write_report(file: str, records: list[dict], failures: str, target: topologi
     report = {"topology": target.name, "chips": len(target.devices), "hbm_bytes": int(target.memory)}
     report |= {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     report |= {"compiled": not failures, "reason": failures, "programs": records}
-    report |= {"versions": meshes.versions() | {"libtpu": compilation.libtpu()}}
+    report["versions"] = meshes.versions() | {"libtpu": compilation.libtpu()}
     try:
         disk.write_json(pathlib.Path(file), report)
     except OSError as error:

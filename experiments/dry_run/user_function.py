@@ -25,10 +25,8 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
     if the code fails or cannot be traced for these arguments.
     """
     module_name, _, attribute = name.partition(":")
-    if not by_name.CODE.fullmatch(name):
-        raise errors.UserError(
-            f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
-        )
+    form = f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
+    errors.refuse((not by_name.CODE.fullmatch(name), form))
     module = by_name.import_user_module("function", name, module_name.removesuffix(".py"), attribute)
     function, make, file = getattr(module, attribute), getattr(module, example, None), module.__file__
     errors.refuse(

@@ -1,6 +1,5 @@
 """Figures of attention as a convolution: kernels, weights of each head, and convolved images."""
 
-import os
 import pathlib
 from typing import Any
 
@@ -11,7 +10,7 @@ from experiments.figures import images as image_figures, plots
 
 
 def kernels_and_weights(
-    path: str | os.PathLike,
+    path: plots.Path,
     *,
     kernel_HD: np.ndarray,
     learned_HD: np.ndarray,
@@ -63,7 +62,7 @@ def _draw_matrices(
     return panels
 
 
-def convolved_images(path: str | os.PathLike, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
+def convolved_images(path: plots.Path, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
     """Draw a row of grey images for each name. tokens: name -> x_BND, D features of Z channels.
 
     All rows share one brightness scale, except the row "input".
@@ -74,6 +73,5 @@ def convolved_images(path: str | os.PathLike, tokens: dict[str, np.ndarray], *, 
         grey[name] = x_BDN.reshape(len(x_BDN), -1, Z, x_BDN.shape[2]).mean(2)[..., None]
     outputs = np.concatenate([grey[name] for name in grey if name != "input"])
     scales = {name: image if name == "input" else outputs for name, image in grey.items()}
-    return image_figures.rows(
-        path, {name: image_figures.colour(image, scale=scales[name]) for name, image in grey.items()}, title=title
-    )
+    images = {name: image_figures.colour(image, scale=scales[name]) for name, image in grey.items()}
+    return image_figures.rows(path, images, title=title)

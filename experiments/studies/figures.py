@@ -206,10 +206,7 @@ def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Dr
 
 
 def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw for each arm the differences to the reference, their mean, and the simultaneous interval.
-
-    The circles of an unpaired arm are its runs minus the mean of the reference.
-    """
+    """Draw each arm's differences to the reference (if unpaired: to its mean), their mean, and the interval."""
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None

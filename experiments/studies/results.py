@@ -73,10 +73,7 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
 
 
 def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
-    """Return the settings of the study whose parts are in these folders: with all arms, conditions and seeds.
-
-    Raises UserError if a fact of `list_facts` is not the same in two folders.
-    """
+    """Return the settings of the whole study in these folders. Raises UserError if a fact of `list_facts` differs."""
     settings = [load_settings(folder) for folder in folders]
     if len(settings) == 1:
         return settings[0]

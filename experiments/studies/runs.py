@@ -46,10 +46,7 @@ class Run(NamedTuple):
     folder: pathlib.Path = pathlib.Path()  # of its study
 
     def value(self, metric: str) -> float | None:
-        """Return the final value; None if the run diverged or the value is not finite.
-
-        Raises UserError if the run did not diverge and lacks the metric.
-        """
+        """Return the final value; None if the run diverged or it is not finite. Raises UserError if it is missing."""
         if self.summary.get("diverged_at") is not None:
             return None
         if metric not in self.summary:
@@ -82,10 +79,7 @@ class Run(NamedTuple):
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
-    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read.
-
-    A run is read from the first of `folder` and `study.also` that has it.
-    """
+    """Load the finished runs in the order of the study, each from the first of [folder, *study.also] with it."""
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         name = f"{condition.name}/{arm.name}/seed_{seed}"

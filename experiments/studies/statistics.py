@@ -59,10 +59,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """Steps at which the seeds reached the threshold.
-
-    Steps are interpolated linearly between two evaluations. The next evaluation must confirm them.
-    """
+    """Steps at which the seeds reached the threshold, interpolated (inference.crossing)."""
 
     by_seed: dict[int, float | None]  # None: the seed never reached it, or diverged
     median: float | None  # over all seeds; None if half of them or more never reached it
@@ -173,10 +170,7 @@ def judged_seeds(conditions: Iterable[Condition]) -> set[int]:
 
 
 def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """Compute the numbers of an arm.
-
-    seeds: see studies.Study. reference: the runs of the reference; empty if the arm is the reference.
-    """
+    """Compute the numbers of an arm. seeds: as in studies.Study. reference: its runs; [] for the reference itself."""
     values = _values(runs, condition.metric)
     ended = [run for run in runs if run.seed in values]
     metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))

@@ -116,10 +116,7 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The label: the condition (omitted if it is ONLY), the arms, and the number of seeds.
-
-        An arm with several tuning values is followed by their number: "rope (3 values) x 5 seeds".
-        """
+        """The label: condition (unless ONLY), arms and number of seeds, such as "rope (3 values) x 5 seeds"."""
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
         condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
@@ -275,10 +272,7 @@ def runs(
 
 
 def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
-    """Group runs of a condition that differ only in seeds and NUMBERS into programs, in the order of the runs.
-
-    tuning, spread: fields of every Program.
-    """
+    """Group runs of a condition that differ only in seeds and NUMBERS. tuning, spread: fields of every Program."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         values = configs.flat(run.settings.to_dict())

@@ -106,10 +106,7 @@ def _write_notes(condition: statistics.Condition) -> list[str]:
 
 
 def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | None:
-    """Return a table with a row for each condition and a column for each arm; None for at most MANY conditions.
-
-    A cell has the mean difference to the reference and the verdict in short (open, same, ...).
-    """
+    """Return a table of mean differences and short verdicts, conditions x arms; None for at most MANY conditions."""
     if len(conditions) <= MANY:
         return None
     reference, arms = conditions[0].reference, [arm.name for arm in conditions[0].compared]

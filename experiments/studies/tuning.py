@@ -75,10 +75,7 @@ def _name(arm: str, values: dict[str, Any]) -> str:
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """Return the choice of every arm whose tuning runs are all finished: the first point with the best mean over seeds.
-
-    Raises RunError if each point of an arm has a diverged seed.
-    """
+    """Return the choices of finished arms: the first best mean. Raises RunError if each point has a diverged seed."""
     tuned = []
     finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):

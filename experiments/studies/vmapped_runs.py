@@ -35,19 +35,13 @@ class VmappedRuns(NamedTuple):
 
 
 def side_by_side(mesh: Mesh, flops: float) -> bool:
-    """Return True if rows are computed side by side. flops: of a step of one run.
-
-    True if devices share the rows. Otherwise False on a CPU, and on a TPU that one run keeps busy (LARGE).
-    """
+    """Return whether rows are computed side by side; on a TPU not if a run keeps it busy. flops: of a step of a run."""
     busy = meshes.backend(mesh) == "tpu" and flops > LARGE
     return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not busy)
 
 
 def over_rows(runs: VmappedRuns, function: Callable) -> Callable:
-    """Return the function of one run, mapped over the R rows of all its arguments (pytrees).
-
-    jax.vmap maps it if runs.batched; otherwise jax.lax.map, which computes one row after the other.
-    """
+    """Return the function of a run, mapped over R rows of its arguments by jax.vmap or, one by one, by jax.lax.map."""
     return jax.vmap(function) if runs.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
 
 
@@ -82,10 +76,7 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
 
 
 def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract=False) -> train_step.State:
-    """Return the state of all runs at step 0 on their devices, with R rows in each leaf.
-
-    abstract: return shapes, types and shardings only.
-    """
+    """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, types and shardings."""
     _, optimiser = runs.optimiser()
 
     def init_run(key: jax.Array, initial: dict) -> train_step.State:

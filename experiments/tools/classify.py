@@ -44,10 +44,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the most likely classes of an image or of a text, or the class of each token, on a line each.
-
-    Of several inputs, print and return a line for each, or write the file `output` and return a summary.
-    """
+    """Print and return the most likely classes of each input, or write the file `output` and return a summary."""
     out, csv_file = commands.output(workdir, "classes.txt"), commands.output_table(output)
     model = commands.load(checkpoint, trust, device, "image", "classes", "tokens")
     is_image = model.kind == "image"
@@ -71,10 +68,7 @@ def run(
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
-    """Return the labels if the model predicts one class of each input, and all are its classes; else [].
-
-    Raises UserError if the field names a column of labels that has other classes.
-    """
+    """Return the labels if all are classes of the model, else []. Raises UserError if the field names other labels."""
     unknown = sorted({*labels} - {"", *model.classes})
     if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
         return []

@@ -75,10 +75,7 @@ def run(
 
 
 def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pathlib.Path:
-    """Print the tables, draw the figure, and return the path of its file.
-
-    Raises UserError if there are fewer than two runs, if one is a study or unreadable, or if none has the metric.
-    """
+    """Print the tables, draw the figure, and return its path. Raises UserError for a study, one run, or no metric."""
     paths = list(dict.fromkeys(map(os.fspath, runs)))
     errors.refuse((len(paths) < 2, "name at least two runs: python -m experiments.tools.compare runs/a runs/b"))
     common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])

@@ -92,10 +92,7 @@ def load_tokenizer(model: trained.Trained) -> tuple[tokenization.Tokenizer, int 
 def measure_document(
     sum_measures: Callable, tokenizer: tokenization.Tokenizer, N: int, names: list[str], content: bytes
 ) -> list[float]:
-    """Return the number of predicted tokens of a document and the measures with these names; [0] if no token counts.
-
-    Windows are padded to a power of two, so that few shapes are compiled for all documents.
-    """
+    """Return the tokens and measures of a document; [0] if none counts. Windows are padded: few shapes are compiled."""
     token_T = tokenizer.join([content])
     if len(token_T) < 2:
         return [0]

@@ -77,10 +77,7 @@ def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
 
 
 def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the results of Trained.activations for all n inputs, and print their size before.
-
-    Raises UserError if the results do not fit into memory.
-    """
+    """Return Trained.activations of all n inputs, and print their size. Raises UserError if they exceed the memory."""
     sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * sum(x.size for x in sizes.values())
     print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)

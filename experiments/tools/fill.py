@@ -39,10 +39,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return each text with its masks filled in, and a line for each mask, or write the file `output`.
-
-    With workdir, write filled.txt.
-    """
+    """Print and return each text filled in, with a line for each mask, or write the file `output`."""
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
     out, csv_file = commands.output(workdir, "filled.txt"), commands.output_table(output)
     model = commands.load(checkpoint, trust, device, "masked")
@@ -67,10 +64,7 @@ def run(
 
 
 def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "the prompt") -> np.ndarray:
-    """Return the token ids of the text, with the mask token for each [MASK]. name: what the text is, for messages.
-
-    Raises UserError for a text without a [MASK], or of more than N tokens.
-    """
+    """Return the token ids of the text `name`. Raises UserError for one without a [MASK], or of more than N tokens."""
     if tokenizer.mask is None:
         raise errors.UserError("this model's tokenizer has no mask token ([MASK] or <mask>). Choose another model.")
     parts, mask = text.split(MASK), tokenizer.name(tokenizer.mask)

@@ -86,10 +86,7 @@ def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
 
 
 def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -> Iterator[list[list[int]]]:
-    """Yield the new tokens of each text, round by round, until all texts are complete or have `steps` new tokens.
-
-    key: one key, or key_B with a key for each text.
-    """
+    """Yield the new tokens of each text by rounds, up to `steps` tokens. key: one key, or key_B with one for each."""
     params = jax.device_put(generator.params)
     layers, prompt_BN = generator.by_layer(params), pad(ids, generator.context)
     start_B = np.array([len(row) for row in ids])  # the first tokens that are not yielded yet

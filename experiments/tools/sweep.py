@@ -35,10 +35,7 @@ def load_settings(path: str, changes: Mapping[str, Any], grid: Grid | None) -> c
 
 
 def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Return the config of a study with an arm for each combination. The values of `seed` become the study's seeds.
-
-    Raises UserError if a setting or value is invalid, or if there is one arm.
-    """
+    """Return the config of a study with an arm for each combination. Raises UserError if there is only one."""
     errors.refuse(("study" in config, "a sweep of a study is not possible: add arms to study.arms, or use study.tune"))
     values: dict[str, list] = {key: [] for key in grid}
     for key, texts in grid.items():

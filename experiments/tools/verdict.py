@@ -55,10 +55,7 @@ def run(
     correction: str = "study",
     workdir: commands.Path = "",
 ) -> results.Analysis:
-    """Print the tables and the verdict, write the report, and return the analysis. table: a list of one CSV file.
-
-    Raises UserError if a column, an arm or a number is missing or invalid.
-    """
+    """Print the verdict, write the report, and return the analysis of the one CSV file in `table`."""
     errors.refuse(
         (len(table) != 1, "name one table: python -m experiments.tools.verdict results.csv --metric=loss"),
         (successive and reference, f"--reference={reference} has no use with --successive. Leave one of them out"),
@@ -91,10 +88,7 @@ def run(
 
 
 def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.Run], str]:
-    """Return the rows of a table as finished runs, and the metric ("": the only one in the table).
-
-    Print which values are better, and what is read in another way than it is written.
-    """
+    """Return the rows as finished runs, and the metric ("": the only one). Print how the table is read."""
     runs: dict[tuple[str, str, int], study_runs.Run] = {}
     spellings: dict[str, set[str]] = {}  # arm -> its names in the table
     with disk.reading(file):
