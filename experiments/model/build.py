@@ -59,7 +59,7 @@ def language_model(
     """Return a model of texts with W token ids and up to N tokens, which predicts tokens or, with C, classes.
 
     head: one of the variants of tfm/head.py; None: that of classes which `output`, the setting text.head, names. C:
-    number of classes; 0 for tokens. layout, mask: arguments of model. Raises UserError for settings that are
+    number of classes; 0 for tokens. layout, mask: arguments of `model`. Raises UserError for settings that are
     wrong or do not fit together.
     """
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
@@ -100,7 +100,7 @@ def vision_model(
 ) -> models.Model:
     """Return a classifier of images with Y x X pixels and Z channels. output: the setting image.head.
 
-    C: number of classes. layout, mask: arguments of model. Raises UserError if the image is not a whole number of
+    C: number of classes. layout, mask: arguments of `model`. Raises UserError if the image is not a whole number of
     patches of patch x patch pixels.
     """
     N, P = count_patches(Y, X, Z, patch=patch)
