@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
@@ -91,7 +90,7 @@ def run(
         except (errors.Interrupted, errors.RunError) as error:
             error.args = (f"{error}; {report_finished_runs(settings, session, folder)}",)
             raise
-        files = write_report(folder, mesh)
+        files = results.write_report(folder, meshes.describe(mesh))
         print(
             "\n".join(
                 ["", results.format_text(study, results.analyse(folder, study)), "", *(f"  {file}" for file in files)]
@@ -165,19 +164,13 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
     return checked
 
 
-def write_report(folder: pathlib.Path, mesh: Mesh) -> list[pathlib.Path]:
-    """Write the report on the runs that are finished, and return its files."""
-    with workdirs.lock(folder, wait=workdirs.PATIENCE):
-        return results.write_report(folder, meshes.describe(mesh))
-
-
 def report_finished_runs(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> str:
     """Write the report of a study that stops early, if any run is finished. Return a sentence on its content."""
     every_run = studies.runs(settings, session.study)
     n_finished = sum(run_folders.is_finished(folder, run) for run in every_run)
     if not n_finished:
         return "no run of the study is finished, and there is no report yet"
-    write_report(folder, session.devices)
+    results.write_report(folder, meshes.describe(session.devices))
     return f"{folder / 'report.md'} holds the {n_finished} of {len(every_run)} runs that are finished"
 
 
@@ -215,4 +208,4 @@ def train_all(
             n_trained, seconds = n_trained + 1, time.perf_counter() - began
             line.say(f"  {n_trained} of {n_programs} done, in {seconds:.1f} s")
             if seconds > REPORT_SECONDS and waiting and not job.program.tuning:
-                write_report(folder, session.devices)
+                results.write_report(folder, meshes.describe(session.devices))

@@ -135,10 +135,19 @@ def logarithmic(axes: Any, value: np.ndarray) -> None:
     axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
-def confusion(path: Path, *, count_CC: np.ndarray, classes: Sequence[str]) -> pathlib.Path:
-    """Draw a confusion matrix, true class (row, with its recall) by predicted class, coloured by share of the row."""
-    count_CC = np.asarray(count_CC)
-    C, total = len(count_CC), int(count_CC.sum())
+def confusion(
+    path: Path, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
+) -> list[pathlib.Path]:
+    """Draw a confusion matrix, true class (row, with its recall) by predicted class, coloured by share of the row.
+
+    Return its file; [] and a message if there are too many classes.
+    """
+    C, total = len(classes), len(label_B)
+    if C > MOST_CLASSES:
+        print(f"{path} is not drawn: {C:,} classes, and at most {MOST_CLASSES:,} fit", flush=True)
+        return []
+    count_CC = np.zeros((C, C), int)
+    np.add.at(count_CC, (label_B, predicted_B), 1)
     share_CC = count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
     side = min(max(0.46 * C, 2.4), 14)
     drawing, [[axes]] = canvas(side + 2.4, side + 1.6, layout="compressed")
@@ -155,19 +164,7 @@ def confusion(path: Path, *, count_CC: np.ndarray, classes: Sequence[str]) -> pa
     correct = int(np.trace(count_CC))
     accuracy = f"accuracy {100 * correct / total:.2f} %\n{correct} of {total} right" if total else "no examples"
     axes.set(xlabel="predicted class", ylabel="true class and its recall", title=accuracy)
-    return write(drawing, path)
-
-
-def confusion_of_predictions(
-    path: Path, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
-) -> list[pathlib.Path]:
-    """Draw the confusion matrix of predictions and return its file; [] and a message if it has too many classes."""
-    if len(classes) > MOST_CLASSES:
-        print(f"{path} is not drawn: {len(classes):,} classes, and at most {MOST_CLASSES:,} fit", flush=True)
-        return []
-    count_CC = np.zeros((len(classes),) * 2, int)
-    np.add.at(count_CC, (label_B, predicted_B), 1)
-    return [confusion(path, count_CC=count_CC, classes=classes)]
+    return [write(drawing, path)]
 
 
 def spread(count: int, most: int) -> list[int]:

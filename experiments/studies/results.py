@@ -112,18 +112,17 @@ def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
     return Analysis(finished, conditions, past, scaling.families(conditions))
 
 
-def write_report(
-    folder: pathlib.Path, device: str | None = None, study: studies.Study | None = None
-) -> list[pathlib.Path]:
+def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any) -> list[pathlib.Path]:
     """Write the report of the study in this folder.
 
-    device: describes the devices of this process; None if it does not train. study: the study in the folder, which may
-    have another correction, and other folders (also); None: as configured.
+    device: describes the devices of this process; None if it does not train. changes: fields of the study, such as
+    other folders (also) or the correction.
     """
-    settings = combine([folder, *(study.also if study else ())])
+    settings = combine([folder, *changes.get("also", ())])
     session = {"config": settings.to_dict(), "versions": meshes.versions()}
     session |= {"device": device, "commit": workdirs.read_commit()[0]}
-    return write(folder, study or studies.read(settings), session=session)
+    with workdirs.lock(folder, wait=workdirs.PATIENCE):
+        return write(folder, studies.read(settings)._replace(**changes), session=session)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:

@@ -16,7 +16,9 @@ from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
 ROUND = 8  # tokens of each text in a round; then they are transferred to the host
-GROWS = 2**14  # positions in all caches; reading fewer empty positions costs less than another compilation
+# Positions in all caches. Smaller caches have their full size from the start, because reading empty positions costs
+# less than another compilation; larger ones start with a quarter of it and grow.
+GROWS = 2**14
 
 
 class Generator:
@@ -24,8 +26,7 @@ class Generator:
 
     mask(length_B) is the mask of the prompts, and mask() the mask of new tokens. mesh: one device. stop: the ids that
     end a text. context: tokens that the model reads at once, None for no limit; in longer texts the window moves
-    (generate.window). grows: caches with fewer positions in total have their full size from the start; larger ones
-    start with a quarter of it and grow. options: arguments of generate.begin and generate.extend, such as temperature.
+    (generate.window). options: arguments of generate.begin and generate.extend, such as temperature.
     """
 
     def __init__(
@@ -37,11 +38,10 @@ class Generator:
         mesh: Mesh,
         stop: Sequence[int],
         context: int | None = None,
-        grows: int = GROWS,
         **options: float,
     ):
         self.model, self.params, self.mask, self.mesh = model, params, mask, mesh
-        self.stop, self.context, self.grows = frozenset(stop), context, grows
+        self.stop, self.context = frozenset(stop), context
         self.options = options | {"stop": sorted(self.stop)}
         self.begin = jax.jit(self._begin, static_argnames="steps")
         self.extend = jax.jit(self._extend, donate_argnums=1, static_argnames="is_window")
@@ -75,7 +75,7 @@ class Generator:
         """Return the positions in a cache for B prompts of N tokens: at first, in an increment, and in the end."""
         last = N + steps if self.context is None else min(N + steps, self.context)
         quarter = max(ROUND, -(-last // 4))
-        return last if B * last < self.grows else max(N + ROUND, quarter), quarter, last
+        return last if B * last < GROWS else max(N + ROUND, quarter), quarter, last
 
 
 def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
