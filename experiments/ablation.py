@@ -63,11 +63,10 @@ def run(
 ) -> runs.Result | None:
     """Train the runs that are not finished, and write the report. If the folder is None, only print the plan.
 
-    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds can be added later. Several processes, also on
-    several machines, can work in the same folder: each program is trained by one of them.
-    earlier_study: a folder whose spread over seeds is used for the power of this study. device, devices: arguments of
-    runs.make_mesh. target, json_file: arguments of dry_runs.compile_and_report. Raises UserError if the setting `seed`
-    is changed, or if this process belongs to a group of several.
+    Several processes, also on several machines, can work in the same folder: each program is trained by one of them.
+    earlier_study: a folder whose spread over seeds gives the power of this study. device, devices: arguments of
+    runs.make_mesh. target, json_file: of dry_runs.compile_and_report. Raises UserError if the setting `seed` is
+    changed, or if this process belongs to a group of several.
     """
     study, seed = studies.read(settings), settings.seed
     errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed} is not for studies. Set study.seeds instead"))
@@ -91,11 +90,8 @@ def run(
             error.args = (f"{error}; {report_finished_runs(settings, session, folder)}",)
             raise
         files = results.write_report(folder, meshes.describe(mesh))
-        print(
-            "\n".join(
-                ["", results.format_text(study, results.analyse(folder, study)), "", *(f"  {file}" for file in files)]
-            )
-        )
+        text = results.format_text(study, results.analyse(folder, study))
+        print("\n".join(["", text, "", *(f"  {file}" for file in files)]))
     session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)

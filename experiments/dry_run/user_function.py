@@ -29,14 +29,13 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
     errors.refuse((not by_name.CODE.fullmatch(name), form))
     module = by_name.import_user_module("function", name, module_name.removesuffix(".py"), attribute)
     function, make, file = getattr(module, attribute), getattr(module, example, None), module.__file__
-    errors.refuse(
-        (not callable(function), f"{file}: {attribute} must be a function, not {function!r:.60}"),
-        (not callable(make), f"{file} needs {FORM.format(example)}"),
-    )
+    rule = f"{file} needs {FORM.format(example)}"
+    no_function = f"{file}: {attribute} must be a function, not {function!r:.60}"
+    errors.refuse((not callable(function), no_function), (not callable(make), rule))
     with by_name.user_errors(file):
         arguments = make(devices) if inspect.signature(make).parameters else make()
     if type(arguments) is not tuple or not any(map(is_array, jax.tree.leaves(arguments))):
-        raise errors.UserError(f"{file} needs {FORM.format(example)}. It returned {arguments!r:.60}")
+        raise errors.UserError(f"{rule}. It returned {arguments!r:.60}")
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     request = topologies.Request(name, jitted, make_abstract(arguments, devices, f"{file}: {example}"))
 

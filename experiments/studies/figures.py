@@ -35,6 +35,7 @@ class Figure(NamedTuple):
 
 
 Curve = tuple[np.ndarray, np.ndarray]  # x_I and value_RI, with a row for each of R seeds
+Conditions, AllRuns = Sequence[statistics.Condition], Sequence[study_runs.Run]
 Runs = Mapping[str, list[study_runs.Run]]  # arm -> its runs, without arms that have none
 Styles = Mapping[str, styles.Style]  # arm -> style
 Drawing = tuple[figure.Figure, str, Iterable[str]] | None  # figure, caption, drawn arms; None without numbers
@@ -50,11 +51,7 @@ class Panel(NamedTuple):
 
 
 def draw(
-    folder: pathlib.Path,
-    study: studies.Study,
-    conditions: Sequence[statistics.Condition],
-    runs: Sequence[study_runs.Run],
-    laws: Sequence[scaling.Family],
+    folder: pathlib.Path, study: studies.Study, conditions: Conditions, runs: AllRuns, laws: Sequence[scaling.Family]
 ) -> list[Figure]:
     """Write the figures of each condition and of each family of scaling laws into folder/figures."""
     disk.tidy(disk.folder(folder, "figures"))
@@ -134,15 +131,13 @@ def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> di
 
 def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw three panels over steps: training loss, held-out metric, its paired difference to the reference."""
-    metric, less = condition.metric, condition.better == "less"
+    metric, paired = condition.metric, paired_curves(condition, runs)
     if not any(run.rows for arm_runs in runs.values() for run in arm_runs):
         return None
-    paired, smoothed = paired_curves(condition, runs), smooth(stack(runs, lambda run: run.curve("train/loss")))
-    panels = [
-        Panel("training loss", "step", smoothed, falls=True),
-        Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
-        Panel(f"{metric}, minus the reference's", "step", paired),
-    ]
+    loss = Panel("training loss", "step", smooth(stack(runs, lambda run: run.curve("train/loss"))), falls=True)
+    curves = stack(runs, lambda run: run.curve(metric))
+    held_out = Panel(f"{metric}, held out", "step", curves, falls=condition.better == "less")
+    panels = [loss, held_out, Panel(f"{metric}, minus the reference's", "step", paired)]
     drawing, grid, arms = draw_panels([panels], style, width=4.4, height=3.8)
     if condition.threshold:
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
@@ -259,12 +254,7 @@ def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) ->
     return drawing, caption, arms
 
 
-KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
-    "course": draw_course,
-    "cost": draw_costs,
-    "differences": draw_differences,
-    "symmetry": draw_symmetry,
-}
+KINDS = {"course": draw_course, "cost": draw_costs, "differences": draw_differences, "symmetry": draw_symmetry}
 
 
 def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:

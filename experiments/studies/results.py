@@ -119,10 +119,9 @@ def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any
     other folders (also) or the correction.
     """
     settings = combine([folder, *changes.get("also", ())])
-    session = {"config": settings.to_dict(), "versions": meshes.versions()}
-    session |= {"device": device, "commit": workdirs.read_commit()[0]}
+    study, session = studies.read(settings)._replace(**changes), {"config": settings.to_dict(), "device": device}
     with workdirs.lock(folder, wait=workdirs.PATIENCE):
-        return write(folder, studies.read(settings)._replace(**changes), session=session)
+        return write(folder, study, session=session)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
@@ -139,10 +138,11 @@ def write_files(
 ) -> list[pathlib.Path]:
     """Write the report of an analysis into the folder, and return its files; of each figure only the PNG.
 
-    session: the process that writes the report, {"config": the study's settings, "versions", "device", "commit"}. If
-    the numbers come from another program, "source" is a phrase about their file, and there is no config.
+    session: {"config": the study's settings, "device": of this process}, or {"source": a phrase about the file in which
+    another program has written the numbers}. This process adds its commit and versions.
     """
     tuned = tuning.read(folder, study)
+    session = {"versions": meshes.versions(), "commit": workdirs.read_commit()[0]} | session
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
     pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs, analysis.laws)
     pictures += tuning.draw(folder, study, tuned)
@@ -233,7 +233,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "scaling": [dataclasses.asdict(family) for family in analysis.laws],
         "ran": _record_runs(analysis.runs),
         "curves": curves,
-        "what": {**session, "versions": {**(session.get("versions") or {}), "scipy": scipy.__version__}},
+        "what": session | {"versions": session["versions"] | {"scipy": scipy.__version__}},
     }
     return disk.finite(report)
 

@@ -27,10 +27,8 @@ def open_runs(
     for run in runs:
         before = records.read_config(folder / run.name).get("data") or data[run.place]
         if before != data[run.place] and (run.name in started or is_finished(folder, run)):
-            raise errors.UserError(
-                f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets. "
-                "Restore the data, or choose another --workdir."
-            )
+            mixed = f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets"
+            raise errors.UserError(f"{mixed}. Restore the data, or choose another --workdir.")
     for run in runs:
         with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdirs.InUse):
             place = disk.folder(folder, run.name)

@@ -3,6 +3,7 @@
 Pure functions of the runs and of the study's plan log. report.json uses the names of the dataclasses' fields.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -318,10 +319,8 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
     """Compute the steps at which the seeds reached the threshold, and the paired difference to the reference."""
-    steps, base = (
-        {seed: inference.crossing(curve, threshold, better=better) for seed, curve in curves_of_side.items()}
-        for curves_of_side in (curves, reference)
-    )
+    cross = functools.partial(inference.crossing, threshold=threshold, better=better)
+    steps, base = ({seed: cross(curve) for seed, curve in side.items()} for side in (curves, reference))
     reached = [step for step in steps.values() if step is not None]
     median = float(np.median(reached + [math.inf] * (len(steps) - len(reached)))) if steps else math.inf
     mean = interval = None

@@ -117,10 +117,8 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
 
     N, stop = model.facts["N"], trained.list_end_ids(model, model.tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N
-    filters = {name: getattr(options, name) for name in FILTERS}
-    return generation.Generator(
-        model.network(), model.params, mask=mask, mesh=mesh, stop=stop, context=context, **filters
-    )
+    arguments = {name: getattr(options, name) for name in FILTERS} | {"mesh": mesh, "stop": stop, "context": context}
+    return generation.Generator(model.network(), model.params, mask=mask, **arguments)
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from experiments import command as commands
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
-from experiments.devices import mesh as meshes
-from experiments.folder import log, workdir as workdirs
+from experiments.folder import log
 from experiments.studies import plan, results, runs as study_runs, scaling, sentences, statistics, study as studies
 
 HELP = {
@@ -63,9 +62,7 @@ def run(
     by_name.choose("correction", correction, {"study": None, "condition": None})
     configs.at_least(1, {"--looks": looks})
     configs.at_least(0, {"--margin": margin})
-    file, folder = pathlib.Path(table[0]), pathlib.Path(workdir)
-    if str(workdir):
-        disk.check_new(folder, "--workdir")
+    file, folder = pathlib.Path(table[0]), disk.check_new(pathlib.Path(workdir), "--workdir") if str(workdir) else None
     runs, metric = read(file, metric, better)
     source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(disk.read_bytes(file)).hexdigest()}"
     runs = pair_successive(runs) if successive else runs
@@ -78,11 +75,10 @@ def run(
     pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
     if count := sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
-    if str(workdir):
-        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.read_commit()[0]}
+    if folder:
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            files = results.write_files(folder, study, analysis, session=session)
+            files = results.write_files(folder, study, analysis, session={"source": source})
         log.say("\n".join(["", *(f"  {path}" for path in files)]), "\n")
     return analysis
 
@@ -191,12 +187,9 @@ def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference
     by_name.choose("reference", reference, dict.fromkeys(arms))
     common = set.intersection(*seeds.values())
     is_complete = len(seeds) == len(arms) * len(conditions) and all(common == each for each in seeds.values())
-    return studies.Study(
-        experiment=name,
-        conditions=[studies.Condition(condition, {}, metric, margin=margin) for condition in conditions],
-        arms=[studies.Arm(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)],
-        seeds=sorted(common) if is_complete else [],
-    )
+    conditions = [studies.Condition(condition, {}, metric, margin=margin) for condition in conditions]
+    arms = [studies.Arm(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)]
+    return studies.Study(name, conditions, arms, seeds=sorted(common) if is_complete else [])
 
 
 if __name__ == "__main__":
