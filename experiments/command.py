@@ -29,7 +29,8 @@ HELP = {  # of the arguments that most tools have
     "trust": "Your code that the run's config names, such as my_file:my_score. It will be executed.",
     "device": "The required device: any, cpu, gpu or tpu.",
     "workdir": "A folder for the output. Without it nothing is written.",
-    "field": "The column of a table with the texts, as in text.field.",
+    "file": "The inputs: a file with a text per line, a table (--field), an image, or a folder of texts or of images.",
+    "field": "The column of a table with the texts; text,label: also the column with the labels.",
     "output": "A new .csv file for the results, a row for each input.",
 }
 
@@ -105,8 +106,7 @@ def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
     """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
 
-    help: the texts for arguments that are not in HELP. positional: the argument without a flag; it gets the list of
-    all positional arguments. "": they are errors.
+    help: texts in addition to HELP. positional: the argument that gets all arguments without a flag; "": an error.
     """
     values = flags.FlagValues()
     parameters = list_flags(tool)

@@ -46,10 +46,9 @@ def programs(plan: run_plan.Plan, state: train_step.State) -> Iterator[topologie
 def compile_and_report(
     requests: Iterable[topologies.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
-    """Compile programs, print their memory and collectives, and write them to `file` as JSON.
+    """Compile programs for the target (None: this machine), print memory and collectives, and write them as JSON.
 
-    target: the chips to compile for; None: this machine's devices. parts: abstract pytrees by name (parameters,
-    optimiser), to report their bytes on each device. Raises RunError if the compiler refuses a program.
+    parts: abstract pytrees by name, to report their bytes on each device. Raises RunError if a program is refused.
     """
     records = [describe_program(program) for program in topologies.compile_programs(requests)]
     print("\n".join(report_lines(records, parts, target)), flush=True)

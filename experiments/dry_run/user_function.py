@@ -19,10 +19,9 @@ FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments:
 
 
 def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
-    """Return the request to compile the user's function `name`, "my_file:step", for these devices.
+    """Return the request to compile the user's function `name`, "my_file:step". example: returns its arguments.
 
-    example: the function of the same file that returns the arguments. Raises UserError, with the user's file and line,
-    if the code fails or cannot be traced for these arguments.
+    Raises UserError, with the user's file and line, if the code fails or cannot be traced for these arguments.
     """
     module_name, _, attribute = name.partition(":")
     form = f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
@@ -50,10 +49,9 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
 
 
 def make_abstract(arguments: tuple, devices: Sequence[Any], label: str) -> tuple:
-    """Return the arguments with a jax.ShapeDtypeStruct in place of each array; other leaves stay as they are.
+    """Return the arguments with a jax.ShapeDtypeStruct in place of each array, which is replicated.
 
-    A ShapeDtypeStruct keeps its sharding. An array is replicated, because it is on this machine's devices. Raises
-    UserError, which begins with `label`, if a sharding has other devices than `devices`.
+    Raises UserError, which begins with `label`, if a sharding has other devices than `devices`.
     """
     structs = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
     meshes = [struct.sharding.mesh for struct in structs if isinstance(struct.sharding, NamedSharding)]

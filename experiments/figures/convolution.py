@@ -19,10 +19,9 @@ def kernels_and_weights(
     constructed_HNS: np.ndarray,
     difference: float,
 ) -> pathlib.Path:
-    """Draw the true and the learned kernel by feature and offset; below, the learned and the constructed weights A.
+    """Draw the true and the learned kernel by feature and offset; below, the weights A of at most 8 heads.
 
-    Head h attends to the key at offsets[h] from the query. difference: the largest between the output of constructed
-    attention and numpy.convolve. A is drawn for at most 8 heads.
+    Head h attends to the key at offsets[h] from the query. difference: of constructed attention to numpy.convolve.
     """
     H, drawn = len(offsets), min(len(offsets), plots.MOST_HEADS)
     cut = f" ({drawn} of {H} heads)" if drawn < H else ""

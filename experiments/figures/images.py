@@ -50,10 +50,9 @@ def hidden_patches(
     size: int,
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 8 images in three rows: input, image with predicted patches, truth.
+    """Draw the first 8 images (pixels on one scale, Z is 1 or 3): input, image with predicted patches, truth.
 
-    Both arrays hold pixels on the scale of the images; Z is 1 or 3. `hidden_BN` is True for hidden patches (size x size
-    pixels, in reading order). Predictions are clipped to the range of the images.
+    `hidden_BN` is True for hidden patches, size x size pixels in reading order. Predictions are clipped to the range.
     """
     image_BYXZ, prediction_BYXZ, hidden_BN = (x[:MOST_IMAGES] for x in (image_BYXZ, prediction_BYXZ, hidden_BN))
     input_BYX3, truth_BYX3 = hide(image_BYXZ, hidden_BN, size=size), colour(image_BYXZ)
@@ -105,10 +104,9 @@ def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.nda
 def attention_maps(
     path: plots.Path, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: bool
 ) -> pathlib.Path:
-    """Draw an image next to the attention weights of each head over its patches, as a tint.
+    """Draw an image next to the attention weights of each head over its patches (rows and columns: `grid`), as a tint.
 
-    The weights are those of the class token, or without one the mean over queries. grid: rows and columns of patches.
-    class_token: True if a class token comes before the patches. At most 12 layers and 8 heads are drawn.
+    The weights are those of the class token, which comes before the patches, or without one the mean over queries.
     """
     A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]

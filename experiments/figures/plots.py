@@ -228,8 +228,7 @@ def coordinates(
 ) -> pathlib.Path:
     """Draw the mean change of each stage's activations against the size, a line for each step: a coordinate check.
 
-    change_by_stage: stage -> mean |x - x_0| of each size at each step, (sizes, steps + 1). letter: D for widths, M for
-    numbers of layers.
+    change_by_stage: mean |x - x_0|, (sizes, steps + 1). letter: D if the sizes are widths, M for numbers of layers.
     """
     columns = min(4, len(change_by_stage))
     rows = -(-len(change_by_stage) // columns)

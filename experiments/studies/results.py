@@ -207,9 +207,7 @@ def tabulate_every_run(finished: list[study_runs.Run], compared: Iterable[str]) 
 def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return the content of report.json. Numbers that do not exist, such as the interval of two seeds, are null.
 
-    "conditions" have the fields of statistics.Condition and a "verdict"; their arms have those of statistics.Arm, and
-    differences also have "words". Each entry of "scaling" has the fields of scaling.Family. "looks": the number of sets
-    of seeds with a verdict. "what": the argument `session`.
+    "conditions", their "arms", and "scaling" have the fields of the dataclasses; "what" is the argument `session`.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:

@@ -12,10 +12,9 @@ from experiments.studies import programs, study as studies
 def open_runs(
     folder: pathlib.Path, every: list[studies.Program], waiting: list[programs.Checked], session: programs.Session
 ) -> None:
-    """Make or reopen the folder of each run, and remove a summary.json of another number of steps.
+    """Make or reopen the folder of each run that no other process has locked. waiting: programs to be trained.
 
-    Each folder is locked briefly; folders that another process has locked are skipped. every: all programs. waiting:
-    those that are not trained yet. Raises UserError if a run, also a finished one, had other settings or other data.
+    Remove a summary.json of other steps. Raises UserError if a run, also a finished one, had other settings or data.
     """
     data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:

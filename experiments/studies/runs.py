@@ -101,8 +101,7 @@ def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
 def sketches(params: Any) -> list[Sketch]:
     """Return the sketch of each of R runs: SUMS sums of each initial weight. params: leaves with R rows.
 
-    The sums of c x are c times the sums of x. Two sketches therefore show whether arms start from the same weights up
-    to a scale, which makes comparisons paired by seed more precise.
+    The sums of c x are c times those of x, so two sketches show whether arms start from the same weights up to a scale.
     """
     run_sketches: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):

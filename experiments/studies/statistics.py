@@ -40,8 +40,7 @@ class Spread:
 class Difference:
     """Arm minus reference, paired by seed, or the difference of the means of independent runs (`unpaired`).
 
-    `interval` and `p` are None if there are fewer than three pairs, if the differences vary only by rounding, or if
-    seeds diverged or stayed on a plateau.
+    `interval` and `p` are None for fewer than three pairs, for differences by rounding, for diverged or stuck seeds.
     """
 
     by_seed: dict[int, float]  # {} if unpaired, and then std is None

@@ -248,10 +248,9 @@ def name_values(values: Mapping[str, Any], prefix: str = "", longest: int = LONG
 def runs(
     settings: configs.Settings, study: Study, chosen: Mapping[tuple[str, str], dict] = MappingProxyType({})
 ) -> list[Run]:
-    """Return all runs. The config of each is complete and has no section `study`, as if the run were trained alone.
+    """Return all runs, each with a complete config without the section `study`, as if the run were trained alone.
 
-    chosen: (condition, arm) -> its tuned settings. Raises UserError if a condition or an arm changes a setting of
-    SHARED, or if both change the same one.
+    chosen: (condition, arm) -> tuned settings. Raises UserError for a changed setting of SHARED, or one changed twice.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
     plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry

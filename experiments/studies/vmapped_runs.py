@@ -95,8 +95,7 @@ def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, 
 def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
     """Return the jitted step of all rows, (state, batch, alive_R, numbers) -> (state, metrics); donates the state.
 
-    All arguments and results have R rows. alive_R: False for rows whose state must not change. numbers: learning_rate
-    and weight_decay of each row; other numbers are ignored.
+    alive_R: False for rows whose state must not change. numbers: each row's; only those of OPTIMISER are used.
     """
 
     def step_run(state: train_step.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple:

@@ -25,12 +25,7 @@ from experiments.pretrained import trained
 TOP = 5  # most likely classes
 MOST_COLUMNS = 100  # the most classes with a column in the output
 SHOWN = 12  # classes in a line
-HELP = {
-    "file": "The images: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file, or a folder. Or the texts: a file with one per "
-    "line, a table (--field), or a folder of files.",
-    "prompt": "The text, for a model of texts.",
-    "field": "The column of a table with the texts; text,label: also the column with the labels.",
-}
+HELP = {"prompt": "The text, for a model of texts."}
 
 
 def run(

@@ -28,11 +28,7 @@ from experiments.pretrained import trained
 from tfm.attention import mask as masks
 
 BATCH = 2**13  # tokens of a batch of windows
-HELP = {
-    "file": "The text, in the formats of text.source: test.txt, a folder, test.jsonl.",
-    "field": "The column of a table with the text, as in text.field.",
-    "stride": "Tokens from the start of a window to the next start; 0: the context of the model.",
-}
+HELP = {"stride": "Tokens from the start of a window to the next start; 0: the context of the model."}
 
 
 def run(

@@ -24,8 +24,6 @@ from experiments.pretrained import trained
 
 LETTERS = 80  # of a text, in `names`
 HELP = {
-    "file": "Images in the formats of image.source, or one image; or texts: a text per line, a table, class folders.",
-    "field": "The column of a table with the texts, or two columns, also with the classes: text,label.",
     "names": f"Activations to add, separated by commas: {', '.join(trained.ACTIVATIONS)}.",
     "output": "The new file, such as features.npz.",
 }

@@ -22,10 +22,7 @@ from experiments.pretrained import trained
 MASK = "[MASK]"
 TOP = 5  # most likely tokens for each mask
 BATCH = 2**11  # tokens of a batch, each with the logits of the whole vocabulary
-HELP = {
-    "prompt": "The text, with a [MASK] for each token to fill in.",
-    "file": "Many such texts: a file with one per line, a table (--field), or a folder of files.",
-}
+HELP = {"prompt": "The text, with a [MASK] for each token to fill in."}
 
 
 def run(

@@ -22,11 +22,11 @@ GROWS = 2**14
 
 
 class Generator:
-    """The compiled functions that draw tokens after prompts.
+    """The compiled functions that draw tokens after prompts, on a mesh of one device.
 
-    mask(length_B) is the mask of the prompts, and mask() the mask of new tokens. mesh: one device. stop: the ids that
-    end a text. context: tokens that the model reads at once, None for no limit; in longer texts the window moves
-    (generate.window). options: arguments of generate.begin and generate.extend, such as temperature.
+    mask(length_B) is the mask of the prompts, mask() that of new tokens. stop: the ids that end a text. context: tokens
+    that the model reads at once, None for no limit; in longer texts the window moves (generate.window). options:
+    arguments of generate.begin and generate.extend, such as temperature.
     """
 
     def __init__(
