@@ -46,7 +46,7 @@ def programs(plan: run_plan.Plan, state: train_step.State) -> Iterator[topologie
 def compile_and_report(
     requests: Iterable[topologies.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
-    """Compile programs for the target (None: this machine), print memory and collectives, and write them as JSON.
+    """Compile programs for the target (None: this machine), print memory and collectives, and write the JSON `file`.
 
     parts: abstract pytrees by name, to report their bytes on each device. Raises RunError if a program is refused.
     """
@@ -113,8 +113,7 @@ def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> 
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"
         yield f"  compiled for {target.name}, {chips}, by libtpu {compilation.libtpu()}; not run"
-    if parts:
-        yield "  bytes on each device"
+    yield from ["  bytes on each device"] * bool(parts)
     for name, tree in parts.items():
         size = compilation.device_bytes(tree)
         share = compilation.tree_bytes(tree) / size if size else 1

@@ -19,7 +19,7 @@ FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments:
 
 
 def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
-    """Return the request to compile the user's function `name`, "my_file:step". example: returns its arguments.
+    """Return the request to compile the user's function `name`, "my_file:step". example: its maker of arguments.
 
     Raises UserError, with the user's file and line, if the code fails or cannot be traced for these arguments.
     """

@@ -119,17 +119,16 @@ class Program(NamedTuple):
         """The label: condition (unless ONLY), arms and number of seeds, such as "rope (3 values) x 5 seeds"."""
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
-        condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
-        n = len({run.seed for run in self.runs})
-        return f"{condition}{arms} x {n} seed{'s' * (n > 1)}"
+        condition, n = self.runs[0].condition, len({run.seed for run in self.runs})
+        return f"{f'{condition}: ' * (condition != ONLY)}{arms} x {n} seed{'s' * (n > 1)}"
 
     @property
     def folder(self) -> str:
         """The name of the checkpoint folder. It ends with a checksum of all settings that a resume must not change."""
         lasting: list = []
         for run in self.runs:
-            values = configs.flat(run.settings.to_dict())  # the learning rate depends on train.steps
-            fixed = {key: x for key, x in values.items() if key == "train.steps" or not workdirs.may_change(key)}
+            items = configs.flat(run.settings.to_dict()).items()  # the learning rate depends on train.steps
+            fixed = {key: x for key, x in items if key == "train.steps" or not workdirs.may_change(key)}
             lasting.append([run.name, fixed])
         lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
         return f"{'_'.join(self.runs[0].place)}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
@@ -256,9 +255,8 @@ def runs(
     plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
-        of_condition = {key: value for key, value in condition.changes.items() if key not in CONDITION_SETTINGS}
-        of_arm = {key: value for key, value in arm.changes.items() if key != TUNE}
-        of_arm |= chosen.get((condition.name, arm.name), {})
+        of_condition = {key: x for key, x in condition.changes.items() if key not in CONDITION_SETTINGS}
+        of_arm = {key: x for key, x in arm.changes.items() if key != TUNE} | chosen.get((condition.name, arm.name), {})
         changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
             for key in changes:

@@ -16,7 +16,6 @@ from experiments.config import errors
 from experiments.studies import figures as study_figures, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"
-_LONGEST = 200  # letters of a folder's name; most file systems allow 255
 
 
 class Point(NamedTuple):
@@ -71,7 +70,7 @@ def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:
 
 def _name(arm: str, values: dict[str, Any]) -> str:
     """Return the name of a tuning arm and its folder: 'tied@learning_rate=0.003'. No arm of a study can have it."""
-    return studies.name_values(values, f"{arm}{studies.VALUES}", _LONGEST)
+    return studies.name_values(values, f"{arm}{studies.VALUES}", longest=200)  # most file systems allow 255
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
@@ -135,13 +134,12 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
     for condition in study.conditions:
         choices = [choice for choice in tuned if choice.condition == condition.name and len(choice.points) > 1]
         keys = dict.fromkeys(key for choice in choices for key, x in study.grid[choice.arm].items() if len(x) > 1)
-        values, metric = {key: _values(study, choices, key) for key in keys}, condition.metric
-        if not keys:
-            continue
-        panels = []
+        values, metric, panels = {key: _values(study, choices, key) for key in keys}, condition.metric, []
         for key in keys:
             curves = {x.arm: _curve(x, key, values[key]) for x in choices if key in x.best.values}
             panels.append(study_figures.Panel(metric, key, curves))
+        if not panels:
+            continue
         drawing, grid, _ = study_figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
             labels = [styles.shorten(str(x)) for x in values[key]]

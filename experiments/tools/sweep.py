@@ -46,10 +46,9 @@ def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.
             values[key] += [value] * (value not in values[key])
     seeds = values.pop("seed", [config.seed])
     combinations = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
-    if len(combinations) < 2:
-        names = ", ".join(grid) or "no setting"
-        rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
-        raise errors.UserError(f"the sweep of {names} has fewer than two combinations. {rule}")
+    few = f"the sweep of {', '.join(grid) or 'no setting'} has fewer than two combinations"
+    rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
+    errors.refuse((len(combinations) < 2, f"{few}. {rule}"))
     study = configs.get_base("ablation", of=config)
     study.log, study.seed = config.log, configs.get_base().seed
     # The first combination is the reference, so that it stays when values are added.
