@@ -101,13 +101,13 @@ def show_plan(
     settings: configs.Settings, session: programs.Session, earlier_study: pathlib.Path | None
 ) -> list[programs.Checked]:
     """Print the programs, first those of tuning, and the power of the seeds. Return the programs."""
-    tuning_programs = group(studies.runs(settings, tuning.trials(session.study)), session, tuning=True)
-    checked = check_all(tuning_programs + group(studies.runs(settings, session.study), session), session)
+    study = session.study
+    tuning_programs = group(studies.runs(settings, tuning.trials(study)), session, tuning=True)
+    checked = check_all(tuning_programs + group(studies.runs(settings, study), session), session)
     for job in checked:
         print(job, flush=True)
     if tuning_programs:
         print(f"  the first {len(tuning_programs)} choose settings, with which the others are then trained")
-    study = session.study
     conditions = results.analyse(earlier_study, study).conditions if earlier_study else statistics.analyse(study, [])
     print(sentences.describe_power(study, conditions, earlier_study))
     return checked

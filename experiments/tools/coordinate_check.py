@@ -13,6 +13,7 @@ model is too large for a wide or deep one. For depths, read "last layer" and "lo
 import contextlib
 import io
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -49,10 +50,7 @@ def run(
     errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=model.mup=64") for text in set))
     changes, figure = dict(text.split("=", 1) for text in set), commands.output(workdir, "coordinate_check.png")
     flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
-    try:
-        sizes = sorted(int(size) for size in text.split(","))
-    except ValueError:
-        sizes = []
+    sizes = sorted(map(int, re.findall(r"\d+", text))) if re.fullmatch(r"[\d, ]+", text) else []
     if len(sizes) < 2 or sizes[0] < 1 or steps < 1:
         raise errors.UserError(f"--{flag}={text} --steps={steps} must be at least two {flag} and one step: 64,128")
     measured = {size: measure(str(config), changes | {f"model.{letter}": size}, steps) for size in sizes}
