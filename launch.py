@@ -192,10 +192,10 @@ def parse(argv: list[str]) -> dict[str, str]:
     try:
         extra_arguments = flags.FLAGS(flag_arguments)[1:]
     except flags.Error as error:
-        hint, unknown = "", re.match("Unknown command line flag '(.*?)'", str(error))
-        if keys := unknown and by_name.translate_foreign(unknown[1], by_name.FOREIGN_NAMES | configs.flat(base.FIELDS)):
-            hint = f". Write settings as --config.{keys[0]}=VALUE"
-        raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
+        name = "".join(re.findall("Unknown command line flag '(.*?)'", str(error)))
+        keys = [*by_name.find_settings(name, configs.flat(base.FIELDS)), *by_name.translate(name)]
+        hints = [f". Write settings as --config.{key}=VALUE" for key in keys if "=" not in key]
+        raise errors.UserError(f"{str(error).rstrip('.')}{''.join(hints[:1])}") from error
     if extra_arguments or not CONFIG.value:
         reason = f'invalid argument "{extra_arguments[0]}"' if extra_arguments else "--config is missing"
         raise errors.UserError(f"{reason}. Write python launch.py --config configs/vit.py --config.train.steps=100")

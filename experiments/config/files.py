@@ -103,8 +103,8 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     with by_name.user_errors(str(file), explain=_explain):
         spec.loader.exec_module(module)
         config = module.get_config()
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
+    mistake = f'{file}: get_config() must return the ConfigDict of base.get_config("...")'
+    errors.refuse((not isinstance(config, ml_collections.ConfigDict), mistake))
     return config
 
 
@@ -114,7 +114,7 @@ def _explain(error: BaseException) -> str:
         return f'the config of this experiment has no "{section[1]}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
         name, close = unknown[1], re.findall(r'Did you mean "(.*?)"', str(error))
-        return f'unknown config key "{name}"{by_name.suggest(name, [*by_name.FOREIGN_NAMES, *close])}'
+        return f'unknown config key "{name}"{by_name.suggest(name, [*by_name.translate(name), *close])}'
     return by_name.describe_error(error)
 
 
