@@ -100,12 +100,12 @@ def run(
                 data = batches.iterate(plan.task.train, start=start)
                 state = loop.train(training, step, state, data, start=start)
             plan = dataclasses.replace(plan, steps=training.saver.step)  # fewer with train.patience
-            summary = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
-            params = distributed.fetch(state.params)
+            summary, params = final_numbers(training, state), distributed.fetch(state.params)
             if writes:
-                first = {"experiment": settings.experiment, "data_sha256": work.data_sha256}
+                common = summaries.describe(plan, settings.experiment, work.data_sha256)
+                common |= {"compile_seconds": seconds, "wall_seconds": time.perf_counter() - began, "sources": sources}
                 figures = functools.partial(work.figures, work)
-                summary = summaries.write_result(plan, figures, params, folder, first | summary, began)
+                summary = summaries.write_result(plan, figures, params, folder, summary, common)
         summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))

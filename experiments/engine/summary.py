@@ -1,10 +1,10 @@
 """Output of a run: the parameter table before the training, the summary and the figures after it."""
 
 import pathlib
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.config import disk, errors
@@ -55,26 +55,35 @@ def format_si(value: float, unit: str) -> str:
     return f"{value:.3g} {prefix}{unit}"
 
 
+def describe(plan: run_plan.Plan, experiment: str, data_sha256: str | None) -> dict[str, Any]:
+    """Return the entries of summary.json that do not depend on the training, of a run or of a run of a study."""
+    return {
+        "experiment": experiment,
+        "steps": plan.steps,
+        "params": shapes.total(jax.eval_shape(plan.task.init, jax.random.key(0))),
+        **{f"baseline/{name}": value for name, (value, _) in plan.baseline.items()},
+        "guess": {name: guess for name, (_, guess) in plan.baseline.items()},
+        **({"better": dict(plan.task.better)} if plan.task.better else {}),
+        "data_sha256": data_sha256,
+        **workdirs.provenance(plan.mesh),
+    }
+
+
 def write_result(
-    plan: run_plan.Plan, figures: Callable | None, params: Any, folder: pathlib.Path, final: dict, began: float
+    plan: run_plan.Plan, figures: Callable, params: Any, folder: pathlib.Path, final: dict, common: dict
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    figures: run.Work.figures of the work. final: the experiment's name, the digest of its data, and the final metrics.
-    began: the time of the run's start (time.perf_counter).
+    figures: run.Work.figures of the work. final: the final metrics. common: the other entries of summary.json.
     """
-    first = {"steps": plan.steps, "params": shapes.total(params), "params_sha256": checkpoint.digest(params), **final}
-    last = {f"baseline/{name}": value for name, (value, _) in plan.baseline.items()}
-    last |= {"guess": {name: guess for name, (_, guess) in plan.baseline.items()}}
-    last |= {"better": dict(plan.task.better)} if plan.task.better else {}
-    last |= {"wall_seconds": time.perf_counter() - began, **workdirs.provenance(plan.mesh)}
+    final["params_sha256"] = checkpoint.digest(params)
     if metric := plan.keep_best.metric:
         best = checkpoint.find_best(folder / records.CHECKPOINTS, plan.keep_best)
-        first["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
-    disk.write_json(folder / records.SUMMARY, first | last)
+        final["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
+    disk.write_json(folder / records.SUMMARY, final | common)
     files, metrics = draw(figures, params, folder)
-    last["guess"] |= metrics.pop("guess", {})
-    summary = first | metrics | last
+    common["guess"] |= metrics.pop("guess", {})
+    summary = final | metrics | common
     disk.write_json(folder / records.SUMMARY, summary)
     paths = [str(file) for file in [*files, folder / records.METRICS, folder / records.SUMMARY]]
     log.say(format_result(summary, paths), "\n")
