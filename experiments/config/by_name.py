@@ -159,15 +159,14 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") 
     a noun for the variants, and setting: the setting if it has another name, for messages. Raises UserError if the name
     is unknown or the user's variant is invalid.
     """
-    example = next(iter(allowed.values()))
-    accepts_users = callable(example) or hasattr(example, "_fields")
-    if ":" not in name or not accepts_users:
-        if name not in allowed:
-            names = ", ".join(allowed) + (f", or my_file:my_{kind}" if accepts_users else "")
-            place = f" in {setting}" if setting else ""
-            raise errors.UserError(f'unknown {kind} "{name}"{place}{suggest(name, allowed)}; choose one of: {names}')
+    if name in allowed:
         return allowed[name]
-    module, _, attribute = name.partition(":")
+    example, (module, colon, attribute) = next(iter(allowed.values())), name.partition(":")
+    accepts_users = callable(example) or hasattr(example, "_fields")
+    if not (colon and accepts_users):
+        names = ", ".join(allowed) + (f", or my_file:my_{kind}" if accepts_users else "")
+        place = f" in {setting}" if setting else ""
+        raise errors.UserError(f'unknown {kind} "{name}"{place}{suggest(name, allowed)}; choose one of: {names}')
     if not CODE.fullmatch(name):
         raise errors.UserError(f'the {kind} "{name}" must have the form my_file:my_variant{suggest(module, allowed)}')
     loaded = import_user_module(kind, name, module.removesuffix(".py"), attribute)
@@ -209,9 +208,8 @@ def import_user_module(kind: str, name: str, module: str, *attributes: str) -> M
             folders = [path for path in sys.path if is_user_code(f"{path}{os.sep}") and os.path.isdir(path or ".")]
             places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
             raise errors.UserError(f"{label}: there is no {module.replace('.', os.sep)}.py in {places}") from error
-    for attribute in attributes:
-        if not hasattr(loaded, attribute):
-            raise errors.UserError(f"{label}: {getattr(loaded, '__file__', None) or module} has no {attribute}")
+    file = getattr(loaded, "__file__", None) or module
+    errors.refuse(*((not hasattr(loaded, name), f"{label}: {file} has no {name}") for name in attributes))
     return loaded
 
 

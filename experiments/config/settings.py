@@ -81,13 +81,14 @@ def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDic
     return defaults
 
 
-def check_known(key: str, settings: Mapping[str, Any]) -> str:
-    """Return the key. Raises UserError if it is not one of the settings."""
+def find_value(config: ml_collections.ConfigDict, key: str) -> Any:
+    """Return the value of a setting. Raises UserError if there is no such setting."""
+    settings = flat(config)
     if key not in settings:
         sections = ", ".join(dict.fromkeys(name.partition(".")[0] for name in settings if "." in name))
         hint = f"; the sections of {settings['experiment'] or 'a config'} are: {sections}" if "." in key else ""
         raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], settings) or hint}')
-    return key
+    return settings[key]
 
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -95,8 +96,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
     Raises UserError if the key is unknown, or if the value has another type.
     """
-    values, value = flat(config), to_plain(value)
-    kind = type(values[check_known(key, values)])
+    kind, value = type(find_value(config, key)), to_plain(value)
     if isinstance(value, str) or (kind is float and type(value) is int):
         with contextlib.suppress(ValueError, KeyError, OverflowError, RecursionError):
             value = PARSERS[kind](value)
@@ -111,8 +111,7 @@ def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list
     """
     changed = []
     for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
-        settings = flat(config)
-        current, value = settings[check_known(key, settings)], to_plain(values[key])
+        current, value = find_value(config, key), to_plain(values[key])
         if type(value) is not type(current) or value != current:
             assign(config, key, value)
             changed.append(key)
@@ -329,10 +328,10 @@ class Settings:
     def refuse_unused(self) -> None:
         """Raise UserError if the user chose a value of a setting other than its default, but nothing has read it."""
         values, chosen = flat(self._values), self.list_chosen() - self._read
-        if unused := [key for key in values if key in chosen and values[key] != self._defaults[key]]:
-            defaults = " ".join(f"--config.{key}={format_value(self._defaults[key])}" for key in unused)
-            rule = f"Remove these settings, or set the defaults: {defaults}"
-            raise errors.UserError(f"this experiment does not use {', '.join(unused)}. {rule}")
+        unused = [key for key in values if key in chosen and values[key] != self._defaults[key]]
+        defaults = " ".join(f"--config.{key}={format_value(self._defaults[key])}" for key in unused)
+        rule = f"Remove these settings, or set the defaults: {defaults}"
+        errors.refuse((unused, f"this experiment does not use {', '.join(unused)}. {rule}"))
 
 
 def warmup_steps(settings: Settings) -> int:
