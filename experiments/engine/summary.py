@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from experiments.config import disk, errors
+from experiments.devices import mesh as meshes
 from experiments.engine import freeze, run_plan, signals, train_step
 from experiments.folder import checkpoint, log, records, workdir as workdirs
 from tfm import shapes
@@ -65,7 +66,11 @@ def describe(plan: run_plan.Plan, experiment: str, data_sha256: str | None) -> d
         "guess": {name: guess for name, (_, guess) in plan.baseline.items()},
         **({"better": dict(plan.task.better)} if plan.task.better else {}),
         "data_sha256": data_sha256,
-        **workdirs.provenance(plan.mesh),
+        "devices": plan.mesh.size,
+        "device": meshes.describe(plan.mesh),
+        "backend": meshes.backend(plan.mesh),
+        "versions": meshes.versions(),
+        "commit": workdirs.read_commit()[0],
     }
 
 
