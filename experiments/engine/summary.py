@@ -100,10 +100,9 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
     loss, skipped = summary.get(f"{run_plan.EVAL}{train_step.LOSS}", 0.0), summary.get("skipped") or 0
     faults = [f"{run_plan.EVAL}{train_step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
     faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
+    remedy = "Train a new run with a smaller optim.learning_rate"
     if faults:
-        raise errors.RunError(
-            f"the run in {folder} failed: {' and '.join(faults)}. Train a new run with a smaller optim.learning_rate"
-        )
+        raise errors.RunError(f"the run in {folder} failed: {' and '.join(faults)}. {remedy}")
 
 
 def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
@@ -136,10 +135,8 @@ def format_result(summary: dict[str, Any], files: list[str]) -> str:
             number = f"{value:.4f}" if abs(value) < 1e9 else f"{value:.4g}"
             lines.append(f"  {name:<22} {number}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
     for name in guess.keys() & checkpoint.BETTER.keys():
-        measured, baseline = (
-            checkpoint.score(summary, checkpoint.Best(f"{prefix}/{name}", checkpoint.BETTER[name]))
-            for prefix in ("eval", "baseline")
-        )
+        kinds = (checkpoint.Best(f"{prefix}/{name}", checkpoint.BETTER[name]) for prefix in ("eval", "baseline"))
+        measured, baseline = (checkpoint.score(summary, kind) for kind in kinds)
         if measured <= baseline:
             lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
     for kind, row in summary.get("checkpoints", {}).items():
