@@ -89,11 +89,6 @@ def test_weights_and_biases_gets_the_same_numbers_offline_and_a_resume_is_the_sa
     assert [row["step"] for row in records.read_metrics(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
 
 
-def test_control_characters_are_escaped_when_printed(capsys):
-    log.say("a\tb\x1b[31m\r\n\u202ec\x9b")
-    assert capsys.readouterr().out == "a\tb\\x1b[31m\n\\u202ec\\x9b"
-
-
 def test_an_unknown_log_is_refused(monkeypatch):
     # Pretend that wandb, an extra, is installed.
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)

@@ -96,7 +96,10 @@ def test_a_new_file_is_checked_before_the_work(tmp_path):
     for name in ("link.csv", "folder.csv", "old.csv", "old.csv/new.csv", f"{'a' * 240}.csv", f"{'a' * 300}/b.csv"):
         with raises(errors.UserError, tmp_path / name, "--output"):
             commands.output_table(tmp_path / name)
-    file = commands.output_table(tmp_path / f"{'a' * (disk.LONGEST_NAME - 4)}.csv")
+    file = commands.output_table(tmp_path / "new" / f"{'a' * (disk.LONGEST_NAME - 4)}.csv")
+    assert not file.exists()
+    with raises(errors.UserError, "cannot be written"):
+        disk.write_new(tmp_path / "old.csv" / "d", b"")
     cells = ["=1+1", "+a", "-a", "@a", "-1.5", "+2", "a=", -1.5, "\t=a"]
     commands.save_table(file, ["=text"] * len(cells), [cells])
     assert file.read_text().splitlines()[1] == "'=1+1,'+a,'-a,'@a,-1.5,+2,a=,-1.5,'\t=a"
