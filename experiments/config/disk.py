@@ -11,19 +11,18 @@ import secrets
 import shutil
 import stat
 import struct
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+import psutil
 
 from experiments.config import errors
 
 DRAFT = ".tfm-draft"  # suffix of a file that is being written; a killed process leaves such a file
 LONGEST_NAME = 255 - len(f".{secrets.token_hex(4)}{DRAFT}")  # bytes of the name of a file that has a draft
-MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
 GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container or batch job (cgroup v2)
 MOST_BYTES = 2**28  # of a file that is read whole; a tokenizer.json has up to 2**25
 OTHER_CACHE = ". Free disk space, or set $XDG_CACHE_HOME to another folder"
@@ -226,16 +225,10 @@ def remove(path: pathlib.Path) -> None:
 
 
 def host_memory() -> int:
-    """Return the available bytes of the host's memory, at most the cgroup's limit; sys.maxsize if both are unknown."""
-    limits = [sys.maxsize]
+    """Return the available bytes of the host's memory, at most the cgroup's limit."""
+    limits = [psutil.virtual_memory().available]
     with contextlib.suppress(OSError, ValueError):  # no such file, or no limit ("max")
         limits.append(int(GROUP.read_text()))
-    try:
-        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, ValueError, LookupError):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits)
 
 
