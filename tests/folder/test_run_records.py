@@ -41,7 +41,8 @@ DAMAGED = [
     (SUMMARY, b'{"steps": 3, "eval/loss": 1e999}', "eval/loss = inf must be a number"),
     (SUMMARY, b'{"steps": 3, "guess": [1]}', "guess = [1] must be an object"),
     (SUMMARY, b'{"steps": 3, "initial": {"a": [1]}}', "a = [1] must be a list of 4"),
-    (METRICS, b'{"step": 1}\n{"st\n{"step": 2}\n', "line 2 "),
+    *((METRICS, b'{"step": 1}\n' + line + b'\n{"step": 2}\n', "line 2 ") for line in (b'{"st', b"\0", b"[]")),
+    (METRICS, b'{"step": "1"}\n', "line 1 is damaged: step = '1' must be a whole number"),
     (METRICS, b'{"step": 1}\n{"step": 2, "eval/loss": {}}\n', "line 2 is damaged: eval/loss = {} must be a number"),
     (DATA, b'{"values": [0]}', "values = [0] must be a list of 2"),
 ]

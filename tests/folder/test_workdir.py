@@ -195,6 +195,7 @@ def test_other_classes_are_refused_and_other_data_make_a_warning_unless_nothing_
 # Changes since the last start
 
 VERSIONS = meshes.versions()
+OLD = VERSIONS | {"jax": "0.0.1", "jaxlib": "0.0.2"}
 
 
 def make_record(steps=1000, schedule="cosine", warmup=2, versions=VERSIONS, devices="2 x cpu"):
@@ -211,11 +212,7 @@ def make_record(steps=1000, schedule="cosine", warmup=2, versions=VERSIONS, devi
         ({"schedule": "constant", "steps": 60, "warmup": 100}, {"schedule": "constant", "warmup": 100}, ["60", "1000"]),
         ({}, {"steps": 2000}, ["train.steps", "1000", "2000"]),
         ({"versions": VERSIONS | {"flax": "0.0.1"}}, {}, None),
-        (
-            {"versions": VERSIONS | {"jax": "0.0.1", "jaxlib": "0.0.2"}},
-            {},
-            ["jax 0.0.1", VERSIONS["jax"], "jaxlib 0.0.2"],
-        ),
+        ({"versions": OLD}, {}, ["jax 0.0.1", VERSIONS["jax"], "jaxlib 0.0.2"]),
         ({"devices": "8 x TPU v5 lite"}, {}, ["8 x TPU v5 lite", "2 x cpu"]),
     ],
 )
