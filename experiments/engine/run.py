@@ -79,14 +79,23 @@ def make_mesh(
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
+    settings: configs.Settings,
+    folder: pathlib.Path,
+    work: Work,
+    devices: Mesh,
+    *,
+    resume: int | None = None,
+    is_locked: bool = False,
 ) -> Result:
-    """Train, and write the results into `folder`. resume: the checkpoint's step to resume from; None: the newest."""
+    """Train, and write the results into `folder`.
+
+    resume: the checkpoint's step to resume from; None: the newest. is_locked: whether the caller has locked the folder.
+    """
     began = time.perf_counter()
     plan, state = run_plan.prepare(settings, work.task, devices)
     plan = dataclasses.replace(plan, resume=resume)
     writes = distributed.is_main()
-    with workdirs.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
+    with workdirs.lock(folder) if writes and not is_locked else contextlib.nullcontext(), file_errors(folder):
         resumed = workdirs.has_checkpoint(folder)
         hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
         if workdirs.open_run(folder, settings.to_dict(), hardware, data=work.data, resume=resume):
