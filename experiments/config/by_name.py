@@ -179,8 +179,8 @@ def _as_variant(label: str, variant: Any, example: Any) -> Any:
     The variant may be a plain tuple, or an object with the attributes; those with a default may be missing. Raises
     UserError for anything else.
     """
-    fields, defaults = getattr(example, "_fields", ()), getattr(example, "_field_defaults", {})
-    required = [field for field in fields if field not in defaults]
+    fields = getattr(example, "_fields", ())
+    required = [field for field in fields if field not in example._field_defaults]
     if required and not isinstance(variant, type(example)):
         if all(hasattr(variant, field) for field in required):
             variant = type(example)(**{field: getattr(variant, field) for field in fields if hasattr(variant, field)})

@@ -20,6 +20,7 @@ from flax import traverse_util
 
 from experiments.config import by_name, errors
 
+LONGEST = 200  # letters of a value in a message
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 SEEDS = ("seed", "study.seeds", "study.tune_seeds")
 # Ranges of numbers: those of the sections model, optim and train are at least 0, these at least 1, or less than 1.
@@ -87,7 +88,7 @@ def find_value(config: ml_collections.ConfigDict, key: str) -> Any:
     if key not in settings:
         sections = ", ".join(dict.fromkeys(name.partition(".")[0] for name in settings if "." in name))
         hint = f"; the sections of {settings['experiment'] or 'a config'} are: {sections}" if "." in key else ""
-        raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], settings) or hint}')
+        raise errors.UserError(f'unknown config key "{key[:LONGEST]}"{by_name.suggest(key[:100], settings) or hint}')
     return settings[key]
 
 
@@ -127,7 +128,7 @@ def check_type(key: str, value: Any, kind: type) -> None:
 
 def _write_list(text: str) -> str:
     """Return the list, in JSON, that a text without brackets and quotes means: 0.9,.95 is [0.9, 0.95]."""
-    text = shorten(text).strip(" []()")
+    text = text[:LONGEST].strip(" []()")
     try:
         return json.dumps(ast.literal_eval(f"[{text}]"))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -235,14 +236,10 @@ def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None
 def format_value(value: Any) -> str:
     """Return a value as a short text for a message. Python raises ValueError for integers of thousands of digits."""
     try:
-        return shorten(repr(value))
+        text = repr(value)
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to show"
-
-
-def shorten(text: str) -> str:
-    """Return a text, cut to at most 200 characters."""
-    return text if len(text) <= 200 else text[:197] + "..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 class Settings:

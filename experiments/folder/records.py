@@ -99,7 +99,7 @@ def find_fault(value: Any, form: Any, key: str = "") -> str:
         if not (is_number or is_count or form is object or type(value) is form and kind is not float):
             size = f" from {form.start} on" if kind is range else ""
             size += f" of {len(form)}" if isinstance(form, list) and len(form) > 1 else ""
-            place = f"{configs.shorten(key)} = " if key else ""
+            place = f"{key[: configs.LONGEST]} = " if key else ""
             return f"{place}{configs.format_value(value)} must be {NOUNS[kind]}{size}"
     return next(filter(None, (find_fault(*item) for item in inner)), "")
 
