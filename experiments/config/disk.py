@@ -186,8 +186,7 @@ def escape_cell(cell: Any) -> Any:
 def write_new(file: pathlib.Path, content: bytes) -> None:
     """Write the file atomically, and create its folder if it is missing. Raises UserError if this fails."""
     with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, content)
+        write(folder(file.parent) / file.name, content)
 
 
 def folder(parent: pathlib.Path, *names: str) -> pathlib.Path:

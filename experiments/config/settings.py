@@ -234,7 +234,7 @@ def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a short text for a message. Python raises ValueError for integers of thousands of digits."""
+    """Return a value as a short text for a message, also if its repr fails (an integer of thousands of digits)."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):

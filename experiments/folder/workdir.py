@@ -137,8 +137,7 @@ def _open(
 ) -> bool:
     """Do the work of `open_run` in one process."""
     with disk.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        disk.tidy(folder)
+        disk.tidy(disk.folder(folder))
         if previous := records.read_config(folder):
             _check_config(folder, previous["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
