@@ -59,7 +59,7 @@ def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({}))
     errors.refuse((file.suffix not in (".py", ".json"), f"{path} must be a .py or a .json file"))
     config = _from_python(file) if file.suffix == ".py" else None
     try:
-        if config is None:
+        if file.suffix == ".json":
             return _from_json(file, explicit)
         configs.load_defaults(config)
         return config
