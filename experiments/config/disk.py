@@ -93,18 +93,6 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return file.read(n)
 
 
-def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
-    """Return the JSON object in the file. says: what the file records, for the message if it is missing.
-
-    Raises UserError if the file is missing or holds no JSON object.
-    """
-    errors.refuse((not file.exists(), f"{file} is missing. It records {says}"))
-    with reading(file):
-        content = json.loads(read_bytes(file))
-    errors.refuse((not isinstance(content, dict), f"{file} must hold a JSON object, {{...}}"))
-    return content
-
-
 def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file by name.
 
