@@ -62,10 +62,7 @@ def _draw_matrices(
 
 
 def convolved_images(path: plots.Path, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
-    """Draw a row of grey images for each name. tokens: name -> x_BND, D features of Z channels.
-
-    All rows share one brightness scale, except the row "input".
-    """
+    """Draw a row of grey images for each name, all but "input" on one scale. tokens: name -> x_BND of Z channels."""
     grey = {}
     for name, x_BND in tokens.items():
         x_BDN = np.asarray(x_BND[: image_figures.MOST_IMAGES]).swapaxes(1, 2)

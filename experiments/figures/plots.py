@@ -135,9 +135,7 @@ def logarithmic(axes: Any, value: np.ndarray) -> None:
     axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
-def confusion(
-    path: Path, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
-) -> list[pathlib.Path]:
+def confusion(path: Path, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence) -> list[pathlib.Path]:
     """Draw a confusion matrix, true class (row, with its recall) by predicted class, coloured by share of the row.
 
     Return its file; [] and a message if there are too many classes.

@@ -22,10 +22,7 @@ SHARE = 0.1  # of the largest absolute value: a smaller gap, as between accuraci
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate k / n with the 95 % interval of the probability (Clopper and Pearson 1934).
-
-    The interval is not corrected for multiple comparisons.
-    """
+    """A rate k / n with the uncorrected 95 % interval of its probability (Clopper and Pearson 1934)."""
 
     k: int
     n: int

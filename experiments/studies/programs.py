@@ -137,10 +137,7 @@ def prepare(job: Checked, devices: Mesh) -> Ready:
 
 
 def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
-    """Train or resume the runs of the program, and write the results of each run into its folder.
-
-    sources: name -> SHA-256 of the user's files. If a signal was received, save a checkpoint and raise Interrupted.
-    """
+    """Train or resume the runs, and write their results. sources: SHA-256 by name. Raises Interrupted for a signal."""
     program, saved = job.program, disk.folder(folder, "checkpoints") / job.program.folder
     ready = prepare(job, session.devices)
     session.requests.raise_if_requested()

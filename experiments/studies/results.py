@@ -126,15 +126,15 @@ def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
     """Write the report of the finished runs of a folder, and return its files. session: see `write_files`."""
     analysis = analyse(folder, study)
-    if seeds := statistics.judged_seeds(analysis.conditions):
+    arms = [arm for condition in analysis.conditions for arm in condition.compared]
+    judged = [arm for arm in arms if arm.difference.kind != statistics.FEW]
+    if seeds := {seed for arm in judged for seed in (*arm.difference.by_seed, *arm.diverged)}:
         plan.look(folder, study, seeds)
         analysis = analysis._replace(past=plan.read(folder, study.also))
     return write_files(folder, study, analysis, session=session)
 
 
-def write_files(
-    folder: pathlib.Path, study: studies.Study, analysis: Analysis, *, session: dict[str, Any]
-) -> list[pathlib.Path]:
+def write_files(folder: pathlib.Path, study: studies.Study, analysis: Analysis, *, session: dict) -> list[pathlib.Path]:
     """Write the report of an analysis into the folder, and return its files; of each figure only the PNG.
 
     session: {"config": the study's settings, "device": of this process}, or {"source": a phrase about the file in which

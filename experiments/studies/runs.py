@@ -24,10 +24,7 @@ Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' (a weight and i
 
 
 def choose_best(metric: str, runs: Collection["Run"]) -> checkpoint.Best:
-    """Return the metric and which values are better, as the runs' summaries say of the user's metrics.
-
-    Without runs there are no values, and any direction will do.
-    """
+    """Return the metric and which values are better, as the runs' summaries say. Without runs, it does not matter."""
     if not runs:
         return checkpoint.Best(metric, "less")
     better = {name: direction for run in runs for name, direction in run.summary.get("better", {}).items()}

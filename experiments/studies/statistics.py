@@ -163,12 +163,6 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
     return conditions
 
 
-def judged_seeds(conditions: Iterable[Condition]) -> set[int]:
-    """Return the seeds of all comparisons with a verdict."""
-    arms = (arm for condition in conditions for arm in condition.compared if arm.difference.kind != FEW)
-    return {seed for arm in arms for seed in (*arm.difference.by_seed, *arm.diverged)}
-
-
 def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
     """Compute the numbers of an arm. seeds: as in studies.Study. reference: its runs; [] for the reference itself."""
     values = _values(runs, condition.metric)
@@ -287,10 +281,7 @@ def _judge(result: Difference, every: np.ndarray, *, is_same: bool, better: str,
 
 
 def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bool) -> Difference:
-    """Compare arm and reference. If seeds of a side diverged or stayed on a plateau, set rates, no interval.
-
-    may_unpair: if no seed has runs of both sides, compare the means of all runs.
-    """
+    """Compare arm and reference, by rates if seeds diverged or are stuck. may_unpair: by means without common seeds."""
     values, base = sides = [_values(runs, condition.metric) for runs in (arm, reference)]
     options = {"m": condition.together, "better": condition.better, "margin": condition.margin}
     shared = len({run.seed for run in arm} & {run.seed for run in reference})

@@ -244,9 +244,7 @@ def name_values(values: Mapping[str, Any], prefix: str = "", longest: int = LONG
     return f"{name[: longest - 9]}-{digest}"  # other values may give the same text, or differ in case only
 
 
-def runs(
-    settings: configs.Settings, study: Study, chosen: Mapping[tuple[str, str], dict] = MappingProxyType({})
-) -> list[Run]:
+def runs(settings: configs.Settings, study: Study, chosen: Mapping = MappingProxyType({})) -> list[Run]:
     """Return all runs, each with a complete config without the section `study`, as if the run were trained alone.
 
     chosen: (condition, arm) -> tuned settings. Raises UserError for a changed setting of SHARED, or one changed twice.

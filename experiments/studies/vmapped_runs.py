@@ -46,10 +46,7 @@ def over_rows(runs: VmappedRuns, function: Callable) -> Callable:
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = meshes.WHOLE) -> Callable:
-    """Return `meshes.sharded` of the function, in a form that jax.vmap can map over runs.
-
-    If the mesh has the axis `seed`, jax.vmap then spreads the runs over the devices along this axis.
-    """
+    """Return `meshes.sharded` in a form that jax.vmap can map over runs, along the mesh axis `seed` if there is one."""
     single = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
     if meshes.SEED not in mesh.axis_names:
         return single

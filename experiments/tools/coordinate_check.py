@@ -100,9 +100,7 @@ def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str
     return slopes
 
 
-def tabulate(
-    measured: dict[int, dict[str, np.ndarray]], slopes: dict[str, dict[str, float]], letter: str
-) -> tables.Table:
+def tabulate(measured: dict[int, dict], slopes: dict[str, dict], letter: str) -> tables.Table:
     """Return a row for each stage: the change at each size, and both slopes. letter: D or M."""
     head, rows = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"], []
     for stage, slope in slopes.items():

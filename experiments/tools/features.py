@@ -11,7 +11,7 @@ source holds out; it comes last. --names=hidden,q adds the activations of every 
 
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -53,18 +53,13 @@ def run(
     else:
         data = tool_inputs.read_text_set(str(file), field)
         names = [" ".join(content.split())[:LETTERS] for content in data.items]
-        fetch, lines = encode_texts(data.items, model)
+        N, classifies = model.facts["N"], model.kind == "classes"
+        id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, data.items, N=N, classifies=classifies)
+        lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
+        fetch = trained.fetch_texts(id_BN, valid_BN)
     log.say("".join(f"{line}\n" for line in (*data.lines, *lines)))
     arrays = compute(look, fetch, len(names), new) | list_labels(data) | {"names": np.array(names)}
     return commands.save_arrays(new, arrays)
-
-
-def encode_texts(texts: Sequence[str], model: trained.Trained) -> tuple[trained.Fetch, list[str]]:
-    """Return a function that fetches the ids of texts, padded to the longest, and lines about the texts."""
-    N = model.facts["N"]
-    id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=N, classifies=model.kind == "classes")
-    lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
-    return trained.fetch_texts(id_BN, valid_BN), lines
 
 
 def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:

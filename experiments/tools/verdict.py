@@ -145,10 +145,7 @@ def check_scale(metric: str, values: Sequence[float | None]) -> None:
 
 
 def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> study_runs.Run:
-    """Return the run in a row. Without a seed it gets the negative number of its line, which no other run has.
-
-    Raises ValueError for an empty arm, a cell that is not a number, or a seed that is not a whole number.
-    """
+    """Return the run in a row. Minus its line stands for a missing seed. Raises ValueError if a cell is invalid."""
     names = {"seed", "steps", "diverged_at", "params", "flops_per_token", metric} & cells.keys()
     numbers: dict[str, float] = {}
     for name in names | {name for name in cells if name.startswith("eval/")}:
