@@ -111,19 +111,17 @@ def format_values(values: dict[str, Any]) -> str:
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     """Return the table of choices; None if nothing was tuned."""
-    rows, edges = [], []
+    rows = []
     for choice in tuned:
-        points = []
-        for point in choice.points:
-            mean = "diverged" if point.mean is None else sentences.format_number(point.mean)
-            points.append(f"{'/'.join(map(str, point.values.values()))}: {mean}")
+        means = ("diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points)
+        values = ("/".join(map(str, point.values.values())) for point in choice.points)
         best = [format_values(choice.best.values), sentences.format_number(choice.best.mean)]
-        rows.append([choice.condition, choice.arm, *best, ", ".join(points)])
-        edges += [f"{choice.condition}, {choice.arm} ({', '.join(choice.edges)})"] if choice.edges else []
+        tried = ", ".join(map(": ".join, zip(values, means, strict=True)))
+        rows.append([choice.condition, choice.arm, *best, tried])
+    edges = [f"{x.condition}, {x.arm} ({', '.join(x.edges)})" for x in tuned if x.edges]
+    beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
     notes = ["Each arm chose the best mean on the tuning split, over other seeds than the compared ones."]
-    if edges:
-        beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
-        notes.append(f"{beyond}: {', '.join(edges)}.")
+    notes += [f"{beyond}: {', '.join(edges)}."] * bool(edges)
     head = ["condition", "arm", "chosen", "mean", "tried"]
     return tables.Table(head, rows, notes, style="words") if rows else None
 

@@ -187,10 +187,9 @@ def list_notes(runs: Sequence[Run], metric: str) -> list[str]:
         notes.append(f"Settings that not every run has are not compared ({len(partial)}): {names}.")
     if len({run.data for run in runs} - {None}) > 1:
         notes.append("warning: the runs were trained on different data, so their metrics may not be comparable.")
-    losses = {run.settings["train.loss"] for run in runs if "train.loss" in run.settings}
-    if len(losses) > 1 and metric == "eval/loss":
-        names = ", ".join(sorted(losses))
-        notes.append(f"warning: eval/loss has another meaning for each train.loss ({names}). Compare another metric.")
+    losses = ", ".join(sorted({run.settings["train.loss"] for run in runs if "train.loss" in run.settings}))
+    if "," in losses and metric == "eval/loss":
+        notes.append(f"warning: eval/loss has another meaning for each train.loss ({losses}). Compare another metric.")
     return notes
 
 

@@ -62,8 +62,7 @@ def run(
     lines = [f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(n):,} tokens in windows of {N}{overlap}"]
     for name, value in measures.items():
         lines.append(f"  {name.replace('_', ' '):<22}{f'{value:,.4f}' if abs(value) < 1e9 else f'{value:.4g}'}")
-    if difference:
-        lines.append(f"  no bits per byte, because the tokenizer does not restore the text: {difference}")
+    lines += [f"  no bits per byte, because the tokenizer does not restore the text: {difference}"] * bool(difference)
     if csv_file:
         columns = [name for name in ("nats_per_token", "bits_per_byte") if name in measures]
         measure = functools.partial(measure_document, sum_measures, tokenizer, model.facts["N"], columns)

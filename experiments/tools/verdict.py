@@ -105,10 +105,10 @@ def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.
     errors.refuse((len(spellings) < 2, f"{file} has {len(spellings)} of the two or more arms that a comparison needs"))
     check_scale(metric, [run.value(metric) for run in runs.values()])
     direction = choose_direction(metric, better)
-    other = "more" if direction == "less" else "less"
+    other = {"less": "more", "more": "less"}[direction]
     lines = [f"{metric}: {sentences.COMPARATIVES[direction]} is better. --better={other} would say the opposite."]
-    if diverged := sum(run.value(metric) is None for run in runs.values()):
-        lines.append(f"rows without a finite {metric}, which count as diverged runs: {diverged:,}")
+    diverged = sum(run.value(metric) is None for run in runs.values())
+    lines += [f"rows without a finite {metric}, which count as diverged runs: {diverged:,}"] * bool(diverged)
     lines += [f"one arm, {arm!r}: {sorted(written)}" for arm, written in spellings.items() if len(written) > 1]
     log.say("\n".join([*lines, ""]), "\n")
     return [*runs.values()], metric
