@@ -76,7 +76,7 @@ def _check_documents(section: configs.Settings, train: text.Part, tokenizer: tok
 
 def _describe_separators(documents: text.Text, tokenizer: tokenization.Tokenizer) -> list[str]:
     """Return lines about the tokens of a published tokenizer that separate documents, and their names in the text."""
-    if not isinstance(tokenizer, pretrained_tokenizer.Published) or len(documents.train.reads) <= 1:
+    if not isinstance(tokenizer, pretrained_tokenizer.Published) or len(documents.train.sources) <= 1:
         return []
     ids = tokenizer.encode("") if tokenizer.between is None else [tokenizer.between]
     names = [tokenizer.name(token) for token in ids]

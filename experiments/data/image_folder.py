@@ -70,7 +70,7 @@ def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...],
     """
     hub = source.startswith(tables.HUB)
     parts, names, lines = find_rows(source) if hub else find_files(pathlib.Path(os.path.expanduser(source)))
-    used = [parts[part] for part in (data_files.TRAIN, data_files.evaluation_part(parts)) if part in parts]
+    used = data_files.used_parts(parts)
     if unused := sum(map(len, parts.values())) - sum(map(len, used)):
         lines.append(f"images left out, because they are in other folders or splits: {unused:,}")
     unlabelled = [file.name for part in used for file, name in part if not name]
@@ -80,9 +80,8 @@ def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...],
         raise errors.UserError(NO_CLASS.format(unlabelled[0], source))
     places = [os.path.join(source, os.path.commonpath([file.inside.parent for file, _ in part])) for part in used]
     if len(used) == 1:
-        contents = (data_files.read(file, text=False) for file, _ in used[0])
-        out_B, places = data_files.held_out(contents, share=EVALUATION_SHARE), []
-        used = [[used[0][b] for b in np.flatnonzero(out_B == side)] for side in (False, True)]
+        contents = (data_files.read(file) for file, _ in used[0])
+        used, places = data_files.divide(used[0], contents, share=EVALUATION_SHARE), []
     return used, places, names or class_names.sort_names(name for part in used for _, name in part), lines
 
 
@@ -127,19 +126,15 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
         if not {"Image", "ClassLabel"} <= columns.keys():
             kinds = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in rows.features.items())
             raise errors.UserError(f"{split.name} needs a column Image and a column ClassLabel, but has {kinds}.")
-        images, names = columns["Image"], class_names.read_names(splits, columns["ClassLabel"])
-        packed = rows.cast_column(images, type(rows.features[images])(decode=False))
-        part = (
-            data_files.PARTS.get(str(split.inside).lower(), data_files.OTHER) if len(splits) > 1 else data_files.TRAIN
-        )
-        labelled = {b: label for b, label in enumerate(rows[columns["ClassLabel"]]) if label is not None and label >= 0}
-        for b, label in labelled.items():
-            inside, name = split.inside / str(b), f"{split.name}, row {b:,}"
-            file = data_files.File(
-                inside, name, 0, functools.partial(open_image, packed, b, images), version=split.version
-            )
-            parts.setdefault(part, []).append((file, names[label]))
-        if unlabelled := len(rows) - len(labelled):
+        column, names = columns["Image"], class_names.read_names(splits, columns["ClassLabel"])
+        packed = rows.cast_column(column, type(rows.features[column])(decode=False))
+        part = data_files.part_of_name(split.inside) if len(splits) > 1 else data_files.TRAIN
+        labels = [tables.name_class(label, names) for label in rows[columns["ClassLabel"]]]
+        for b in filter(labels.__getitem__, range(len(labels))):
+            read_row = functools.partial(open_image, packed, b, column)
+            file = data_files.File(split.inside / str(b), f"{split.name}, row {b:,}", 0, read_row, None, split.version)
+            parts.setdefault(part, []).append((file, labels[b]))
+        if unlabelled := labels.count(""):
             lines.append(f"rows left out, because they have no class, in the split {split.inside}: {unlabelled:,}")
     if data_files.TRAIN not in parts:
         available = ", ".join(str(split.inside) for split in splits)
@@ -167,8 +162,7 @@ def read(images: Sequence[data_files.File], size: int) -> np.ndarray:
     cache = disk.cache_folder() / "images" / f"{digest[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged
         return np.load(cache, mmap_mode="r", allow_pickle=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damaged metadata
+    with warnings.catch_warnings(action="ignore"):  # about damaged metadata
         form = choose_size(images, size)
         shape = (len(images), *form["image"])
         if math.prod(shape) < CACHED:
@@ -220,10 +214,9 @@ def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator
 
 def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.ndarray:
     """Return the images of the files as image_BYXZ (float32), processed and normalised as `form` says."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damaged metadata
+    with warnings.catch_warnings(action="ignore"):  # about damaged metadata
         image_BYXZ = np.stack([*make(files, form)])
-    return image_file.normalise(image_file.scale(image_BYXZ, form), form)
+    return image_file.normalise(image_BYXZ, form)
 
 
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:

@@ -144,7 +144,7 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
     (big-endian). Raises UserError for other content.
     """
     with disk.reading(path):
-        content = data_files.read(data_files.on_disk(path), text=False)
+        content = data_files.read(data_files.on_disk(path))
         if content[:2] != b"\0\0" or len(content) < 4 or content[2] not in DTYPES:
             raise ValueError(f"not an IDX file: it begins with the bytes {content[:4].hex(' ') or '(none)'}")
         dtype, axes = np.dtype(DTYPES[content[2]]), content[3]
@@ -160,7 +160,7 @@ def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
     }
     if data_files.TRAIN not in paths:
         return None
-    used = [paths[part] for part in (data_files.TRAIN, data_files.evaluation_part(paths)) if part in paths]
+    used = data_files.used_parts(paths)
     return image_folder.Splits([[*disk.read_npz(file, [("x", "y")]).values()] for file in used], used)
 
 
@@ -184,8 +184,8 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
         lines.insert(0, split)
     if not two:
         image_BYXZ, label_B = parts[0]
-        out_B = data_files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=image_folder.EVALUATION_SHARE)
-        parts = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
+        contents, share = (pixels.tobytes() for pixels in image_BYXZ), image_folder.EVALUATION_SHARE
+        parts = [(image_BYXZ[b], label_B[b]) for b in data_files.divide(range(len(label_B)), contents, share=share)]
     dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
     (train_BYXZ, train_B), (evaluation_BYXZ, evaluation_B) = (
         (image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in parts

@@ -39,19 +39,19 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
         lines += more
     if source != DOCSTRINGS:
         by_name = by_name or data_files.split_by_names("text", files)
-    names_of_file, missing = class_names.read_names(files, names[1]), Counter()
+    classes, missing = class_names.read_names(files, names[1]), Counter()
 
     def rows(file: data_files.File) -> Iterator[Row]:
         """Yield the texts of a file that are not empty, each with its class."""
         for content, label in read_rows(file, source, names, class_of):
-            if not label or names_of_file and int(label) < 0:
+            if not label:
                 missing["missing"] += 1
             elif content.strip():
-                yield content, names_of_file[int(label)] if names_of_file else label
+                yield content, label
 
     form = f"texts with classes. Give {HINT}."
     data = data_files.split_rows(source, by_name, files, rows, form=form, share=EVALUATION_SHARE)
-    data = data if names_of_file or class_of else check_numbers(data, names[1], missing)
+    data = data if classes or class_of else check_numbers(data, names[1], missing)
     trained, evaluated = ({name for _, name in part} for part in (data.train, data.evaluation))
     class_names.check_trained(source, trained, evaluated)
     if len(trained) < 2:
@@ -60,7 +60,7 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
         counts = ", ".join(f"{n:,} {name}" for name, n in missing.most_common())
         lines.append(f"texts left out, because they have no class: {missing.total():,} ({counts})")
     description = data_files.join_lines(source, data.description, lines)
-    return data._replace(description=description, classes=names_of_file or class_names.sort_names(trained))
+    return data._replace(description=description, classes=classes or class_names.sort_names(trained))
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
@@ -105,12 +105,12 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
 
 
 def read_rows(file: data_files.File, source: str, names: Sequence[str], class_of: Mapping[str, str]) -> Iterable[Row]:
-    """Return the texts of a file, each with the name of its class, or with its number as text (ClassLabel)."""
+    """Return the texts of a file, each with the name of its class."""
     if source == DOCSTRINGS:
         return ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
     if tables.kind(file):
         return (row for _, *row in tables.read(file, *names) if row[0])
-    return [(data_files.read(file).decode(), class_of[file.name])]
+    return [(data_files.read_text(file), class_of[file.name])]
 
 
 def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list[str]]:

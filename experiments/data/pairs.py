@@ -28,7 +28,6 @@ NAMED = {
 }
 EVALUATION_SHARE = 0.05
 ENDINGS = (".tsv", ".txt")  # of the files with pairs in a folder or zip
-HIDDEN = ("_",)  # names of files and folders that begin like this are skipped too
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 CODES = """ar bg ca cs da de el en es et eu fa fi fr ga gl he hi hr hu id is it ja ka ko lt lv mk ms nl no pl pt ro ru
@@ -83,22 +82,24 @@ def find(source: str, zips: contextlib.ExitStack) -> list[data_files.File]:
         source = str(download.fetch(*NAMED[source]))
     path = pathlib.Path(os.path.expanduser(source))
     if os.path.isfile(path) and zipfile.is_zipfile(path):
-        return choose_files(data_files.members(path, zips, HIDDEN))
+        return choose_files(data_files.members(path, zips))
     if os.path.isdir(path.parent) and not os.path.exists(path):
         # The files of the path's name and a language: some.en and some.es.gz for some.
         alike = [file for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if file.is_file()]
         parallel = [file for file in alike if "." not in strip_gz(file).name[len(path.name) + 1 :]]
         if len(parallel) == 2:
             return [join_translation(*map(data_files.on_disk, parallel))]
-    files = data_files.find(source, f"a named set of pairs ({', '.join(NAMED)})", hidden=HIDDEN)
+    files = data_files.find(source, f"a named set of pairs ({', '.join(NAMED)})")
     return choose_files(files) if os.path.isdir(path) and source else files
 
 
 def choose_files(files: Sequence[data_files.File]) -> list[data_files.File]:
     """Return the files with tab-separated pairs, or else the parallel files, joined by `join_translation`.
 
-    Raises UserError for parallel files in more than two languages.
+    Files and folders whose names begin with _ are skipped. Raises UserError for parallel files in more than two
+    languages.
     """
+    files = [file for file in files if not any(step.startswith("_") for step in file.inside.parts)]
     if separated := [file for file in files if strip_gz(file.inside).suffix.lower() in ENDINGS]:
         return separated
     groups: dict[pathlib.PurePath, list[data_files.File]] = {}
@@ -169,7 +170,7 @@ def align_lines(parallel: Sequence[data_files.File]) -> list[list[str]]:
 def read_nfc_lines(file: data_files.File) -> Iterator[str]:
     """Yield the lines of a file, in NFC."""
     for line in data_files.lines(file):
-        yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
+        yield unicodedata.normalize("NFC", line.removesuffix("\r"))
 
 
 def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:

@@ -22,7 +22,7 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
     is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
-    for number, line in enumerate([data_files.read(file)] if is_list else data_files.lines(file), 1):
+    for number, line in enumerate([data_files.read_text(file)] if is_list else data_files.lines(file), 1):
         place = f"line {number:,}"
         with disk.reading(f"{file.name}, {place}"):
             rows = json.loads(line) if is_list else [json.loads(line)] if line.strip() else []
@@ -39,18 +39,14 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
     """
     separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
     csv.field_size_limit(data_files.LONGEST)
-    lines = (line.decode() + "\n" for line in data_files.lines(file))
-    begin, form = [next(lines, "")], {"delimiter": separator, "quoting": quoting}
-    while begin[-1].isspace():
-        begin.append(next(lines, ""))
+    form, header = {"delimiter": separator, "quoting": quoting}, next(filter(str.strip, data_files.lines(file)), "")
     # If the header has spaces after its separators, as in "text, label", all rows may have them.
-    form["skipinitialspace"] = any(name.startswith(" ") for name in next(csv.reader(begin[-1:], **form), [])[1:])
-    rows, names, last = csv.reader(itertools.chain(begin, lines), strict=True, **form), [], 0
+    form["skipinitialspace"] = any(name.startswith(" ") for name in next(csv.reader([header], **form), [])[1:])
+    rows = csv.reader((line + "\n" for line in data_files.lines(file)), strict=True, **form)
+    names, last = [], 0
     try:
-        for cells in rows:
+        for cells in filter(any, rows):  # not the empty lines
             place, last = f"line {rows.line_num:,}", rows.line_num
-            if not any(cells):  # an empty line
-                continue
             if not names:
                 names = [cell.strip() for cell in cells]
                 check_header(place, names, separator)
@@ -128,11 +124,11 @@ def rows(file: data_files.File, field: str) -> Iterator[bytes]:
 
 
 def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the place of each row of a table, its text in a field, and its field `label`; '' for a missing one.
+    """Yield the place of each row of a table, its text in a field, and its class in the field `label`; '': missing.
 
     Raises UserError if a field is missing or not text, or if a label is not the name of a class.
     """
-    names = [field, label] if label else [field]
+    names, classes = [field, label] if label else [field], class_names.read_names([file], label)
     with disk.reading(file.name):
         for place, row in kind(file)(file, *names):
             if missing := [name for name in names if name not in row]:
@@ -140,12 +136,19 @@ def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[s
                 raise ValueError(f"{place}: no column {missing[0]!r}. {rule}")
             if row[field] or not isinstance(row[field], str | None):
                 check_row(place, row, field, label)
-            yield place, row[field] or "", name_class(row[label]) if label else ""
+            yield place, row[field] or "", name_class(row[label], classes) if label else ""
 
 
-def name_class(value: Any) -> str:
-    """Return a cell as the name of a class, in NFC: '' if it is missing (None, NaN), '2' for 2, 2.0 and ' 2.0 '."""
-    name = "" if value is None or value != value else unicodedata.normalize("NFC", str(value)).strip()
+def name_class(value: Any, classes: Sequence[str] = ()) -> str:
+    """Return a cell as the name of a class: '' if it is missing (None, NaN, -1), '2' for 2, 2.0 and ' 2.0 '; in NFC.
+
+    classes: the names of the numbers 0, 1, ... in a column ClassLabel.
+    """
+    if value is None or value != value:
+        return ""
+    if classes:
+        return classes[value] if value >= 0 else ""
+    name = unicodedata.normalize("NFC", str(value)).strip()
     return name.partition(".")[0] if class_names.INTEGER.fullmatch(name) else name
 
 

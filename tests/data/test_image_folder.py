@@ -130,7 +130,7 @@ def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(
     assert 0 < len(held_out) < 30 and not held_out & {image.tobytes() for image in original.train_image_BYXZ}
     assert len(original.evaluation_label_B) == 2 * len(held_out)
     expected_names = {f"{b}.png" for b in range(60) if pixels(b).tobytes() in held_out}
-    expected_files = [file for file in data_files.folder(tmp_path, ()) if file.inside.name in expected_names]
+    expected_files = [file for file in data_files.folder(tmp_path) if file.inside.name in expected_names]
     for size in (2, 4, 9):
         data = images.load(str(tmp_path), size)
         assert data.evaluation_label_B.tolist() == original.evaluation_label_B.tolist()
@@ -163,7 +163,7 @@ def test_training_and_classify_process_a_photograph_in_the_same_way(tmp_path):
     contents = {"a/1.jpg": encode_image(smooth, "JPEG"), "b/3.png": encode_image(pixels(0))}
     contents["a/2.jpeg"] = encode_image(np.rot90(smooth), "JPEG", orientation=6)
     write(tmp_path / "set", **contents)
-    image_BYXZ = image_folder.read(data_files.folder(tmp_path / "set", ()), 7)
+    image_BYXZ = image_folder.read(data_files.folder(tmp_path / "set"), 7)
     assert image_BYXZ.shape == (3, 7, 7, 3)
     np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG is lossy
     boxes = np.asarray(Image.fromarray(smooth).resize((7, 7), Image.Resampling.BOX), int)

@@ -130,14 +130,14 @@ def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
     assert [text for _, text, _ in tables.read(file, "said") if text] == cells
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 def test_lines_have_three_ends_and_any_pieces(tmp_path, end, monkeypatch):
-    rows = [b"text,label", b"a b,1", b"", b"c" * 40]
-    write(tmp_path, **{"a.csv": end.join(rows), "b.csv": end.join([*rows, b""])})
+    rows = ["text,label", "a b,1", "", "c" * 40]
+    write(tmp_path, **{"a.csv": end.join(rows).encode(), "b.csv": end.join([*rows, ""]).encode()})
     for chunk in (1, 7, 2**20):
         monkeypatch.setattr(data_files, "CHUNK", chunk)
         for file in tables.find(str(tmp_path), alternatives=""):
-            assert [line.removesuffix(b"\r") for line in data_files.lines(file)] == rows
+            assert [line.removesuffix("\r") for line in data_files.lines(file)] == rows
 
 
 def test_rows_that_are_trained_on_and_evaluated_are_counted_and_a_json_next_to_tables_is_no_table(tmp_path):
