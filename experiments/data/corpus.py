@@ -59,19 +59,12 @@ def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
 
 def _check_documents(section: configs.Settings, train: text.Part, tokenizer: tokenization.Tokenizer) -> None:
     """Raise UserError unless the training text has several documents, and the tokenizer a token between them."""
+    single = f"text.documents = True needs several documents, but text.source = {section.source} has one to train on"
+    single += ". Give a folder of files or a table with text.field, or set text.documents = False"
+    alone = f"text.documents = True, but text.tokenizer = {section.tokenizer} puts no token between two documents"
+    alone += ". Choose bytes, characters or bpe:8192, or set text.documents = False"
     is_single = not any(text.SEPARATOR in piece for piece in train)
-    errors.refuse(
-        (
-            is_single,
-            f"text.documents = True needs several documents, but text.source = {section.source} has one to train on. "
-            "Give a folder of files or a table with text.field, or set text.documents = False",
-        ),
-        (
-            tokenizer.document_start is None,
-            f"text.documents = True, but text.tokenizer = {section.tokenizer} puts no token between two documents. "
-            "Choose bytes, characters or bpe:8192, or set text.documents = False",
-        ),
-    )
+    errors.refuse((is_single, single), (tokenizer.document_start is None, alone))
 
 
 def _describe_separators(documents: text.Text, tokenizer: tokenization.Tokenizer) -> list[str]:

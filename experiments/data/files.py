@@ -129,15 +129,15 @@ def members(path: pathlib.Path, zips: contextlib.ExitStack) -> list[File]:
     return visible
 
 
-def describe_skipped(path: pathlib.Path, files: Sequence[File], used: Sequence[File]) -> list[str]:
-    """Return lines about the unused files of a folder, by their suffixes, and about links to folders."""
-    paths, lines = {file.inside for file in used}, []
+def describe_skipped(source: str | pathlib.Path, files: Sequence[File], used: Sequence[File]) -> list[str]:
+    """Return lines about the unused files of a source, by their suffixes, and about its links to folders."""
+    paths, lines, top = {file.inside for file in used}, [], os.path.expanduser(source)
     suffixes = Counter(file.inside.suffix.lower() or "no ending" for file in files if file.inside not in paths)
     if suffixes:
         counts = ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(LISTED))
         lines.append(f"files skipped: {counts}" + ", ..." * (len(suffixes) > LISTED))
-    folders = [pathlib.Path(parent, name) for parent, names, _ in os.walk(path) for name in names]
-    if links := [folder.relative_to(path) for folder in folders if folder.is_symlink()]:
+    folders = [os.path.join(parent, name) for parent, names, _ in os.walk(top) for name in names]
+    if links := [os.path.relpath(folder, top) for folder in folders if os.path.islink(folder)]:
         lines.append(f"links to folders not followed: {len(links):,}, {join_names(links)}")
     return lines
 

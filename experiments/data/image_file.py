@@ -16,20 +16,11 @@ LARGEST = 2**26  # pixels of an image
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # decoding these runs no program, unlike EPS
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's names for Z channels
 # Defaults of the fields of transformers' image processors for ViTs.
-VIT = {
-    "do_resize": True,
-    "size": None,  # 224 in transformers; here the size that the model reads
-    "default_to_square": True,  # a `size` of one number means both sides (True) or the shorter side (False)
-    "resample": 2,  # bilinear, in Pillow's numbers
-    "do_center_crop": False,
-    "crop_size": None,
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": 0.5,
-    "image_std": 0.5,
-    "do_convert_rgb": False,
-}
+VIT = {"do_resize": True, "do_center_crop": False, "do_rescale": True, "do_normalize": True, "do_convert_rgb": False}
+VIT |= {"rescale_factor": 1 / 255, "image_mean": 0.5, "image_std": 0.5, "resample": 2}  # bilinear, in Pillow's numbers
+# size: 224 in transformers; here the size that the model reads. default_to_square: a single number means both sides
+# (True) or the shorter side (False).
+VIT |= {"size": None, "default_to_square": True, "crop_size": None}
 NAME = "ViTImageProcessor"  # the default
 PROCESSORS = {NAME: VIT, "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224}}
 HARMLESS = {  # fields that change no pixel of an image
@@ -132,12 +123,11 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
 
     sides: the value in a file. square: a single number means both sides, else the shorter side.
     """
+    size = sides
     if type(sides) is int:
-        size = {"height": sides, "width": sides} if square else {"shortest_edge": sides}
-    elif isinstance(sides, list) and len(sides) == 2:
-        size = {"height": sides[0], "width": sides[1]}
-    else:
-        size = sides
+        size = [sides, sides] if square else {"shortest_edge": sides}
+    if isinstance(size, list) and len(size) == 2:
+        size = {"height": size[0], "width": size[1]}
     valid = isinstance(size, dict) and size.keys() in ({"height", "width"}, {"shortest_edge"})
     valid = valid and all(type(side) is int and 0 < side <= LARGEST for side in size.values())
     check(file, name, valid, "a positive integer, two (height and width), or shortest_edge", sides)

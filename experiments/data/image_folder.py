@@ -16,7 +16,7 @@ import mimetypes
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -86,7 +86,10 @@ def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...],
 
 
 def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
-    """Return a folder's image files by their part, () for class names, and lines about files that are left out."""
+    """Return a folder's image files by their part, () for class names, and lines about files that are left out.
+
+    Raises UserError if there is no image, and for a class that has only images of unsupported formats.
+    """
     files = data_files.folder(path)
     images = [file for file in files if file.inside.suffix.lower() in ENDS]
     not_images = [file for file in files if file.inside.suffix.lower() not in ENDS]
@@ -96,22 +99,14 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
         raise errors.UserError("; ".join([f"{path} has neither {formats} nor train.npz nor IDX files", *lines]))
     parts, folders, more = class_names.divide(path, images)
     for above, names in folders:
-        check_classes(names, above, not_images)
+        level = len(above)
+        for file in not_images:
+            inside, kind = file.inside.parts, mimetypes.guess_type(file.name)[0] or ""
+            in_class = inside[:level] == above and len(inside) > level + 1
+            if in_class and inside[level] not in names and not kind.startswith(TEXT):
+                problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
+                raise errors.UserError(f"{problem}. Convert its files, for example to .png, or remove its folder.")
     return parts, (), lines + more
-
-
-def check_classes(names: Collection[str], above: tuple[str, ...], not_images: Sequence[data_files.File]) -> None:
-    """Raise UserError if a folder at the level of the classes has only images of unsupported formats.
-
-    names: the classes with images. above: the folders above the classes.
-    """
-    level = len(above)
-    for file in not_images:
-        inside, kind = file.inside.parts, mimetypes.guess_type(file.name)[0] or ""
-        in_class = inside[:level] == above and len(inside) > level + 1
-        if in_class and inside[level] not in names and not kind.startswith(TEXT):
-            problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
-            raise errors.UserError(f"{problem}. Convert its files, for example to .png, or remove its folder.")
 
 
 def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:

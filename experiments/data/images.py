@@ -12,27 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.config import disk, errors, settings as configs
-from experiments.data import (
-    augment,
-    classes as class_names,
-    download,
-    files as data_files,
-    image_file,
-    image_folder,
-    tables,
-)
+from experiments.config import by_name, disk, errors, settings as configs
+from experiments.data import augment, classes as class_names, download, files as data_files, image_file, image_folder
 from experiments.engine import batches
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that exists is evaluated
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, by type code
-GARMENTS = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+GARMENTS = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")
 DIGITS = tuple("0123456789")
-FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
+FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", tuple(GARMENTS))}  # name -> (folder, classes)
 SHOWN = 10  # names of classes without an image in a line
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 CHANNELS = 4  # the most channels of an image: three colours and opacity
@@ -80,11 +70,11 @@ def load_described(source: str, size: int = 0) -> Images:
 def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
-    The path leads to an .npz file (ARRAYS) or to a folder. The folder contains MNIST's four IDX files, .npz files named
-    after the parts (train.npz), or image files in folders of their classes. Image files, and images of a data set
-    'hub:NAME', become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A
-    single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, and for damaged or
-    contradictory files, and for a class that is evaluated but not trained on.
+    The path leads to an .npz file (ARRAYS), or to a folder of MNIST's four IDX files, of .npz files named after the
+    parts (train.npz), or of image files in folders of their classes. Image files, and images of a data set 'hub:NAME',
+    become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A single part
+    is split by content, about 20 % to evaluate. Raises UserError for a missing source, for damaged or contradictory
+    files, and for a class that is evaluated but not trained on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
     splits = read_arrays(source) or image_folder.load(source, size)
@@ -104,7 +94,7 @@ def read_arrays(source: str) -> image_folder.Splits | None:
         folder, names = FOLDERS[source]
         paths = [place / folder for place in download.places()]
         return read_idx_files(next(filter(os.path.isdir, paths), paths[0]), names)
-    if source.startswith(tables.HUB):
+    if source.startswith(by_name.HUB):
         return None
     if source and os.path.isdir(path):
         return read_idx_files(path) or read_npz_files(path)

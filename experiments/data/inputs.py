@@ -37,8 +37,7 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
     if not any(content.strip() for _, content, _ in rows):
         raise errors.UserError(f"{source} contains no text. Give a file or folder with text.")
     names, texts, labels = zip(*rows, strict=True)
-    path = pathlib.Path(source).expanduser()
-    return Inputs(names, texts, labels, data_files.describe_skipped(path, files, used) if path.is_dir() else [])
+    return Inputs(names, texts, labels, data_files.describe_skipped(source, files, used))
 
 
 def read_file(file: data_files.File, column: str, label_column: str) -> Iterator[tuple[str, str, str]]:

@@ -4,7 +4,7 @@ import os
 import pathlib
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -43,10 +43,15 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
 
     def rows(file: data_files.File) -> Iterator[Row]:
         """Yield the texts of a file that are not empty, each with its class."""
-        for content, label in read_rows(file, source, names, class_of):
-            if not label:
-                missing["missing"] += 1
-            elif content.strip():
+        if source == DOCSTRINGS:
+            texts = ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
+        elif tables.kind(file):
+            texts = (row for _, *row in tables.read(file, *names) if row[0])
+        else:
+            texts = [(data_files.read_text(file), class_of[file.name])]
+        for content, label in texts:
+            missing.update(["missing"] * (not label))
+            if label and content.strip():
                 yield content, label
 
     form = f"texts with classes. Give {HINT}."
@@ -104,15 +109,6 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
     return parts[data_files.TRAIN], {}, class_of, lines + more
 
 
-def read_rows(file: data_files.File, source: str, names: Sequence[str], class_of: Mapping[str, str]) -> Iterable[Row]:
-    """Return the texts of a file, each with the name of its class."""
-    if source == DOCSTRINGS:
-        return ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
-    if tables.kind(file):
-        return (row for _, *row in tables.read(file, *names) if row[0])
-    return [(data_files.read_text(file), class_of[file.name])]
-
-
 def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list[str]]:
     """Return the files with texts, and lines about the files that are left out."""
     if source == DOCSTRINGS:
@@ -122,7 +118,7 @@ def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list
     files = tables.find(source, *names, alternatives=DOCSTRINGS, hint=f". Give {HINT}.")
     in_folders = [file for file in files if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
     selected = tables.select(files, in_folders)
-    return selected, data_files.describe_skipped(pathlib.Path(source).expanduser(), files, selected)
+    return selected, data_files.describe_skipped(source, files, selected)
 
 
 def encode(

@@ -194,11 +194,6 @@ class Subwords(pretrained_tokenizer.Published):
         super().__init__(library, {})
         library.encode_special_tokens = True
 
-    def rows(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each sentence, without special tokens. Raises UserError if one is not Unicode text."""
-        encodings = self.library.encode_batch([*map(tokenization.check_unicode, sentences)])
-        return [encoding.ids for encoding in encodings]
-
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text before the first [EOS], without special tokens, with U+FFFD for bytes that are not UTF-8."""
         ids = tokenization.to_list(ids)
@@ -226,7 +221,7 @@ def pad(subwords: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
     """
     id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
-        for b, id_T in enumerate(subwords.rows(sentences[first : first + PIECE]), first):
+        for b, id_T in enumerate(subwords.encode_all(sentences[first : first + PIECE]), first):
             fits_B[b] = len(id_T) < N
             if fits_B[b]:
                 id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, EOS

@@ -49,7 +49,12 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
             place, last = f"line {rows.line_num:,}", rows.line_num
             if not names:
                 names = [cell.strip() for cell in cells]
-                check_header(place, names, separator)
+                others = [other for other in OTHERS if len(names) == 1 and other in names[0]]
+                if len({*names}) < len(names):
+                    repeated = next(name for i, name in enumerate(names) if name in names[:i])
+                    raise ValueError(f"{place}: two columns have the name {repeated!r}. Rename one of them.")
+                if others:
+                    raise ValueError(f"{place}: the columns are separated by {others[0]!r}. Use {separator!r}.")
             elif len(cells) != len(names):
                 problem = f"has {len(cells)} cells, but the header has {len(names)} (separator {separator!r})"
                 raise ValueError(f"{place} {problem}")
@@ -58,16 +63,6 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
     except csv.Error as error:
         remedy = 'Put quotation marks around a cell that has quotation marks or line ends, and write "" inside.'
         raise ValueError(f"the row that begins in line {last + 1:,}: {error}. {remedy}") from error
-
-
-def check_header(place: str, names: Sequence[str], separator: str) -> None:
-    """Raise ValueError if names of columns repeat, or have another separator between them."""
-    if len({*names}) < len(names):
-        repeated = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{place}: two columns have the name {repeated!r}. Rename one of them.")
-    separators = [character for character in OTHERS if character in names[0]]
-    if len(names) == 1 and separators:
-        raise ValueError(f"{place}: {separators[0]!r} separates the columns. The separator must be {separator!r}.")
 
 
 def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:

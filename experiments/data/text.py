@@ -99,8 +99,8 @@ def load(source: str, field: str = "") -> Text:
     files, used = find(source, field)
     parts = data_files.split_by_names("text", used)  # files that are not in a folder have no such names
     text = divide_by_names(source, parts, field) if parts else divide(source, read_once(source, used, field))
-    path, empty = pathlib.Path(source).expanduser(), sum(not file.size for file in used)
-    lines = data_files.describe_skipped(path, files, used) if source not in NAMED and path.is_dir() else []
+    empty = sum(not file.size for file in used)
+    lines = [] if source in NAMED else data_files.describe_skipped(source, files, used)
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
     return text._replace(description=data_files.join_lines(source, text.description, lines))
 
@@ -237,15 +237,9 @@ def select_side(text: Source, bound: bytes, low: bool) -> Source | None:
 
 def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
     """Yield the rows on one side of the bound, joined to larger pieces, with NUL between two rows."""
-    batch, n = [], 0
-    for row in (row for row in rows() if (data_files.digest(row) < bound) == low):
-        batch.append(row)
-        n += len(row)
-        if n >= data_files.CHUNK:
-            yield SEPARATOR.join(batch)
-            batch, n = [b""], 0
-    if any(batch):
-        yield SEPARATOR.join(batch)
+    selected = (row for row in rows() if (data_files.digest(row) < bound) == low)
+    for number, batch in enumerate(tokenization.gather(selected, data_files.CHUNK)):
+        yield SEPARATOR * (number > 0) + SEPARATOR.join(batch)
 
 
 def cut(name: str, text: Source) -> Text:

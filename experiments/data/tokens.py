@@ -93,18 +93,13 @@ def encode(tokenizer: tokenization.Tokenizer, part: text.Part) -> np.ndarray | M
     name = hashlib.sha256(repr([VERSION, part.digest, tokenizer.dtype.str, digests]).encode()).hexdigest()
     file = disk.cache_folder() / "tokens" / f"{name[:32]}.ids"
     with disk.writing(file, disk.OTHER_CACHE):
-        file.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        with os.fdopen(disk.open_handle(file.with_suffix(".lock"), flags), "wb") as lock:
+        lock = disk.open_handle(disk.folder(file.parent) / f"{name[:32]}.lock", flags)
+        with os.fdopen(lock, "wb"):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.is_file():
-                write(file, tokenizer, part)
+                log.say(f"writing the token ids of a text to {file}, once", "\n")
+                with disk.draft(file) as out, tqdm.tqdm(unit="B", unit_scale=True, disable=None) as bar:
+                    for id_T in tokenizer.encode_text(part):
+                        bar.update(out.write(id_T.data))
     return Mapped(file, tokenizer.dtype)
-
-
-def write(file: pathlib.Path, tokenizer: tokenization.Tokenizer, part: text.Part) -> None:
-    """Write the token ids of the text into the file, with a progress bar on a terminal."""
-    log.say(f"writing the token ids of a text to {file}, once", "\n")
-    with disk.draft(file) as out, tqdm.tqdm(unit="B", unit_scale=True, disable=None) as bar:
-        for id_T in tokenizer.encode_text(part):
-            bar.update(out.write(id_T.data))

@@ -40,19 +40,15 @@ def choose_tokenizer(references: Sequence[Sequence[str]]) -> str:
 
 def format_scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> str:
     """Return a line for each score, with the signature by which others can repeat it (Post 2018)."""
-    lines = []
-    for _, metric, inputs in prepare(translations, references):
-        score = metric.corpus_score(*inputs)
-        lines.append(score.format(signature=str(metric.get_signature())))
-    return "\n".join(lines)
+    scores = [(metric.corpus_score(*inputs), metric) for _, metric, inputs in prepare(translations, references)]
+    return "\n".join(score.format(signature=str(metric.get_signature())) for score, metric in scores)
 
 
 def prepare(
     translations: Sequence[str], references: Sequence[Sequence[str]]
 ) -> list[tuple[str, Any, tuple[list, list]]]:
     """Return each metric with its name and inputs: the translations, and a list of sentences for each translator."""
-    translators = [list(sentences) for sentences in itertools.zip_longest(*references)]
-    inputs = list(translations), translators
+    inputs = list(translations), [list(sentences) for sentences in itertools.zip_longest(*references)]
     return [(name, metric, inputs) for name, metric in metrics(choose_tokenizer(references)).items()]
 
 
