@@ -88,10 +88,7 @@ def is_data(inside: pathlib.PurePath) -> bool:
 
 
 def find(source: str, alternatives: str, hint: str = "") -> list[File]:
-    """Return the file at a path, or the files of a folder.
-
-    Raises UserError, with the `alternatives`, if the path does not exist.
-    """
+    """Return the file at a path, or the files of a folder. Raises UserError, with `alternatives`, if it is missing."""
     path = pathlib.Path(os.path.expanduser(source))
     if not source or not os.path.exists(path):
         raise errors.UserError(f"{source!r} is neither {alternatives} nor a path that exists ({path.absolute()}){hint}")
@@ -280,7 +277,7 @@ def split_rows(
     keys = [[key(first) for first, _ in part] for part in parts]
     if by_name:
         return Rows(name, *parts, describe_parts(name, "by their names,", by_name) + describe_repeated(*keys))
-    return Rows(name, *divide(parts[0], map(str.encode, keys[0]), share=share), "")
+    return Rows(name, *divide(parts[0], [digest(key.encode()) for key in keys[0]], share=share), "")
 
 
 def describe_repeated(trained: Iterable, held_out: Iterable) -> str:
@@ -291,10 +288,7 @@ def describe_repeated(trained: Iterable, held_out: Iterable) -> str:
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
-    """Return a line that says what the files of each part are used for.
-
-    parts: the files of each part. decision: how they were assigned, "by their names," or "by their contents,".
-    """
+    """Return a line that says what the files of each part are used for. decision: such as "by their names,"."""
     test = "not used" if VALID in parts else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: test, OTHER: "left out"}
     phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)
@@ -311,24 +305,19 @@ def join_lines(name: str, description: str, lines: Iterable[str]) -> str:
     return "\n".join(filter(None, [description, *(f"{name}: {line}" for line in lines)]))
 
 
-def divide(rows: Iterable, contents: Iterable[bytes], *, share: float) -> list[list]:
+def divide(rows: Sequence, digests: Iterable[bytes], *, share: float) -> list[list]:
     """Return the rows to train on, and those that are held out: about `share` of the different contents.
 
-    These are the contents with the smallest `digest`, so that rows of equal contents fall on the same side. Neither
-    side is empty: the smallest digest is held out, the largest is not. Raises UserError if all contents are equal.
+    digests: of the rows' contents (`digest`). Rows with the smallest ones are held out, so that equal contents fall on
+    the same side. Neither side is empty. Raises UserError if all contents are equal.
     """
-    digests = [*map(digest, contents)]
-    bound = held_out_below(digests, share=share)
-    pairs = [*zip(rows, digests, strict=True)]
-    return [[row for row, digest in pairs if (digest < bound) == is_out] for is_out in (False, True)]
-
-
-def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:
-    """Return the bound of `divide`: contents with smaller digests are held out. Raises UserError as `divide`."""
+    digests = [*digests]
     different = sorted({*digests})
     if len(different) < 2:
         raise errors.UserError("the data needs two examples that differ, so that one can be held out for evaluation")
-    return min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
+    bound = min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
+    sides = [[b for b, digest in enumerate(digests) if (digest < bound) == is_out] for is_out in (False, True)]
+    return [[rows[b] for b in side] for side in sides]
 
 
 def digest(content: bytes) -> bytes:

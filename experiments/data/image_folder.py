@@ -80,8 +80,8 @@ def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...],
         raise errors.UserError(NO_CLASS.format(unlabelled[0], source))
     places = [os.path.join(source, os.path.commonpath([file.inside.parent for file, _ in part])) for part in used]
     if len(used) == 1:
-        contents = (data_files.read(file) for file, _ in used[0])
-        used, places = data_files.divide(used[0], contents, share=EVALUATION_SHARE), []
+        digests = (data_files.digest(data_files.read(file)) for file, _ in used[0])
+        used, places = data_files.divide(used[0], digests, share=EVALUATION_SHARE), []
     return used, places, names or class_names.sort_names(name for part in used for _, name in part), lines
 
 

@@ -145,9 +145,8 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
 def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
     """Return the images in a folder's .npz files, such as train.npz and test.npz; None if it has no training part."""
-    paths = {
-        part: path / f"{name}.npz" for name, part in data_files.PARTS.items() if os.path.isfile(path / f"{name}.npz")
-    }
+    names = ((part, path / f"{name}.npz") for name, part in data_files.PARTS.items())
+    paths = {part: file for part, file in names if os.path.isfile(file)}
     if data_files.TRAIN not in paths:
         return None
     used = data_files.used_parts(paths)
@@ -174,14 +173,12 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
         lines.insert(0, split)
     if not two:
         image_BYXZ, label_B = parts[0]
-        contents, share = (pixels.tobytes() for pixels in image_BYXZ), image_folder.EVALUATION_SHARE
-        parts = [(image_BYXZ[b], label_B[b]) for b in data_files.divide(range(len(label_B)), contents, share=share)]
+        digests, share = (data_files.digest(pixels.tobytes()) for pixels in image_BYXZ), image_folder.EVALUATION_SHARE
+        parts = [(image_BYXZ[b], label_B[b]) for b in data_files.divide(range(len(label_B)), digests, share=share)]
     dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
-    (train_BYXZ, train_B), (evaluation_BYXZ, evaluation_B) = (
-        (image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in parts
-    )
-    values = splits.values or (float(train_BYXZ.min()), float(train_BYXZ.max()))
-    return Images(name, train_BYXZ, train_B, evaluation_BYXZ, evaluation_B, classes, lines, values)
+    arrays = [x for image, label in parts for x in (image.astype(dtype, copy=False), label.astype(np.int32))]
+    values = splits.values or (float(arrays[0].min()), float(arrays[0].max()))
+    return Images(name, *arrays, classes, lines, values)
 
 
 def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -191,8 +188,7 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
     they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
     """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
-        problem = f"the images are {image.dtype} of shape {image.shape}, but must be numbers with the axes (B, Y, X) or"
-        problem += " (B, Y, X, Z)."
+        problem = f"the images are {image.dtype} of shape {image.shape}, not numbers with the axes (B, Y, X) or BYXZ."
     elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
         problem = f"the images of shape {image.shape} seem to have their channels Z first, but must have the axes"
         problem += " (B, Y, X, Z). Move that axis with np.moveaxis(x, 1, -1)."

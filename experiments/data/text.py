@@ -209,28 +209,25 @@ def digests(texts: Sequence[Source]) -> Iterator[bytes]:
 
 
 def divide(name: str, texts: Sequence[Source]) -> Text:
-    """Return a single text cut in two, or several texts or rows, divided by their digests."""
-    rows = any(text.rows for text in texts)
-    if len({text.digest for text in texts}) == 1 and not rows:
-        return cut(name, texts[0])
+    """Return a single text cut in two, or several texts or the rows of tables, divided by their digests."""
     share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
-    bound = int(share * 2**64).to_bytes(8, "big")  # rows with smaller digests are held out
-    if not rows:
-        bound = data_files.held_out_below([text.digest[:8] for text in texts], share=share)
-    parts = [[side for text in texts if (side := select_side(text, bound, low))] for low in (False, True)]
-    names = data_files.join_names([text.file for text in texts])
-    description = f"{name}: about {share:.2%} of the rows of {names} are held out, by their contents"
-    if not rows:
-        part_files = [[text.file for text in part] for part in parts]
-        by_part = dict(zip((data_files.TRAIN, data_files.TEST), part_files, strict=True))
-        description = "" if name in NAMED else data_files.describe_parts(name, "by their contents,", by_part)
+    if texts[0].rows:  # rows with smaller digests are held out
+        bound = int(share * 2**64).to_bytes(8, "big")
+        parts = [[select_rows(text, bound, low) for text in texts] for low in (False, True)]
+        names = data_files.join_names([text.file for text in texts])
+        description = f"{name}: about {share:.2%} of the rows of {names} are held out, by their contents"
+        return Text(name, *map(make_part, parts), description)
+    if len({text.digest for text in texts}) == 1:
+        return cut(name, texts[0])
+    parts = data_files.divide(texts, [text.digest[:8] for text in texts], share=share)
+    train, evaluation = ([text.file for text in part] for part in parts)
+    by_part = {data_files.TRAIN: train, data_files.TEST: evaluation}
+    description = "" if name in NAMED else data_files.describe_parts(name, "by their contents,", by_part)
     return Text(name, *map(make_part, parts), description)
 
 
-def select_side(text: Source, bound: bytes, low: bool) -> Source | None:
-    """Return a source with its rows on one side of the bound (low: below it); a document, if it is there, else None."""
-    if not text.rows:
-        return text if (text.digest[:8] < bound) == low else None
+def select_rows(text: Source, bound: bytes, low: bool) -> Source:
+    """Return a table with its rows on one side of the bound (low: below it)."""
     digest = hashlib.sha256(text.digest + bound + bytes([low])).digest()
     return text._replace(read=functools.partial(join, text.rows, bound, low), digest=digest)
 
