@@ -61,35 +61,31 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
 def read_published_format(
     path: pathlib.Path, extras: Mapping[str, Any], *, Z: int
 ) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Return the path of the file that describes a published model's images, and the fields of `load_format`."""
-    folder, says, saved = path if path.is_dir() else path.parent, "how images are normalised", None
+    """Return the path of the file that describes a published model's images, and the fields of `load_format`.
+
+    Fields that the file lacks have the defaults of its image processor. Raises UserError for an unknown processor or
+    field.
+    """
+    folder, says, saved = path if path.is_dir() else path.parent, "how images are normalised", {}
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
+    assumed = not (file.exists() or newest.exists())
     if file.exists():
         saved = disk.read_json(file, says=says)
     elif newest.exists():
         file, saved = newest, disk.read_json(newest, says=says).get("image_processor", {})
-    fields = complete(file, saved or {})
-    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
-    normal = [fields["image_mean"], fields["image_std"]] if fields["do_normalize"] else [0, 1]
-    mean, std = (value if isinstance(value, list) else [value] * Z for value in normal)
-    form = {"values": [0, 255 * factor], "mean": mean, "std": std, "classes": extras["class_names"]}
-    form |= {"image": [*extras["image"], Z], "processor": choose_steps(file, fields, *extras["image"])}
-    return file, form | {"assumed": saved is None}
-
-
-def complete(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a file, completed by the defaults of its image processor.
-
-    Raises UserError for an unknown image processor or field.
-    """
     kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or NAME)
     kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # the older name
     check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
     for name in sorted(saved.keys() - VIT.keys() - HARMLESS):
         check(file, name[:60], not saved[name], "absent or false, because it is not supported", saved[name])
-    fields = PROCESSORS[kind] | saved
-    switches = {name: bool(fields[name]) for name, default in VIT.items() if isinstance(default, bool)}
-    return fields | switches | {"image_processor_type": kind}
+    fields = PROCESSORS[kind] | saved | {"image_processor_type": kind}
+    fields |= {name: bool(fields[name]) for name, default in VIT.items() if isinstance(default, bool)}
+    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
+    normal = [fields["image_mean"], fields["image_std"]] if fields["do_normalize"] else [0, 1]
+    mean, std = (value if isinstance(value, list) else [value] * Z for value in normal)
+    form = {"values": [0, 255 * factor], "mean": mean, "std": std, "classes": extras["class_names"]}
+    form |= {"image": [*extras["image"], Z], "processor": choose_steps(file, fields, *extras["image"])}
+    return file, form | {"assumed": assumed}
 
 
 def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_files import KING, hide_local_data  # noqa: F401
 
 from experiments.config import errors
-from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenization, tokens
+from experiments.data import bpe, corpus as corpora, perplexity, pretrained_tokenizer, text, tokenization
 
 DOCUMENTS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
 
@@ -174,7 +174,7 @@ def test_a_large_text_is_encoded_once_to_a_file(tmp_path, monkeypatch, kind):
     expected = tokenizer.join(part)
     for module, name in ((tokenization, "BATCH"), (tokenization, "PIECE"), (tokenization, "LONGEST")):
         monkeypatch.setattr(module, name, 700)
-    assert tokens.encode(tokenizer, part).tolist() == expected.tolist() and not list(tmp_path.rglob("*.ids"))
+    assert corpora.encode(tokenizer, part).tolist() == expected.tolist() and not list(tmp_path.rglob("*.ids"))
     monkeypatch.setattr(text, "LARGE", 1)
     encode_text = type(tokenizer).encode_text
 
@@ -184,10 +184,10 @@ def test_a_large_text_is_encoded_once_to_a_file(tmp_path, monkeypatch, kind):
 
     monkeypatch.setattr(type(tokenizer), "encode_text", encode_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        tokens.encode(tokenizer, part)
+        corpora.encode(tokenizer, part)
     monkeypatch.setattr(type(tokenizer), "encode_text", encode_text)
     for _ in range(2):
-        ids = tokens.encode(tokenizer, part)
+        ids = corpora.encode(tokenizer, part)
         assert ids.dtype == expected.dtype and len(ids) == len(expected)
         indices = np.array([[0, 7], [len(expected) - 1, 3]])
         assert np.array_equal(ids[indices], expected[indices]) and np.array_equal(ids[:], expected)

@@ -12,7 +12,7 @@ from errors import raises
 from small_files import documents, hide_local_data, write  # noqa: F401
 
 from experiments.config import errors
-from experiments.data import files as data_files, tables, text, tokenization, tokens
+from experiments.data import corpus as corpora, files as data_files, tables, text, tokenization
 
 pytestmark = pytest.mark.usefixtures("hide_local_data")
 TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]
@@ -161,7 +161,7 @@ def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
     datasets.DatasetDict(dataset_parts).save_to_disk(tmp_path / "saved")
     for name in ("folder", "saved"):
         data = text.load(f"hub:{tmp_path / name}", "said")
-        ids = [tokens.encode(tokenization.make("bytes", []), part)[:] for part in data[1:3] for times in range(2)]
+        ids = [corpora.encode(tokenization.make("bytes", []), part)[:] for part in data[1:3] for times in range(2)]
         assert [bytes(row).decode() for row in ids] == ["train é\0more"] * 2 + ["test é\0more"] * 2
     with raises(errors.UserError, "'n'", "'1'"):
         text.load(f"hub:{tmp_path / 'saved'}", "n")

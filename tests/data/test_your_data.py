@@ -12,7 +12,7 @@ import tiny
 from errors import raises
 
 from experiments.config import by_name, errors, files as config_files, settings as configs
-from experiments.data import corpus as corpora, pretrained_tokenizer, text, tokens
+from experiments.data import corpus as corpora, pretrained_tokenizer, text
 from experiments.folder import records
 from experiments.pretrained import open_model
 from experiments.tools import evaluate, sample
@@ -129,7 +129,7 @@ def test_a_tokenizer_of_the_users_encodes_documents_and_their_separator(folder, 
 @pytest.mark.parametrize("shares", [(0.7, 0.3), (0.2, 0.8), (0.5, 0.5)])
 def test_a_mixture_repeats_texts_until_they_have_their_shares(separator, shares):
     texts = np.arange(5, dtype=np.uint8), np.arange(5, 8, dtype=np.uint8)
-    mixture = tokens.Mixture(texts, shares, separator)
+    mixture = corpora.Mixture(texts, shares, separator)
     end = [] if separator is None else [separator]
     expected = [np.resize([*id_T, *end], n) for id_T, n in zip(texts, mixture.lengths, strict=True)]
     np.testing.assert_array_equal(mixture[:], np.concatenate(expected))
