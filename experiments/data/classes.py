@@ -26,7 +26,7 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 def check_trained(source: str, trained: Collection[str], evaluated: Collection[str]) -> None:
     """Raise UserError unless all classes that are evaluated are trained on."""
     if new := sort_names({*evaluated} - {*trained}):
-        names = ", ".join(f'"{name}"' for name in new[:SHOWN]) + f" and {len(new) - SHOWN:,} more" * (len(new) > SHOWN)
+        names = data_files.join_names([f'"{name}"' for name in new])
         problem = f"{len(new):,} of the classes that are evaluated have no training data: {names}"
         raise errors.UserError(f"{source}: {problem}. Train on examples of each class, or remove it.")
 

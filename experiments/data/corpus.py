@@ -132,7 +132,7 @@ def _describe_separators(documents: text.Text, tokenizer: tokenization.Tokenizer
     names = [tokenizer.name(token) for token in ids]
     lines = [f"{''.join(names) or 'no token'} separates documents"]
     for name in dict.fromkeys(names):
-        if count := tokenization.count_name(name, documents.train):
+        if count := sum(piece.text.count(name) for piece in tokenization.documents(documents.train)):
             lines.append(f"the training text contains {name} {count:,} times, each read as the end of a document")
     return lines
 

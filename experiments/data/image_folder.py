@@ -58,8 +58,7 @@ def load(source: str, size: int) -> Splits:
     rows = [*train, *evaluation]
     number = {name: c for c, name in enumerate(names)}
     label_B, image_BYXZ = np.array([number[name] for _, name in rows]), read([file for file, _ in rows], size)
-    n = len(train)
-    arrays = [(image_BYXZ[:n], label_B[:n]), (image_BYXZ[n:], label_B[n:])]
+    arrays = [*zip(*(np.split(array, [len(train)]) for array in (image_BYXZ, label_B)), strict=True)]
     return Splits(arrays, places, names, (0.0, 255.0), lines)
 
 
@@ -114,7 +113,7 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
 
     Raises UserError if a column of images or of classes is missing, or the training split.
     """
-    parts, lines, splits = {}, [], tables.load_hub(source, stream=False)
+    parts, lines, splits = {}, [], tables.find(source, stream=False)
     for split in splits:
         rows = split.open()
         columns = {type(kind).__name__: name for name, kind in reversed(rows.features.items())}  # the first of each

@@ -3,7 +3,6 @@
 The files are .npz, MNIST's IDX files (http://yann.lecun.com/exdb/mnist), gzipped or not, or images in folders.
 """
 
-import functools
 import math
 import os
 import pathlib
@@ -89,7 +88,10 @@ def read_arrays(source: str) -> image_folder.Splits | None:
     """Return the images of a source of arrays; None if it has image files. Raises UserError for a missing source."""
     path = pathlib.Path(os.path.expanduser(source))
     if source == "digits":
-        return image_folder.Splits([load_digits()], classes=DIGITS)
+        from sklearn import datasets  # imported only here, because it takes a second
+
+        digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
+        return image_folder.Splits([(digits.images.astype(np.uint8), digits.target)], classes=DIGITS)
     if source in FOLDERS:
         folder, names = FOLDERS[source]
         paths = [place / folder for place in download.places()]
@@ -102,15 +104,6 @@ def read_arrays(source: str) -> image_folder.Splits | None:
     content = disk.read_npz(path, ARRAYS)
     names, arrays = [*content], [*content.values()]
     return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
-
-
-@functools.cache
-def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels of scikit-learn's digits."""
-    from sklearn import datasets  # imported only here, because it takes a second
-
-    digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
-    return digits.images.astype(np.uint8), digits.target
 
 
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:

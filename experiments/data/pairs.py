@@ -55,7 +55,13 @@ def load(source: str) -> data_files.Rows:
     counts: Counter[str] = Counter()
 
     def read(file: data_files.File) -> Iterator[Pair]:
-        return read_parallel(file, counts) if file.translation else read_lines(file, counts)
+        if not file.translation:
+            yield from read_lines(file, counts)
+            return
+        for pair in zip(*align_lines([file, file.translation]), strict=True):
+            counts["are skipped, because one side is empty"] += any(pair) and not all(pair)
+            if all(pair):
+                yield pair
 
     with contextlib.ExitStack() as zips:
         files = find(source, zips)
@@ -65,7 +71,7 @@ def load(source: str) -> data_files.Rows:
     description = rows.description
     if not description and any(file.translation for file in files):
         description = f"{source}: the lines of {data_files.join_names(files)} are pairs"
-    lines = (f"{n:,} lines {remark}" for remark, n in counts.items())
+    lines = (f"{n:,} lines {remark}" for remark, n in counts.items() if n)
     return rows._replace(description=data_files.join_lines(source, description, lines))
 
 
@@ -122,15 +128,6 @@ def join_translation(source: data_files.File, translation: data_files.File) -> d
 def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
     """Return the path without .gz at its end."""
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
-
-
-def read_parallel(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of the lines of two files. Count the skipped lines in `counts`."""
-    for pair in zip(*align_lines([file, file.translation]), strict=True):
-        if all(pair):
-            yield pair
-        elif any(pair):
-            counts["are skipped, because one side is empty"] += 1
 
 
 def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.config import by_name, disk
@@ -108,11 +108,6 @@ def select(files: Sequence[data_files.File], in_folders: Sequence[data_files.Fil
     return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
 
-def content(file: data_files.File) -> Iterable[bytes]:
-    """Return bytes that identify a table: its content, or the version of a data set."""
-    return [file.version.encode()] if file.version else data_files.pieces(file, text=kind(file) is not read_parquet)
-
-
 def rows(file: data_files.File, field: str) -> Iterator[bytes]:
     """Yield the documents in a field of a table that are not empty, in UTF-8. Raises UserError as `read` does."""
     return (text.encode() for _, text, _ in read(file, field) if text)
@@ -159,17 +154,17 @@ def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> Non
         raise ValueError(f"{place}: {problems[0]}")
 
 
-def find(source: str, *fields: str, alternatives: str, hint: str = "") -> list[data_files.File]:
-    """Return the file at a path, the files of a folder (`data_files.find`), or a data set's splits (`load_hub`)."""
-    return load_hub(source, *fields) if source.startswith(HUB) else data_files.find(source, alternatives, hint=hint)
+def find(
+    source: str, *fields: str, alternatives: str = "", hint: str = "", stream: bool = True
+) -> list[data_files.File]:
+    """Return the file at a path, the files of a folder (`data_files.find`), or the splits of a data set as `File`s.
 
-
-def load_hub(source: str, *fields: str, stream: bool = True) -> list[data_files.File]:
-    """Return the splits of 'hub:NAME' or 'hub:NAME:CONFIG' as `File`s. fields: the columns to load, () for all.
-
-    NAME is a data set of the Hugging Face hub, streamed or downloaded, a folder of data files, or a folder that
-    `save_to_disk` has written. Raises UserError if it is missing.
+    A data set is 'hub:NAME' or 'hub:NAME:CONFIG'. NAME is one of the Hugging Face hub, streamed or downloaded, a folder
+    of data files, or a folder that `save_to_disk` has written. fields: the columns to load, () for all. Raises
+    UserError if it is missing.
     """
+    if not source.startswith(HUB):
+        return data_files.find(source, alternatives, hint)
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
     with data_files.require_extra(source):

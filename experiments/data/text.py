@@ -173,7 +173,8 @@ def read_once(name: str, candidates: Sequence[data_files.File], field: str) -> l
             read = functools.partial(join, rows)
         else:
             read = functools.partial(read_docstrings if name == DOCSTRINGS else data_files.pieces, file)
-        for piece in tables.content(file) if rows else read():
+        content = data_files.pieces(file, text=kind is not tables.read_parquet) if rows else read()
+        for piece in [file.version.encode()] if file.version else content:
             digest.update(piece)
             size += len(piece)
         if size:

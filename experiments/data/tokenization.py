@@ -274,11 +274,3 @@ def gather(items: Iterable, least: int, measure: Callable[[Any], int] = len) -> 
             batch, n = [], 0
     if batch:
         yield batch
-
-
-def count_name(name: str, text: Iterable[bytes]) -> int:
-    """Return how often the name of a special token occurs in a text."""
-    n, rest, content = 0, b"", name.encode()
-    for piece in text:
-        n, rest = n + (rest + piece).count(content), (rest + piece)[1 - len(content) :] if content[1:] else b""
-    return n

@@ -7,6 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 import small_files
+import tiny
 import tokenizers
 from errors import raises
 from hypothesis import strategies as st
@@ -53,6 +54,14 @@ def test_the_files_of_a_tokenizer_keep_its_separator_of_documents(tmp_path):
     assert "ĊĊ" in map(tokenizer.name, ids)  # no token spans two documents
 
 
+def test_the_name_of_the_separator_in_a_text_is_counted(tmp_path):
+    contents = {f"{part}/{i}.txt": KING + b"<|endoftext|> " * i for part in ("train", "valid") for i in range(3)}
+    source = small_files.write(tmp_path / "texts", **contents)
+    settings = tiny.settings("language", text__source=str(source), text__tokenizer="bpe:300")
+    lines = "\n".join(corpora.read_corpus(settings.text, ()).lines)
+    assert "<|endoftext|> separates documents" in lines and "contains <|endoftext|> 3 times" in lines
+
+
 @pytest.mark.parametrize(
     ("name", "part"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
 )
@@ -85,12 +94,9 @@ def test_perplexities_follow_their_definitions():
     np.testing.assert_allclose(metrics["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
     np.testing.assert_allclose(metrics["bits_per_byte"], -np.log2(p_T).sum() / 11)
     assert np.isfinite(perplexity.measure(1e5, tokens=4, text=perplexity.Size(4, 1))["word_perplexity"])
-
-
-@pytest.mark.parametrize(("size", "has_words"), [((50, 1), True), ((51, 1), False), ((9, 0), False)])
-def test_text_without_spaces_has_no_perplexity_of_words(size, has_words):
-    metrics = perplexity.measure(9.0, tokens=9, text=perplexity.Size(*size))
-    assert ("word_perplexity" in metrics) == has_words and {"bits_per_byte", "token_perplexity"} <= metrics.keys()
+    for size, has_words in (((50, 1), True), ((51, 1), False), ((9, 0), False)):  # text without spaces has no words
+        metrics = perplexity.measure(9.0, tokens=9, text=perplexity.Size(*size))
+        assert ("word_perplexity" in metrics) == has_words and {"bits_per_byte", "token_perplexity"} <= metrics.keys()
 
 
 def test_a_difference_between_text_and_decoded_ids_is_described(tmp_path):
@@ -124,12 +130,6 @@ def test_a_long_document_has_its_special_tokens_once(monkeypatch):
         for step in (1, 7, 33, 1000):
             pieces = [text[at : at + step] for at in range(0, len(text), step)]
             assert published.join(pieces).tolist() == expected, (lengths, step)
-
-
-def test_special_tokens_in_the_texts_are_counted():
-    text = b"a <|end|> b<|end|>\0<|en d|> <|end|>"
-    for step in (1, 2, 5, 7, 99):
-        assert tokenization.count_name("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
 
 
 def test_learning_text_without_spaces_takes_linear_time(capsys):

@@ -155,13 +155,6 @@ def test_a_single_part_is_split_by_content(tmp_path):
     assert np.array_equal(reverse.evaluation_label_B, data.evaluation_label_B[::-1])
 
 
-def test_a_folder_and_a_file_without_images_are_refused(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"text")
-    for source in (tmp_path / "a.txt", tmp_path):
-        with raises(errors.UserError, source):
-            images.load(str(source))
-
-
 RANDOM = np.random.default_rng(0)
 COLOUR = RANDOM.integers(0, 250, (60, Y, X, 3)).astype(np.uint8) // np.uint8([1, 2, 4])
 GREY = RANDOM.integers(0, 256, (60, Y, X)).astype(np.uint8)
@@ -205,22 +198,17 @@ def test_parts_that_differ_or_share_images_are_refused_or_named(tmp_path, train,
 # Examples
 
 
-def test_statistics_of_each_channel():
+def test_examples_are_normalised_by_the_statistics_of_each_channel():
     image = np.random.default_rng(0).integers(0, 256, (images.CHUNK + 5, 2, 2, 2), np.uint8)  # more than one chunk
     image[..., 1] = 7
     mean, std = images.statistics(image)
     assert mean.dtype == std.dtype == np.float32
     np.testing.assert_allclose(mean, image.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
-
-
-def test_examples_are_normalised():
-    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
-    label = (np.arange(TRAIN) % C).astype(np.int32)
-    mean, std = images.statistics(image)
+    label = (np.arange(len(image)) % C).astype(np.int32)
     fetch, n = images.examples(image, label, mean_Z=mean, std_Z=std)
     batch = fetch(np.array([10, 2, 2]), np.random.default_rng(0))
-    assert n == TRAIN and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
+    assert n == len(image) and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
     assert [batch[name].dtype for name in ("image_BYXZ", "label_B", "weight_B")] == [np.float32, np.int32, np.float32]
     np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
 
@@ -270,13 +258,17 @@ def test_arrays_that_are_not_images_with_labels_are_refused(tmp_path, arrays, wo
         images.load(archive(tmp_path / "a.npz", **arrays))
 
 
-def test_idx_files_with_too_many_labels_and_an_archive_without_labels_are_refused(tmp_path):
-    source = idx_folder(tmp_path, y_train=np.zeros(TRAIN + 1, np.uint8))
-    with raises(errors.UserError, source, "training part", TRAIN, TRAIN + 1):
-        images.load(source)
-    small_files.write(tmp_path, **{"a.npz": npz(x=np.zeros(3), label=np.zeros(3))})
-    with raises(errors.UserError, tmp_path / "a.npz", "(x, y)", "x, label"):
-        images.load(str(tmp_path / "a.npz"))
+def test_other_files_and_parts_that_do_not_fit_are_refused(tmp_path):
+    source = idx_folder(tmp_path / "idx", y_train=np.zeros(TRAIN + 1, np.uint8))
+    small_files.write(tmp_path, **{"a.npz": npz(x=np.zeros(3), label=np.zeros(3)), "b/a.txt": b"text"})
+    for path, words in (
+        (source, ["training part", TRAIN, TRAIN + 1]),
+        (tmp_path / "a.npz", ["(x, y)", "x, label"]),
+        (tmp_path / "b", ["1 .txt"]),
+        (tmp_path / "b" / "a.txt", []),
+    ):
+        with raises(errors.UserError, path, *words):
+            images.load(str(path))
 
 
 DATA = os.environ.get("TFM_DATA", "")  # read before a fixture hides it
