@@ -109,10 +109,8 @@ def read_names(splits: Sequence[data_files.File], column: str) -> tuple[str, ...
             kind = (split.open().features or {}).get(column)
             names.add(tuple(kind.names) if type(kind).__name__ == "ClassLabel" else ())
     if len(names) > 1:
-        raise errors.UserError(
-            f"the splits of {splits[0].name} have different classes in their column {column!r}. "
-            "Choose another column or another data set."
-        )
+        problem = f"the splits of {splits[0].name} have different classes in their column {column!r}"
+        raise errors.UserError(f"{problem}. Choose another column or another data set.")
     return names.pop() if names else ()
 
 

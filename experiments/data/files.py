@@ -250,9 +250,8 @@ def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]
         return {}
     if not mostly:
         kinds = [part or TRAIN for part in kinds]
-    if TRAIN not in kinds:
-        problem = f"every file is named as one to evaluate ({join_names(files)})"
-        raise errors.UserError(f"{problem}. {section}.source needs files to train on.")
+    problem = f"every file is named as one to evaluate ({join_names(files)})"
+    errors.refuse((TRAIN not in kinds, f"{problem}. {section}.source needs files to train on."))
     return {part: [file for file, kind in zip(files, kinds, strict=True) if kind == part] for part in kinds}
 
 
@@ -313,8 +312,7 @@ def divide(rows: Sequence, digests: Iterable[bytes], *, share: float) -> list[li
     """
     digests = [*digests]
     different = sorted({*digests})
-    if len(different) < 2:
-        raise errors.UserError("the data needs two examples that differ, so that one can be held out for evaluation")
+    errors.refuse((len(different) < 2, "the data needs two examples that differ, so that one can be held out"))
     bound = min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
     sides = [[b for b, digest in enumerate(digests) if (digest < bound) == is_out] for is_out in (False, True)]
     return [[rows[b] for b in side] for side in sides]

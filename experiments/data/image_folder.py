@@ -53,8 +53,7 @@ def load(source: str, size: int) -> Splits:
     UserError if there is no image, an image without a class, or a class or part without images, and as `read` does.
     """
     (train, evaluation), places, names, lines = find_parts(source)
-    if not names:
-        raise errors.UserError(NO_CLASS.format(train[0][0].name, source))
+    errors.refuse((not names, NO_CLASS.format(train[0][0].name, source)))
     rows = [*train, *evaluation]
     number = {name: c for c, name in enumerate(names)}
     label_B, image_BYXZ = np.array([number[name] for _, name in rows]), read([file for file, _ in rows], size)

@@ -34,8 +34,8 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
     column, _, label_column = (name.strip() for name in field.partition(","))
     files, used = text.find(source, column, *filter(None, [label_column]))
     rows = [row for file in used for row in read_file(file, column, label_column)]
-    if not any(content.strip() for _, content, _ in rows):
-        raise errors.UserError(f"{source} contains no text. Give a file or folder with text.")
+    has_text = any(content.strip() for _, content, _ in rows)
+    errors.refuse((not has_text, f"{source} contains no text. Give a file or folder with text."))
     names, texts, labels = zip(*rows, strict=True)
     return Inputs(names, texts, labels, data_files.describe_skipped(source, files, used))
 
@@ -77,8 +77,7 @@ def read_images(source: str) -> Inputs:
         return Inputs([str(path)], [data_files.on_disk(path)], [""], is_single=True)
     files = data_files.folder(path)
     found = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
-    if not found:
-        raise errors.UserError(f"{path} contains no images ({', '.join(image_folder.ENDS)}).")
+    errors.refuse((not found, f"{path} contains no images ({', '.join(image_folder.ENDS)})."))
     labels = [file.inside.parent.name for file in found]
     return Inputs([*map(str, found)], found, labels, data_files.describe_skipped(path, files, found))
 

@@ -59,8 +59,7 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
     data = data if classes or class_of else check_numbers(data, names[1], missing)
     trained, evaluated = ({name for _, name in part} for part in (data.train, data.evaluation))
     class_names.check_trained(source, trained, evaluated)
-    if len(trained) < 2:
-        raise errors.UserError(f"{source}: only {len(trained)} class. Give texts of at least two classes.")
+    errors.refuse((len(trained) < 2, f"{source}: only {len(trained)} class. Give texts of at least two classes."))
     if missing:
         counts = ", ".join(f"{n:,} {name}" for name, n in missing.most_common())
         lines.append(f"texts left out, because they have no class: {missing.total():,} ({counts})")
@@ -135,11 +134,8 @@ def encode(
     after = len(specials) - before
     first = [id for id in reversed(range(encoder.size)) if encoder.name(id) == CLS][:1] if classifies else []
     first = [] if before else first
-    if classifies and not before and not first:
-        raise errors.UserError(
-            f"the tokenizer has no special token before a text, such as {CLS}, which predicts the class. "
-            "Choose a tokenizer that has one."
-        )
+    problem = f"the tokenizer has no special token before a text, such as {CLS}, which predicts the class"
+    errors.refuse((classifies and not before and not first, f"{problem}. Choose a tokenizer that has one."))
     before, cuts_left = before + len(first), encoder.truncation_side == "left"
     id_BN, valid_BN, truncated = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool), 0
     for b, content in enumerate(texts):

@@ -24,9 +24,8 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
     Raises UserError for an unknown task, and for too few or too many tokens.
     """
     make, least = TASKS[by_name.choose("task", task, {name: name for name in TASKS})]
-    if not least <= N <= MAX_TOKENS:
-        allowed = f"from {least} to {MAX_TOKENS}"
-        raise errors.UserError(f"synthetic.task = {task}:{N} has {N} tokens. Choose {allowed}, as in {task}:12.")
+    problem = f"synthetic.task = {task}:{N} has {N} tokens. Choose from {least} to {MAX_TOKENS}, as in {task}:12."
+    errors.refuse((not least <= N <= MAX_TOKENS, problem))
     sizes = ROWS, max(N, W)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:

@@ -179,8 +179,7 @@ def read_once(name: str, candidates: Sequence[data_files.File], field: str) -> l
             size += len(piece)
         if size:
             texts.append(Source(file, read, max(file.size, LARGE) if file.version else size, digest.digest(), rows))
-    if not texts:
-        raise errors.UserError(f"{name} contains no text. Give a file or folder with text.")
+    errors.refuse((not texts, f"{name} contains no text. Give a file or folder with text."))
     return texts
 
 
@@ -247,8 +246,7 @@ def cut(name: str, text: Source) -> Text:
     near = b"".join(slice_bytes(text.read, first, at + 1))
     while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
         at -= 1
-    if not 0 < at < text.size:
-        raise errors.UserError(f"{name} has too little text to hold out a part of it. Give more text.")
+    errors.refuse((not 0 < at < text.size, f"{name} has too little text to hold out a part of it. Give more text."))
     parts = []
     for ends in ((0, at), (at, text.size)):
         piece = text._replace(read=functools.partial(slice_bytes, text.read, *ends), size=ends[1] - ends[0])

@@ -235,9 +235,8 @@ def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
             document += error.object[: error.start].count(b"\0")
             name = text.names[document] if hasattr(text, "names") else "a document"
             near = error.object[max(error.start - 20, 0) : error.start + 20]
-            raise errors.UserError(
-                f"{name} is not UTF-8 text, near {near!r}. Convert it or set text.tokenizer = bytes."
-            ) from error
+            problem = f"{name} is not UTF-8 text, near {near!r}"
+            raise errors.UserError(f"{problem}. Convert it or set text.tokenizer = bytes.") from error
         document += piece.count(b"\0")
 
 

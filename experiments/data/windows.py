@@ -87,9 +87,8 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     Raises UserError for a share that masks no patch or all of them.
     """
     count = round(share * N)
-    if not 0 < count < N:
-        problem = f"a share of {share} masks none or all patches of an image (N = {N})"
-        raise errors.UserError(f"{problem}. Choose a smaller image.patch.")
+    problem = f"a share of {share} masks none or all patches of an image (N = {N})"
+    errors.refuse((not 0 < count < N, f"{problem}. Choose a smaller image.patch."))
 
     def fetch_hidden(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         image_BYXZ = fetch(index_B, rng)["image_BYXZ"]
