@@ -203,7 +203,7 @@ def read(file: File) -> bytes:
     return b"".join(pieces(file, text=False))
 
 
-def read_text(file: File) -> str:
+def load_text(file: File) -> str:
     """Return the content of a text. Raises UserError if it is not UTF-8, or has a NUL."""
     return decode(file, b"".join(pieces(file)))
 

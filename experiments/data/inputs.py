@@ -46,7 +46,7 @@ def read_file(file: data_files.File, column: str, label_column: str) -> Iterator
         rows = tables.read(file, column, label_column)
         yield from ((f"{file}, {place}", content, label) for place, content, label in rows)
     elif file.inside.parts:
-        yield str(file), data_files.read_text(file), file.inside.parent.name
+        yield str(file), data_files.load_text(file), file.inside.parent.name
     else:
         for number, line in enumerate(data_files.lines(file), 1):
             yield f"{file}, line {number:,}", line.removesuffix("\r"), ""

@@ -48,7 +48,7 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
         elif tables.kind(file):
             texts = (row for _, *row in tables.read(file, *names) if row[0])
         else:
-            texts = [(data_files.read_text(file), class_of[file.name])]
+            texts = [(data_files.load_text(file), class_of[file.name])]
         for content, label in texts:
             missing.update(["missing"] * (not label))
             if label and content.strip():

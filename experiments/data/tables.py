@@ -22,7 +22,7 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
     is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
-    for number, line in enumerate([data_files.read_text(file)] if is_list else data_files.lines(file), 1):
+    for number, line in enumerate([data_files.load_text(file)] if is_list else data_files.lines(file), 1):
         place = f"line {number:,}"
         with disk.reading(f"{file.name}, {place}"):
             rows = json.loads(line) if is_list else [json.loads(line)] if line.strip() else []

@@ -282,5 +282,5 @@ def read_docstrings(file: data_files.File) -> Iterator[bytes]:
 def list_docstrings(file: data_files.File, *extra: type) -> Iterator[str]:
     """Yield the docstrings of a program's classes and functions, and of nodes of the types `extra`."""
     described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *extra)
-    nodes = (node for node in ast.walk(ast.parse(data_files.read_text(file))) if isinstance(node, described))
+    nodes = (node for node in ast.walk(ast.parse(data_files.load_text(file))) if isinstance(node, described))
     return filter(None, map(ast.get_docstring, nodes))

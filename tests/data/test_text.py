@@ -86,7 +86,7 @@ def test_bytes_of_another_encoding_are_named_with_their_line(tmp_path, monkeypat
     """A character may be cut by the end of a chunk."""
     monkeypatch.setattr(data_files, "CHUNK", 11)
     (file,) = data_files.folder(write(tmp_path, a="one\ntwo\nthre\u00e9\n".encode() + b"\xff"))
-    for read in (data_files.read_text, lambda file: [*data_files.lines(file)]):
+    for read in (data_files.load_text, lambda file: [*data_files.lines(file)]):
         with raises(errors.UserError, file.name, "line 4 ", r"b'\xff'"):
             read(file)
 
