@@ -34,10 +34,9 @@ def check_trained(source: str, trained: Collection[str], evaluated: Collection[s
 def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, list[tuple], list[str]]:
     """Return the files of each part of a folder with their classes, its folders of classes, and lines for the user.
 
-    The first is {part: [(file, class)]}, with TRAIN first, and only TRAIN if folders define no parts.
-    path/train/cat/2019/a.jpg has the class cat. A file in no folder of a class has the class ''. Files in folders of
-    UNLABELLED are left out, unless there are no others. The second is a list of (folders above classes, the classes in
-    them). Raises UserError as `name_parts`.
+    The first is {part: files}, with TRAIN first, and only TRAIN if folders define no parts. path/train/cat/2019/a.jpg
+    has the label cat, a file in no folder of a class ''. Files in folders of UNLABELLED are left out, unless there are
+    no others. The second is a list of (folders above classes, the classes in them). Raises UserError as `name_parts`.
     """
     inside = [{step.lower() for step in file.inside.parts[:-1]} & UNLABELLED for file in files]
     labelled, lines = [file for file, steps in zip(files, inside, strict=True) if not steps], []
@@ -49,11 +48,12 @@ def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, 
     part_of_top = name_parts(path, tops, at)
     groups = [(part_of_top[top], group) for top, group in tops.items()] if part_of_top else [(data_files.TRAIN, files)]
     for part, group in sorted(groups, key=lambda pair: pair[0] != data_files.TRAIN):
-        trained = {name for _, name in parts.get(data_files.TRAIN, [])}
+        trained = {file.label for file in parts.get(data_files.TRAIN, [])}
         level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
-        rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
-        parts[part] = parts.get(part, []) + rows
-        above.append((group[0].inside.parts[:level], {name for _, name in rows}))
+        names = [file.inside.parts[level] if len(file.inside.parts) > level + 1 else "" for file in group]
+        labelled = [file._replace(label=name) for file, name in zip(group, names, strict=True)]
+        parts[part] = parts.get(part, []) + labelled
+        above.append((group[0].inside.parts[:level], {*names}))
     return parts, above, lines
 
 

@@ -54,6 +54,7 @@ class File(NamedTuple):
     open: Callable[[], BinaryIO]
     translation: "File | None" = None  # the file whose lines are the translations of this file's lines
     version: str = ""  # identifies the rows of a data set, which `open` then returns; "" for a file
+    label: str = ""  # the class of what it contains; "" if it is not known
 
     def __str__(self) -> str:
         name = str(self.inside) if self.inside.parts else self.name

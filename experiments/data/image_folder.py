@@ -32,8 +32,7 @@ EVALUATION_SHARE = 0.2
 LISTED = 10  # damaged files in a message
 NO_CLASS = "{} is not in a folder of a class. {} needs a folder per class."
 TEXT = ("text/", "application/")  # MIME types of other files that may be next to images
-Row = tuple[data_files.File, str]  # an image file, and its class
-Parts = dict[str, list[Row]]  # part -> its image files
+Parts = dict[str, list[data_files.File]]  # part -> its image files, with their classes
 
 
 class Splits(NamedTuple):
@@ -53,34 +52,34 @@ def load(source: str, size: int) -> Splits:
     UserError if there is no image, an image without a class, or a class or part without images, and as `read` does.
     """
     (train, evaluation), places, names, lines = find_parts(source)
-    errors.refuse((not names, NO_CLASS.format(train[0][0].name, source)))
-    rows = [*train, *evaluation]
-    number = {name: c for c, name in enumerate(names)}
-    label_B, image_BYXZ = np.array([number[name] for _, name in rows]), read([file for file, _ in rows], size)
+    errors.refuse((not names, NO_CLASS.format(train[0].name, source)))
+    files, number = [*train, *evaluation], {name: c for c, name in enumerate(names)}
+    label_B, image_BYXZ = np.array([number[file.label] for file in files]), read(files, size)
     arrays = [*zip(*(np.split(array, [len(train)]) for array in (image_BYXZ, label_B)), strict=True)]
     return Splits(arrays, places, names, (0.0, 255.0), lines)
 
 
-def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...], list[str]]:
-    """Return the rows of both parts, and the fields places, classes and lines of `Splits`.
+def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tuple[str, ...], list[str]]:
+    """Return the image files of both parts, and the fields places, classes and lines of `Splits`.
 
-    If no image has a class, all rows are in the first part, and there are no classes. Raises UserError as `load` does.
+    If no image has a class, all are in the first part, and there are no classes. Raises UserError as `load` does.
     """
     hub = source.startswith(tables.HUB)
     parts, names, lines = find_rows(source) if hub else find_files(pathlib.Path(os.path.expanduser(source)))
     used = data_files.used_parts(parts)
     if unused := sum(map(len, parts.values())) - sum(map(len, used)):
         lines.append(f"images left out, because they are in other folders or splits: {unused:,}")
-    unlabelled = [file.name for part in used for file, name in part if not name]
-    if len(unlabelled) == sum(map(len, used)):
-        return [[row for part in used for row in part], []], [], (), lines
+    files = [file for part in used for file in part]
+    unlabelled = [file.name for file in files if not file.label]
+    if len(unlabelled) == len(files):
+        return [files, []], [], (), lines
     if unlabelled:
         raise errors.UserError(NO_CLASS.format(unlabelled[0], source))
-    places = [os.path.join(source, os.path.commonpath([file.inside.parent for file, _ in part])) for part in used]
+    places = [os.path.join(source, os.path.commonpath([file.inside.parent for file in part])) for part in used]
     if len(used) == 1:
-        digests = (data_files.digest(data_files.read(file)) for file, _ in used[0])
-        used, places = data_files.divide(used[0], digests, share=EVALUATION_SHARE), []
-    return used, places, names or class_names.sort_names(name for part in used for _, name in part), lines
+        digests = (data_files.digest(data_files.read(file)) for file in files)
+        used, places = data_files.divide(files, digests, share=EVALUATION_SHARE), []
+    return used, places, names or class_names.sort_names(file.label for file in files), lines
 
 
 def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
@@ -125,8 +124,9 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
         labels = [tables.name_class(label, names) for label in rows[columns["ClassLabel"]]]
         for b in filter(labels.__getitem__, range(len(labels))):
             read_row = functools.partial(open_image, packed, b, column)
-            file = data_files.File(split.inside / str(b), f"{split.name}, row {b:,}", 0, read_row, None, split.version)
-            parts.setdefault(part, []).append((file, labels[b]))
+            fields = {"version": split.version, "label": labels[b]}
+            file = data_files.File(split.inside / str(b), f"{split.name}, row {b:,}", 0, read_row, **fields)
+            parts.setdefault(part, []).append(file)
         if unlabelled := labels.count(""):
             lines.append(f"rows left out, because they have no class, in the split {split.inside}: {unlabelled:,}")
     if data_files.TRAIN not in parts:

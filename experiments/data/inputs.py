@@ -94,5 +94,5 @@ def read_image_set(source: str) -> Inputs:
         names, n = [*map(str, range(len(image_BYXZ)))], len(data.evaluation_label_B)
         return Inputs(names, image_BYXZ, labels, [], False, data.classes, n)
     (train, evaluation), _, classes, lines = image_folder.find_parts(source)
-    files, labels = zip(*train, *evaluation, strict=True)
-    return Inputs([*map(str, files)], files, labels, lines, False, classes, len(evaluation))
+    files = [*train, *evaluation]
+    return Inputs([*map(str, files)], files, [file.label for file in files], lines, False, classes, len(evaluation))
