@@ -69,11 +69,11 @@ def load_described(source: str, size: int = 0) -> Images:
 def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
-    The path leads to an .npz file (ARRAYS), or to a folder of MNIST's four IDX files, of .npz files named after the
-    parts (train.npz), or of image files in folders of their classes. Image files, and images of a data set 'hub:NAME',
-    become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A single part
-    is split by content, about 20 % to evaluate. Raises UserError for a missing source, for damaged or contradictory
-    files, and for a class that is evaluated but not trained on.
+    The path leads to an .npz file (ARRAYS) or to a folder. The folder has MNIST's four IDX files, .npz files named
+    after the parts (train.npz), or image files in folders of their classes. Image files, and images of a data set
+    'hub:NAME', become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A
+    single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, for damaged or
+    contradictory files, and for a class that is evaluated but not trained on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
     splits = read_arrays(source) or image_folder.load(source, size)
@@ -181,7 +181,7 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
     they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
     """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
-        problem = f"the images are {image.dtype} of shape {image.shape}, not numbers with the axes (B, Y, X) or BYXZ."
+        problem = f"the images are {image.dtype} of shape {image.shape}, not numbers with the axes (B, Y, X[, Z])."
     elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
         problem = f"the images of shape {image.shape} seem to have their channels Z first, but must have the axes"
         problem += " (B, Y, X, Z). Move that axis with np.moveaxis(x, 1, -1)."

@@ -76,10 +76,10 @@ def read_images(source: str) -> Inputs:
     if not path.is_dir():
         return Inputs([str(path)], [data_files.on_disk(path)], [""], is_single=True)
     files = data_files.folder(path)
-    found = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
-    errors.refuse((not found, f"{path} contains no images ({', '.join(image_folder.ENDS)})."))
-    labels = [file.inside.parent.name for file in found]
-    return Inputs([*map(str, found)], found, labels, data_files.describe_skipped(path, files, found))
+    image_files = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
+    errors.refuse((not image_files, f"{path} contains no images ({', '.join(image_folder.ENDS)})."))
+    labels = [file.inside.parent.name for file in image_files]
+    return Inputs([*map(str, image_files)], image_files, labels, data_files.describe_skipped(path, files, image_files))
 
 
 def read_image_set(source: str) -> Inputs:

@@ -52,8 +52,7 @@ class Published(tokenization.Tokenizer):
         self.library, self.files = library, files or {}
         self.size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         ids = {role: None if name is None else library.token_to_id(name) for role, name in roles.items()}
-        for role, id in ids.items():
-            setattr(self, role, id)
+        vars(self).update(ids)
         unknown = getattr(library.model, "unk_token", None)  # not all of the library's models have it
         self.unknown = None if unknown is None else library.token_to_id(unknown)
         added = {id for id, token in library.get_added_tokens_decoder().items() if token.special}
@@ -92,8 +91,7 @@ class Users(tokenization.Tokenizer):
     def __init__(self, name: str, theirs: Any):
         self.function, self.theirs, self.size = name, theirs, int(theirs.size)
         roles = {role: getattr(theirs, role, None) for role in (*DEFAULT_NAMES, "unknown")}
-        for role, id in roles.items():
-            setattr(self, role, id)
+        vars(self).update(roles)
         self.special = frozenset(id for id in roles.values() if id is not None)
         self.files = {JSON: disk.as_json({"kind": name})}
 

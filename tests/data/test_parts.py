@@ -166,8 +166,7 @@ def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, m
     code, english = b"".join(modules.values()), b"".join(docstrings)
     assert inspect.getdoc(argparse).encode() in english and inspect.getdoc(textwrap.dedent).encode() in english
     assert 0.1 * len(code) < len(english) < 0.5 * len(code) and len(docstrings) == 4
-    # Docstrings are prose, not code.
-    assert english.count(b"self.") / len(english) < 0.1 * code.count(b"self.") / len(code)
+    assert english.count(b"self.") / len(english) < 0.1 * code.count(b"self.") / len(code)  # prose, not code
 
 
 @pytest.mark.parametrize("source", ["", "nothing/here", "a\0b", "tinyshakespear", "x" * 5000, "x" * 300 + "/y"])
