@@ -66,13 +66,12 @@ def read_published_format(
     Fields that the file lacks have the defaults of its image processor. Raises UserError for an unknown processor or
     field.
     """
-    folder, says, saved = path if path.is_dir() else path.parent, "how images are normalised", {}
+    folder = path if path.is_dir() else path.parent
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
-    assumed = not (file.exists() or newest.exists())
-    if file.exists():
-        saved = disk.read_json(file, says=says)
-    elif newest.exists():
-        file, saved = newest, disk.read_json(newest, says=says).get("image_processor", {})
+    if not file.exists() and newest.exists():
+        file = newest
+    saved, assumed = records.read_object(file, {}), not file.exists()
+    saved = saved.get("image_processor", {}) if file == newest else saved
     kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or NAME)
     kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # the older name
     check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
