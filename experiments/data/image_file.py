@@ -245,18 +245,16 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
     valid = image_BYXZ.ndim == 4 and image_BYXZ.size > 0 and image_BYXZ.dtype.kind in "fiu"
     least, most = (float(image_BYXZ.min()), float(image_BYXZ.max())) if valid else (0.0, 0.0)
     is_raw = valid and image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255
-    if is_raw:
-        same = image_BYXZ.shape[1:] == (Y, X, Z)
-        if (not same or "draft" not in form) and image_BYXZ.shape[3] in MODES and Z in MODES:
-            squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
-            image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
-    elif not low - slack * (low < 0) <= least <= most <= high + slack or 0 < most <= 1 < high / 4:
-        valid = False
-    if not valid or image_BYXZ.shape[1:] != (Y, X, Z):
-        raise errors.UserError(
-            f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} from"
-            f" {low:g} to {high:g}. Pass such numbers, or uint8 from 0 to 255. For normalised images use model.logits."
-        )
+    is_scaled = low - slack * (low < 0) <= least <= most <= high + slack and not 0 < most <= 1 < high / 4
+    needs_steps = "draft" not in form or image_BYXZ.shape[1:] != (Y, X, Z)
+    if is_raw and needs_steps and image_BYXZ.shape[3] in MODES and Z in MODES:
+        squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
+        image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
+    problem = (
+        f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} from"
+        f" {low:g} to {high:g}. Pass such numbers, or uint8 from 0 to 255. For normalised images use model.logits."
+    )
+    errors.refuse((not valid or not (is_raw or is_scaled) or image_BYXZ.shape[1:] != (Y, X, Z), problem))
     return normalise(image_BYXZ, form, is_scaled=not is_raw)
 
 
