@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from experiments.config import by_name, disk, errors, files as config_files, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.folder import checkpoint, records, workdir as workdirs
@@ -42,7 +40,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
             (is_peft, f"{path} holds only adapters of peft, for the model {base}. {MERGE_PEFT}"),
         )
     if "config" not in records.read_object(file, {}):
-        return _open_published(place, hub.read(place))
+        return hub.read(place)
     trust = (trust,) if isinstance(trust, str) else tuple(trust)
     with disk.reading(file, TypeError, AttributeError):
         return _open_run(place, records.read_config(place)["config"], trust, step)
@@ -63,9 +61,9 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
     data = records.read_data(folder)
     own = _prepare_own(folder, config, trust) if data.get("kind") else None
     kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
-    extras = {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
-    extras |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
-    return Trained(folder, kind, params, config["model"], facts, extras, trust=trust, own=own)
+    facts |= {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
+    facts |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
+    return Trained(folder, kind, params, config["model"], facts, trust=trust, own=own)
 
 
 def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> models.Model:
@@ -110,16 +108,3 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
     if kind in (*trained.HEADS, "translation"):
         facts["W"] = params["embed"]["E_WD"].shape[0]
     return kind, facts
-
-
-def _open_published(path: pathlib.Path, published: hub.Published) -> Trained:
-    """Return a published model. Missing biases of queries, keys and values are zero, as ours have all or none."""
-    extras, params = published.extras, published.params
-    names = ("patch", "C", "Z", "output") if extras["kind"] == "image" else ("W", "N", "output", "C")
-    facts = {name: extras[name] for name in names if name in extras}
-    if not extras.get("query_bias", True):
-        score, value = params["blocks"]["score"], params["blocks"]["value"]
-        zeros_MHK = np.zeros(score["Uq_HKD"].shape[:3], np.float32)
-        biases = {"score": {**score, "bq_HK": zeros_MHK, "bk_HK": zeros_MHK}, "value": {**value, "bv_HK": zeros_MHK}}
-        params = {**params, "blocks": params["blocks"] | biases}
-    return Trained(path, extras["kind"], params, published.model, facts, extras, published.table)

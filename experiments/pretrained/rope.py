@@ -1,12 +1,13 @@
 """Translate rotary positions between config.json (rope_theta, rope_scaling, rope_parameters) and our settings."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from experiments.model import variants
-from experiments.pretrained import families
+from experiments.pretrained import families, trained
 
 # Type of scaled rotary positions -> the fields with its numbers, in the order of rotary_scaling.py. N: the number of
 # positions of the model.
@@ -59,15 +60,18 @@ def write(settings: families.Settings) -> dict[str, Any]:
     return {"rope_parameters": rope, "rope_theta": float(base)} | old
 
 
-def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
+def in_halves(model: trained.Trained) -> trained.Trained:
     """Return the same model with rotary positions that rotate the pairs (i, i + K/2) instead of (2i, 2i+1).
 
-    The K features of queries and keys get another order. params: our tree. model: the fields of a config's `model`.
+    The K features of queries and keys get another order. Models with other positions are returned unchanged.
     """
-    score = dict(params["blocks"]["score"])
+    if variants.split("relative_position", model.model["relative_position"])[0] != "rotary":
+        return model
+    score = dict(model.params["blocks"]["score"])
     for name, leaf in score.items():
         axis = name.partition("_")[2].index("K") + 1  # after the axis of the layers
         pairs = [np.take(leaf, np.arange(start, leaf.shape[axis], 2), axis) for start in (0, 1)]
         score[name] = np.concatenate(pairs, axis)
-    halves = model["relative_position"].replace("rotary", "rotary_halves")
-    return {**params, "blocks": {**params["blocks"], "score": score}}, {**model, "relative_position": halves}
+    params = {**model.params, "blocks": {**model.params["blocks"], "score": score}}
+    halves = model.model["relative_position"].replace("rotary", "rotary_halves")
+    return dataclasses.replace(model, params=params, model=model.model | {"relative_position": halves})

@@ -31,11 +31,15 @@ DOES = {
     "masked_image": "predicts masked patches",
     "translation": "translates sentences",
 }
-# None: the one that text.head names
+# Heads of tokens. None: the one that text.head names.
 HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.masked_word}
 HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word}
-BUILD = {"image": models.build_vision_model, "masked_image": models.build_masked_image_model}
-BUILD |= {"translation": models.build_encoder_decoder} | dict.fromkeys(HEADS, models.build_language_model)
+# Kind -> the function that builds the model, and the facts that are its arguments.
+BUILD = {
+    "image": (models.build_vision_model, "Y X Z patch C output"),
+    "masked_image": (models.build_masked_image_model, "Y X Z patch"),
+    "translation": (models.build_encoder_decoder, "W N tied_output"),
+} | dict.fromkeys(HEADS, (models.build_language_model, "W N C output"))
 CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
 IMAGES = ("image", "masked_image")  # kinds that read images
 ACTIVATIONS = ("hidden", "q", "k", "v", "A", "attention", "mlp")  # names of activations (block.Order)
@@ -55,21 +59,34 @@ def read_fields(model: "Trained") -> types.SimpleNamespace:
     return types.SimpleNamespace(**{**families.FREE, **model.model})
 
 
-def build_network(model: "Trained", **options: Any) -> models.Model:
-    """Return the model as functions. options: arguments of the function that builds it, such as Y and X of images.
+def build(model: "Trained", **options: Any) -> models.Model:
+    """Return the model as functions. options: facts in place of the model's, such as Y and X of images.
 
-    Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
+    Raises UserError if they cannot be built.
     """
     if model.kind not in DOES:
         raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
-    head, fields = {"head": HEADS[model.kind]} if model.kind in HEADS else {}, model.fields
+    function, names = BUILD[model.kind]
+    facts = {"head": HEADS[model.kind]} if model.kind in HEADS else {}
+    facts |= {name: model.facts[name] for name in names.split() if name in model.facts}
     with disk.reading(model.path, TypeError, AttributeError, ArithmeticError):
-        network = model.own or BUILD[model.kind](fields, **{**head, **model.facts, **options})
-    arrays, expected = shapes.flat(model.params), shapes.flat(jax.eval_shape(network.init, jax.random.key(0)))
-    if model.extras.get("headless"):
-        expected = {path: array for path, array in expected.items() if not path.startswith("head/")}
+        return model.own or function(model.fields, **facts | options)
+
+
+def expect(model: "Trained", network: models.Model) -> dict:
+    """Return the tree of the parameters that a model needs, as shapes. network: the model as functions."""
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    return params | ({"head": {}} if model.facts.get("headless") else {})
+
+
+def build_network(model: "Trained", **options: Any) -> models.Model:
+    """Return the model as functions, as `build` does.
+
+    Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
+    """
+    network, arrays = build(model, **options), shapes.flat(model.params)
     label = f"{model.path} does not hold the model that its config.json describes"
-    tensors.complain(label, tensors.differences(arrays, expected))
+    tensors.complain(label, tensors.differences(arrays, shapes.flat(expect(model, network))))
     check_finite(model.path, arrays)
     return network
 
@@ -88,17 +105,17 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
     return jax.jit(apply)
 
 
-def make_look(model: "Trained") -> Callable[..., dict[str, jax.Array]]:
+def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., dict[str, jax.Array]]:
     """Return the compiled function (params, inputs, valid, names=names) -> features and activations (Trained.look)."""
     check_kind(model, *HEADS, *IMAGES, needs_head=False)
     outputs = {"class_token", *models.TEXT_CLASS_HEADS} - {"pooled"}
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
 
     def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
-        for name in names:
+        for name in (*names, *edit):
             by_name.choose("activation", name, dict.fromkeys(ACTIVATIONS, ""))
         network, inputs, mask = _prepare_call(model, inputs, valid)
-        x_BND, aux = network.hidden(params, inputs, mask=mask, look=names)
+        x_BND, aux = network.hidden(params, inputs, mask=mask, look=names, edit=edit)
         x_BND = x_BND.astype(jnp.float32)
         valid_BN = jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
         if model.kind in CAUSAL:
@@ -147,7 +164,7 @@ def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int
 
 def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np.ndarray:
     """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
-    several = model.extras.get("problem_type") == "multi_label_classification"
+    several = model.facts.get("problem_type") == "multi_label_classification"
     activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
     apply = functools.partial(model.apply, jax.device_put(model.params))
     return np.concatenate([activation(logits) for logits in in_batches(apply, fetch, n=n, batch=batch)])[:n]
@@ -180,7 +197,7 @@ def fetch_images(files: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
 
 def is_regression(model: "Trained") -> bool:
     """Return whether the outputs are numbers without an activation, by the rules of transformers."""
-    problem = model.extras.get("problem_type")
+    problem = model.facts.get("problem_type")
     return problem == "regression" or not problem and len(model.classes) == 1
 
 
@@ -189,7 +206,7 @@ def is_regression(model: "Trained") -> bool:
 
 def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
     """Raise UserError unless the model has one of these kinds and, if needs_head, a head."""
-    if model.kind in kinds and not (needs_head and model.extras.get("headless")):
+    if model.kind in kinds and not (needs_head and model.facts.get("headless")):
         return
     does = "has no head" if model.kind in kinds else DOES.get(model.kind) or explain_kind(model.kind)
     wanted = " or ".join(DOES[kind] for kind in kinds)
@@ -213,7 +230,7 @@ def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def load_image_format(model: "Trained") -> dict[str, Any]:
     """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
-    return image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts.get("C"))
+    return image_file.load_format(model.path, model.facts, Z=model.facts["Z"], C=model.facts.get("C"))
 
 
 def folder_of(model: "Trained") -> pathlib.Path:
@@ -239,7 +256,7 @@ def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[in
 
     bos ends the text before it, because a model may have learned from texts that follow each other.
     """
-    ids = model.extras.get("ids", {}).get("eos_token_id", [])
+    ids = model.facts.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (ids if isinstance(ids, list) else [ids]) if id < model.facts["W"]]
     return list(dict.fromkeys(ids or [id for id in (tokenizer.eos, tokenizer.bos) if id is not None]))
 
@@ -249,18 +266,17 @@ class Trained:
     """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
-    `model`. facts: the other arguments of the function in model/model.py that builds the model (W, N, output; Y, X, Z,
-    patch, C, output). extras: other properties, such as class_names (hub.Published). table: where each tensor of a
-    published model went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may
-    name. own: the model that the user's experiment prepared; None: the model is built from its settings.
+    `model`. facts: other properties, such as arguments of the function that builds the model (BUILD), class_names, and
+    those of a published model (hub.interpret). table: where each tensor of a published model went; '' for a run. trust:
+    the user's code, such as 'my_file:my_score', that the run's config may name. own: the model that the user's
+    experiment prepared; None: the model is built from its settings.
     """
 
     path: pathlib.Path
     kind: str
     params: dict = dataclasses.field(repr=False)  # a notebook shows what a cell ends with
     model: dict[str, Any]
-    facts: dict[str, Any]
-    extras: dict[str, Any] = dataclasses.field(repr=False)
+    facts: dict[str, Any] = dataclasses.field(repr=False)
     table: str = dataclasses.field(default="", repr=False)
     trust: Sequence[str] = ()
     own: models.Model | None = dataclasses.field(default=None, repr=False)
@@ -278,13 +294,18 @@ class Trained:
         return self.apply(self.params, inputs, valid)
 
     def look(
-        self, inputs: np.ndarray, names: Sequence[str] = ("hidden",), valid: np.ndarray | None = None
+        self,
+        inputs: np.ndarray,
+        names: Sequence[str] = ("hidden",),
+        valid: np.ndarray | None = None,
+        edit: Mapping[str, Callable] = {},
     ) -> dict[str, np.ndarray]:
         """Return {name: activation of every layer}, and "features", a vector for each example (B, D). All are float32.
 
         inputs, valid: ids or raw images, as in a call of the model. names: any of ACTIVATIONS. The activations have a
         leading axis of layers. hidden, attention and mlp have the shape (M, B, N, D). q, k and v have (M, B, H, N, K),
-        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens.
+        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens. edit:
+        {name: (x, m) -> x}, functions that replace the activation x of layer m (0 is the first).
 
         The features are tokens after the last norm. A model that predicts the next token gives the last token that is
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
@@ -292,7 +313,8 @@ class Trained:
         """
         if self.kind in IMAGES:
             inputs = image_file.prepare(inputs, self.image_format)
-        return jax.device_get(self.activations(self.params, inputs, valid, names=tuple(names)))
+        activations = make_look(self, edit) if edit else self.activations
+        return jax.device_get(activations(self.params, inputs, valid, names=tuple(names)))
 
     def predict(self, inputs: Any, batch: int = BATCH) -> np.ndarray | list[np.ndarray]:
         """Return the predictions for a list of texts, or for images as in `__call__`, in their order.
@@ -317,7 +339,7 @@ class Trained:
     def classes(self) -> Sequence[str]:
         """Return the names of the classes, or of a regression's numbers, in the order of `predict`."""
         with disk.reading(self.path):
-            return self.image_format["classes"] if self.kind == "image" else self.extras["class_names"]
+            return self.image_format["classes"] if self.kind == "image" else self.facts["class_names"]
 
     tokenizer = functools.cached_property(load_tokenizer)
     image_format = functools.cached_property(load_image_format)

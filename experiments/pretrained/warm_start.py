@@ -47,7 +47,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     else:
         model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
         required = list_required(experiment, model, fresh)
-        if experiment == "text_classification" and (layer := model.extras.get("class_layer")):
+        if experiment == "text_classification" and (layer := model.facts.get("class_layer")):
             required = {"text.head": layer} | required  # that of transformers, also in a new head
         tokenizer = trained.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
         if tokenizer and records.read_object(tokenizer, {}).get("kind") != current["text.tokenizer"]:
@@ -140,9 +140,9 @@ def _find_pooler(
     It belongs to the encoder, so that init_fresh = head keeps it, but init_fresh = "head,head/pooler" does not. Print a
     line if a classifier of texts has another layer.
     """
-    pooler, layer = model.extras.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
-    if pooler and settings.experiment == "text_classification" and layer != model.extras["class_layer"]:
-        needed = f"it needs text.head = {model.extras['class_layer']}, and text.head = {layer}"
+    pooler, layer = model.facts.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
+    if pooler and settings.experiment == "text_classification" and layer != model.facts["class_layer"]:
+        needed = f"it needs text.head = {model.facts['class_layer']}, and text.head = {layer}"
         print(f"the pooler of {model.path} is not used: {needed}", flush=True)
         return {}
     return {path: x for path, x in pooler.items() if path in expected}
@@ -150,7 +150,7 @@ def _find_pooler(
 
 def _order_classes(model: trained.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Return the parameters with the head's rows in the order of the data. Raises UserError if class names differ."""
-    theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
+    theirs = model.facts.get("class_names", []) if "head/G_CD" in start else []
     ours = json.loads(files.get(runs.DATA, b"{}")).get("classes")
     if not ours or theirs == [f"LABEL_{i}" for i in range(len(theirs))]:  # the model has no class names
         return start
@@ -209,7 +209,7 @@ def _list_differences(
         remedy = f" (set text.tokenizer = {tokenizer.parent})" if tokenizer and is_text else ""
         reasons.append(f"its tokenizer has {W} tokens and differs from the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
-        image = model.extras.get("image") or records.read_data(model.path).get("image")
+        image = model.facts.get("image") or records.read_data(model.path).get("image")
         reasons.append(f"its images of {image} pixels make {N} tokens, and the run's make {our_N}")
     if faults := tensors.differences(theirs, ours):
         head = all(fault.startswith("head/") for fault in faults)

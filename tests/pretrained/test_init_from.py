@@ -192,8 +192,8 @@ def test_a_new_head_begins_with_the_pooler_of_bert(tmp_path, is_classifier, head
 
 @pytest.mark.parametrize(("chosen", "head"), [((), "relu"), (("text.head",), "tanh")])
 def test_a_new_head_has_the_layer_of_the_family_unless_the_user_chooses_another(tmp_path, monkeypatch, chosen, head):
-    relu = bert.BERT._replace(outputs=bert.BERT.outputs | {"classes": "relu"})  # as in DistilBERT
-    monkeypatch.setitem(hub.FAMILIES, "bert", relu)
+    heads = bert.BERT.heads | {"classes": bert.BERT.heads["classes"]._replace(output="relu")}
+    monkeypatch.setitem(hub.FAMILIES, "bert", bert.BERT._replace(heads=heads))
     config = base.get_config("text_classification")
     config.update(init_from=str(published.save(tmp_path, "bert")), init_fresh="head")
     settings = configs.Settings(config, explicit=chosen)

@@ -89,7 +89,7 @@ def test_published_models_with_and_without_a_head(tmp_path):
     headless = open_model.open(published.save(tmp_path / "headless", "bert", arrays))
     w_BN = draw_ids(published.W)
     look, alone = (model.look(w_BN, ("k",), VALID_BN) for model in (whole, headless))
-    assert headless.extras["headless"] and look["k"].shape == (2, 3, published.H, N, published.K)
+    assert headless.facts["headless"] and look["k"].shape == (2, 3, published.H, N, published.K)
     for name in look:
         np.testing.assert_array_equal(look[name], alone[name])
     first = headless.look(w_BN[:1, : LENGTHS[0]], ())
