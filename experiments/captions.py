@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
 from experiments.engine import batches, run as runs
-from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
+from experiments.model import baselines, build, checks, losses, sharding, splits, task as tasks
 from tfm import embed as embeds, head as heads, layout as layouts
 from tfm.attention import mask as masks
 
@@ -50,7 +50,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     i, m, data = settings.image, settings.model, images.load_described(settings.image.source, settings.image.size)
     letters, w_CL = spell(data.classes)
     W, L = len(letters), w_CL.shape[1]
-    patches, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
+    patches, P = build.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     N = patches - 1 + L  # the last patch predicts the first letter
     (train, n_train), (evaluation, n_evaluation), _ = images.make_examples(data, i.augment)
     data_splits = splits.make_splits(
@@ -64,9 +64,9 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     layout = sharding.choose_layout(m, mesh, W=W)
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1 for images with captions")
-    embedding, output = models.bind_sizes(embeds.mixed, P=P, W=W), models.bind_sizes(heads.next_word, W=W)
-    mask = models.add_window(m, masks.prefix(patches))
-    model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
+    embedding, output = build.bind_sizes(embeds.mixed, P=P, W=W), build.bind_sizes(heads.next_word, W=W)
+    mask = build.add_window(m, masks.prefix(patches))
+    model = build.model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         v_BNP = embeds.cut(batch["image_BYXZ"], size=i.patch)

@@ -107,7 +107,7 @@ def outline(
     facts = {key: value for key, value in settings.items() if key not in families.MODEL}
     facts["output"] = families.name_output(family, kind, settings)
     model = trained.Trained(path, kind, {}, {key: settings[key] for key in families.MODEL}, facts)
-    model = dataclasses.replace(model, params=trained.expect(model, trained.build(model)))
+    model = dataclasses.replace(model, params=trained.expect(model, trained.make_network(model)))
     return model, tensors.select(family.table | family.heads[kind].table, model.params, transposed=family.transposed)
 
 

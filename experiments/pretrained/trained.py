@@ -14,9 +14,9 @@ import tqdm
 
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization
-from experiments.model import model as models, variants
+from experiments.model import build, variants
 from experiments.pretrained import families, tensors
-from tfm import embed as embeds, head as heads, shapes
+from tfm import embed as embeds, head as heads, models, shapes
 from tfm.attention import mask as masks
 
 # What a model does, by its kind. The kind of another experiment's model is the name of the experiment.
@@ -36,10 +36,10 @@ HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.m
 HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word}
 # Kind -> the function that builds the model, and the facts that are its arguments.
 BUILD = {
-    "image": (models.build_vision_model, "Y X Z patch C output"),
-    "masked_image": (models.build_masked_image_model, "Y X Z patch"),
-    "translation": (models.build_encoder_decoder, "W N tied_output"),
-} | dict.fromkeys(HEADS, (models.build_language_model, "W N C output"))
+    "image": (build.vision_model, "Y X Z patch C output"),
+    "masked_image": (build.masked_image_model, "Y X Z patch"),
+    "translation": (build.encoder_decoder, "W N tied_output"),
+} | dict.fromkeys(HEADS, (build.language_model, "W N C output"))
 CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
 IMAGES = ("image", "masked_image")  # kinds that read images
 ACTIVATIONS = ("hidden", "q", "k", "v", "A", "attention", "mlp")  # names of activations (block.Order)
@@ -59,7 +59,7 @@ def read_fields(model: "Trained") -> types.SimpleNamespace:
     return types.SimpleNamespace(**{**families.FREE, **model.model})
 
 
-def build(model: "Trained", **options: Any) -> models.Model:
+def make_network(model: "Trained", **options: Any) -> models.Model:
     """Return the model as functions. options: facts in place of the model's, such as Y and X of images.
 
     Raises UserError if they cannot be built.
@@ -80,11 +80,11 @@ def expect(model: "Trained", network: models.Model) -> dict:
 
 
 def build_network(model: "Trained", **options: Any) -> models.Model:
-    """Return the model as functions, as `build` does.
+    """Return the model as functions, as `make_network` does.
 
     Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
     """
-    network, arrays = build(model, **options), shapes.flat(model.params)
+    network, arrays = make_network(model, **options), shapes.flat(model.params)
     label = f"{model.path} does not hold the model that its config.json describes"
     tensors.complain(label, tensors.differences(arrays, shapes.flat(expect(model, network))))
     check_finite(model.path, arrays)
@@ -100,7 +100,7 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
         head = {"head": heads.each_word, "output": "linear"} if is_mean else {}
         network, inputs, mask = _prepare_call(model, inputs, valid, **head)
         output = network.apply(params, inputs, mask=mask)[0]
-        return models.average_tokens(output, valid) if is_mean else output
+        return build.average_tokens(output, valid) if is_mean else output
 
     return jax.jit(apply)
 
@@ -108,7 +108,7 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
 def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., dict[str, jax.Array]]:
     """Return the compiled function (params, inputs, valid, names=names) -> features and activations (Trained.look)."""
     check_kind(model, *HEADS, *IMAGES, needs_head=False)
-    outputs = {"class_token", *models.TEXT_CLASS_HEADS} - {"pooled"}
+    outputs = {"class_token", *build.TEXT_CLASS_HEADS} - {"pooled"}
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
 
     def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
@@ -122,7 +122,7 @@ def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[.
             last_B = x_BND.shape[1] - 1 - jnp.argmax(valid_BN[:, ::-1], axis=1)
             features_BD = jnp.take_along_axis(x_BND, last_B[:, None, None], axis=1)[:, 0]
         else:
-            features_BD = x_BND[:, 0] if reads_first else models.average_tokens(x_BND, valid_BN)
+            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, valid_BN)
         return {"features": features_BD} | {name: x.astype(jnp.float32) for name, x in aux.get("look", {}).items()}
 
     return jax.jit(look, static_argnames="names")
@@ -137,7 +137,7 @@ def _prepare_call(
         raise errors.UserError(
             f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
         )
-    mask = models.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
+    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
     if model.kind in IMAGES:
         options |= {"Y": inputs.shape[1], "X": inputs.shape[2]}
         inputs = embeds.cut(inputs, size=model.facts["patch"])
