@@ -69,8 +69,14 @@ def make_network(model: "Trained", **options: Any) -> models.Model:
     function, names = BUILD[model.kind]
     facts = {"head": HEADS[model.kind]} if model.kind in HEADS else {}
     facts |= {name: model.facts[name] for name in names.split() if name in model.facts}
+    facts |= {"head": heads.each_word, "output": "linear"} if is_pooled(model) else {}
     with disk.reading(model.path, TypeError, AttributeError, ArithmeticError):
         return model.own or function(model.fields, **facts | options)
+
+
+def is_pooled(model: "Trained") -> bool:
+    """Return True if the logits of a text are the mean of those of its tokens (experiments/text_classification.py)."""
+    return model.kind == "classes" and model.facts["output"] == "pooled"
 
 
 def expect(model: "Trained", network: models.Model) -> dict:
@@ -96,11 +102,11 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
     check_kind(model, model.kind if model.kind in (*HEADS, "image") else "causal")
 
     def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
-        is_mean = valid is not None and model.facts.get("output") == "pooled"  # of the tokens that are not padding
-        head = {"head": heads.each_word, "output": "linear"} if is_mean else {}
-        network, inputs, mask = _prepare_call(model, inputs, valid, **head)
-        output = network.apply(params, inputs, mask=mask)[0]
-        return build.average_tokens(output, valid) if is_mean else output
+        network, inputs, mask = _prepare_call(model, inputs, valid)
+        logits = network.apply(params, inputs, mask=mask)[0]
+        if not is_pooled(model):
+            return logits
+        return build.average_tokens(logits, jnp.ones(logits.shape[:2], bool) if valid is None else valid)
 
     return jax.jit(apply)
 
@@ -129,7 +135,7 @@ def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[.
 
 
 def _prepare_call(
-    model: "Trained", inputs: jax.Array, valid: jax.Array | None, **options: Any
+    model: "Trained", inputs: jax.Array, valid: jax.Array | None
 ) -> tuple[models.Model, Any, masks.Mask | None]:
     """Return the network, and its inputs and mask for ids or normalised images. Raises UserError as `build_network`."""
     N, is_dynamic = model.facts.get("N"), variants.choose(model.fields, "relative_position").is_dynamic
@@ -138,14 +144,15 @@ def _prepare_call(
             f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
         )
     mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
+    sides = {}
     if model.kind in IMAGES:
-        options |= {"Y": inputs.shape[1], "X": inputs.shape[2]}
+        sides = {"Y": inputs.shape[1], "X": inputs.shape[2]}
         inputs = embeds.cut(inputs, size=model.facts["patch"])
     if model.kind == "masked_image":
         inputs = {"v_BNP": inputs, "hidden_BN": jnp.zeros(inputs.shape[:2], bool)}
     if valid is not None:
         mask = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
-    return model.network(**options), inputs, mask
+    return model.network(**sides), inputs, mask
 
 
 # Predictions of many inputs.

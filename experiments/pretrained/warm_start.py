@@ -1,9 +1,10 @@
 """Warm start and fine-tuning: begin training with the parameters of a trained model (config.init_from)."""
 
+import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -96,40 +97,36 @@ def load(
         return {}
     model = open_model.open(path)
     expected = shapes.flat({k: node for k, node in jax.eval_shape(init, jax.random.key(0)).items() if k != lora.NODE})
-    theirs = shapes.flat(model.params)
+    pooler = _find_pooler(settings, model, expected)
+    theirs = shapes.flat(model.params) | pooler
     for part in fresh:
-        if part not in POSITIONS and not freeze.find_frozen(expected | theirs, list_patterns([part])):
+        if part not in POSITIONS and not _select(expected | theirs, [part]):
             names = sorted({path.split("/")[0] for path in expected})
             by_name.choose("part of this model in init_fresh:", part, dict.fromkeys(names, ""))
-    pooler = _find_pooler(settings, model, expected)
-    patterns = list_patterns(fresh, kept=["head/pooler"] * bool(pooler))
-    ours, start = (
-        {path: x for path, x in tree.items() if path not in freeze.find_frozen(tree, patterns)}
-        for tree in (expected, theirs | pooler)
-    )
+    left_out = _select(expected | theirs, fresh, "!head/pooler" if pooler else "")
+    ours, start = ({path: x for path, x in tree.items() if path not in left_out} for tree in (expected, theirs))
     if model.table:
         log.say(model.table, "\n")
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
     trained.check_finite(model.path, start)
-    new, unused = (
-        ", ".join(part for part in fresh if bool(freeze.find_frozen(expected, list_patterns([part]))) == is_new)
-        for is_new in (True, False)
-    )
-    new += " (except head/pooler, the pooler of the model)" * ("head" in fresh and not pooler.keys().isdisjoint(start))
+    notes = {"head": "head (except head/pooler, the pooler of the model)"} if pooler.keys() & start.keys() else {}
+    is_new = {part: bool(_select(expected, [part])) for part in fresh}
+    new = ", ".join(notes.get(part, part) for part in fresh if is_new[part])
+    unused = ", ".join(part for part in fresh if not is_new[part])
     sentence = f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"
     print(sentence + f", new: {new}" * bool(new) + f", unused: {unused}" * bool(unused), flush=True)
     return start
 
 
-def list_patterns(fresh: Sequence[str], kept: Sequence[str] = ()) -> list[str]:
-    """Return the patterns (freeze.select_trained) of the parameters that are left out or start anew.
+def _select(tree: Mapping[str, Any], fresh: Iterable[str], exception: str = "") -> set[str]:
+    """Return the paths of the parameters in these parts of the model or of its blocks.
 
-    fresh: parts of a model or of its blocks. kept: parts of the head that init_fresh = head leaves as they are.
+    exception: a pattern (freeze.select_trained) of parameters of the head that "head" leaves as they are, or "".
     """
-    patterns = ["head", *(f"!{part}" for part in kept)] if "head" in fresh else []
-    return patterns + [name for part in fresh if part != "head" for name in (part, f"blocks/{part}")]
+    patterns = [(part, f"blocks/{part}", exception * (part == "head")) for part in sorted(fresh)]
+    return freeze.find_frozen(tree, [*itertools.chain(*patterns)])
 
 
 def _find_pooler(
@@ -180,15 +177,13 @@ def _resize_positions(
     The positions are unchanged if the sizes of patches differ or the patches do not form a square grid.
     """
     old, new = _count_rows(start), _count_rows(ours)
-    patches = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
-    sides = model.facts.get("patch"), config.get("image", {}).get("patch")
-    other_patches = PATCHES in ours and (patches[0] != patches[1] or sides[0] != sides[1])
+    pixels = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
+    other_patches = pixels[0] != pixels[1] or model.facts.get("patch") != config.get("image", {}).get("patch")
     if old == new or 0 in (old, new) or other_patches:
         return start
     rule = "grid" if model.kind in trained.IMAGES else "cut" if new <= old else "linear"
     path = next(path for path in start if path.startswith(TABLE))
-    table = resize(start[path], new, rule)
-    if table is None:
+    if (table := resize(start[path], new, rule)) is None:
         return start
     print(f"the {old} learned positions are resized to {new} by the rule {rule}")
     return start | {path: table}
@@ -202,8 +197,7 @@ def _list_differences(
     required, tokenizer = list_required(settings.experiment, model, fresh), trained.find_tokenizer(model)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
-    W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)
-    N, our_N = _count_rows(theirs), _count_rows(ours)
+    (W, our_W), (N, our_N) = ([_count_rows(tree, table) for tree in (theirs, ours)] for table in (WORDS, TABLE))
     other_size = is_text and 0 not in (W, our_W) and W != our_W
     if other_size or any("W" in shapes.letters(path) for path in ours) and _tokenizers_differ(files, tokenizer):
         remedy = f" (set text.tokenizer = {tokenizer.parent})" if tokenizer and is_text else ""
@@ -224,7 +218,6 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 
     Settings for padding and truncation may differ.
     """
-
     if not tokenizer or "tokenizer.json" not in files:
         return False
     contents = files["tokenizer.json"], pretrained_tokenizer.read_files(tokenizer)["tokenizer.json"]
@@ -240,27 +233,21 @@ def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
     of patches in reading order is interpolated bilinearly between the centres of patches. A class token before the
     patches does not change. Return None unless both tables are such grids, both with a class token or both without.
     """
-    old = P_ND.shape[0]
+    old, D = P_ND.shape
     if rule == "cut":
         return P_ND[:N]
     if rule == "linear":
-        return _interpolate(np.linspace(0, old - 1, N), old).astype(P_ND.dtype) @ P_ND
+        place_N = np.linspace(0, old - 1, N)
+        return np.stack([np.interp(place_N, np.arange(old), P_N) for P_N in P_ND.T], axis=1).astype(P_ND.dtype)
     (old_classes, old_side), (classes, side) = _class_tokens_and_side(old), _class_tokens_and_side(N)
     if old_classes != classes or 0 in (old_side, side):
         return None
-    rows = _interpolate((np.arange(side) + 0.5) * old_side / side - 0.5, old_side)
-    grid = np.kron(rows, rows).astype(P_ND.dtype)
-    return np.concatenate([P_ND[:classes], grid @ P_ND[classes:]])
-
-
-def _interpolate(position: np.ndarray, old: int) -> np.ndarray:
-    """Return the matrix that interpolates `old` rows linearly at these positions, clipped to 0 ... old - 1."""
-    return np.maximum(0, 1 - np.abs(np.clip(position, 0, old - 1)[:, None] - np.arange(old)))
+    grid = P_ND[classes:].reshape(old_side, old_side, D)
+    grid = np.asarray(jax.image.resize(grid, (side, side, D), "linear", antialias=False))
+    return np.concatenate([P_ND[:classes], grid.reshape(-1, D)])
 
 
 def _class_tokens_and_side(N: int) -> tuple[int, int]:
     """Return (0 or 1 class tokens, side of the square grid), with side 0 if there is no such grid."""
-    for classes in (0, 1):
-        if N > classes and math.isqrt(N - classes) ** 2 == N - classes:
-            return classes, math.isqrt(N - classes)
-    return 0, 0
+    grids = ((classes, math.isqrt(N - classes)) for classes in (0, 1))
+    return next((grid for grid in grids if grid[0] + grid[1] ** 2 == N), (0, 0))
