@@ -33,13 +33,14 @@ def read(path: str | pathlib.Path) -> trained.Trained:
 
     Raises UserError for a family or a setting that is not supported, and as `tensors.read`.
     """
-    file = safetensors.file_of(path).parent / "config.json"
+    folder = safetensors.file_of(path).parent
+    file = folder / "config.json"
     hf_config = disk.read_json(file, says="what the model next to it is")
     family = choose(hf_config.get("model_type"))  # before a large file is read
     for section in (hf_config, *hf_config.values()):  # text_config has one too
         method = section.get("quantization_config") if isinstance(section, dict) else None
         errors.refuse((method, f"{file}: quantization_config = {str(method)[:60]}. {tensors.QUANTISED}"))
-    model = interpret(hf_config, safetensors.read(path), pathlib.Path(path))
+    model = interpret(hf_config, safetensors.read(path), folder)
     # If generation_config.json exists, transformers ignores the ids in config.json. Without ids it does not end a text.
     generation = file.with_name(GENERATION)
     fields = disk.read_json(generation, says="what ends a text") if generation.is_file() else {}

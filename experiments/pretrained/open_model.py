@@ -13,7 +13,7 @@ from experiments.model import losses
 from experiments.pretrained import adapters, hub, trained
 from tfm import models
 
-Trained, load_tokenizer = trained.Trained, trained.load_tokenizer  # notebooks use them
+Trained = trained.Trained
 RUNS = {"vision": "image", "text_classification": "classes"}  # experiment -> kind, if their names differ
 PEFT = "adapter_config.json"
 MERGE_PEFT = "Merge them (merge_and_unload of peft), save the result with save_pretrained, and give its folder."

@@ -208,7 +208,7 @@ def is_regression(model: "Trained") -> bool:
     return problem == "regression" or not problem and len(model.classes) == 1
 
 
-# Checks, and the tokenizer.
+# Checks.
 
 
 def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
@@ -235,29 +235,6 @@ def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     tensors.complain(f"{path} holds values that are not finite numbers", invalid)
 
 
-def load_image_format(model: "Trained") -> dict[str, Any]:
-    """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
-    return image_file.load_format(model.path, model.facts, Z=model.facts["Z"], C=model.facts.get("C"))
-
-
-def folder_of(model: "Trained") -> pathlib.Path:
-    """Return the folder that contains the model's files, such as its tokenizer."""
-    return model.path if model.path.is_dir() else model.path.parent
-
-
-def find_tokenizer(model: "Trained") -> pathlib.Path | None:
-    """Return the file that holds the model's tokenizer, or None."""
-    return pretrained_tokenizer.find(folder_of(model))
-
-
-def load_tokenizer(model: "Trained") -> tokenization.Tokenizer:
-    """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
-    W, tokenizer = model.facts["W"], pretrained_tokenizer.read(folder_of(model))
-    more = f"the tokenizer at {model.path} has {tokenizer.size} tokens, more than the {W} of its model"
-    errors.refuse((tokenizer.size > W, more))
-    return tokenizer
-
-
 def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[int]:
     """Return the ids that end a text: those in a published model's files, else the tokenizer's eos and bos.
 
@@ -272,11 +249,11 @@ def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[in
 class Trained:
     """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
 
-    kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
-    `model`. facts: other properties, such as arguments of the function that builds the model (BUILD), class_names, and
-    those of a published model (hub.interpret). table: where each tensor of a published model went; '' for a run. trust:
-    the user's code, such as 'my_file:my_score', that the run's config may name. own: the model that the user's
-    experiment prepared; None: the model is built from its settings.
+    path: its folder. kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model:
+    fields of a config's `model`. facts: other properties, such as arguments of the function that builds the model
+    (BUILD), class_names, and those of a published model (hub.interpret). table: where each tensor of a published model
+    went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may name. own: the
+    model that the user's experiment prepared; None: the model is built from its settings.
     """
 
     path: pathlib.Path
@@ -342,14 +319,25 @@ class Trained:
             print(f"{truncated:,} of {len(predictions):,} texts have {context}", flush=True)
         return predictions
 
+    @functools.cached_property
+    def tokenizer(self) -> tokenization.Tokenizer:
+        """Return the tokenizer. Raises UserError if there is none, or one with more tokens than the model."""
+        W, tokenizer = self.facts["W"], pretrained_tokenizer.read(self.path)
+        more = f"the tokenizer at {self.path} has {tokenizer.size} tokens, more than the {W} of its model"
+        errors.refuse((tokenizer.size > W, more))
+        return tokenizer
+
+    @functools.cached_property
+    def image_format(self) -> dict[str, Any]:
+        """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
+        return image_file.load_format(self.path, self.facts, Z=self.facts["Z"], C=self.facts.get("C"))
+
     @property
     def classes(self) -> Sequence[str]:
         """Return the names of the classes, or of a regression's numbers, in the order of `predict`."""
         with disk.reading(self.path):
             return self.image_format["classes"] if self.kind == "image" else self.facts["class_names"]
 
-    tokenizer = functools.cached_property(load_tokenizer)
-    image_format = functools.cached_property(load_image_format)
     fields = property(read_fields)
     network = build_network
     apply = functools.cached_property(make_apply)

@@ -50,7 +50,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         required = list_required(experiment, model, fresh)
         if experiment == "text_classification" and (layer := model.facts.get("class_layer")):
             required = {"text.head": layer} | required  # that of transformers, also in a new head
-        tokenizer = trained.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
+        tokenizer = pretrained_tokenizer.find(model.path) if experiment in TEXTS and "embed" not in fresh else None
         if tokenizer and records.read_object(tokenizer, {}).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
@@ -194,7 +194,7 @@ def _list_differences(
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit, as phrases for an error."""
     current, is_text = configs.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizer = list_required(settings.experiment, model, fresh), trained.find_tokenizer(model)
+    required, tokenizer = list_required(settings.experiment, model, fresh), pretrained_tokenizer.find(model.path)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
     (W, our_W), (N, our_N) = ([_count_rows(tree, table) for tree in (theirs, ours)] for table in (WORDS, TABLE))

@@ -69,7 +69,7 @@ def run(
 def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
     """Return the ids that begin, end and pad a text, from a published model's files, or else from the tokenizer."""
     ids = model.facts.get("ids", {})
-    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not trained.find_tokenizer(model):
+    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not pretrained_tokenizer.find(model.path):
         return ids
     tokenizer = model.tokenizer
     ends = trained.list_end_ids(model, tokenizer)
@@ -79,7 +79,7 @@ def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
 
 def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -> list[str]:
     """Write the files of the model's tokenizer into the folder. Return their names."""
-    source = trained.find_tokenizer(model)
+    source = pretrained_tokenizer.find(model.path)
     files = pretrained_tokenizer.read_files(source) if source else {}
     with disk.writing(folder):
         for name, content in files.items():

@@ -218,7 +218,7 @@ def test_a_path_may_be_the_current_folder_or_the_config_of_a_model(source, tmp_p
     assert open_model.open(".").kind == open_model.open("config.json").kind == "image"
     monkeypatch.chdir(folder)
     for path in (".", "config.json", "model.safetensors"):
-        assert open_model.load_tokenizer(open_model.open(path)).size == 3
+        assert open_model.open(path).tokenizer.size == 3
     (tmp_path / "alone.pt").write_bytes(b"\x80\x04.")
     with raises(errors.UserError, "alone.pt", "AutoTokenizer"):
         open_model.open(str(tmp_path / "alone.pt"))

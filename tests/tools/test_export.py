@@ -305,7 +305,7 @@ def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family, ca
     export.write_tokenizer(open_model.open(run), folder, "qwen2")
     assert "warning: transformers may read other ids" in capsys.readouterr().err
     for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
-        assert trained.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
+        assert trained.list_end_ids(model, model.tokenizer) == [22, 21]
 
 
 def test_transformers_ends_a_text_at_the_same_token(tmp_path):
