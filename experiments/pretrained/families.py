@@ -55,10 +55,7 @@ def name_layer(layer: str, names: str) -> dict[str, str]:
 
 
 class Head(NamedTuple):
-    """A head: the end of the name of transformers' class, our text.head (its layer) or image.head, and its tensors.
-
-    A file holds the head if it has all weights of the table with a bias ("*").
-    """
+    """A head: the end of the name of transformers' class, our text.head (its layer) or image.head, and its tensors."""
 
     suffix: str
     output: str

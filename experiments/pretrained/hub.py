@@ -1,7 +1,6 @@
 """Published models: translate the tensors and the config.json of a folder to a trained model, and back.
 
-A model is checked twice. config.json decides the family and the sizes. Every tensor of the file must be a parameter of
-the family or a known buffer.
+config.json decides the family and the sizes. Every tensor must be a parameter of our model or a known other one.
 """
 
 import dataclasses
@@ -33,14 +32,13 @@ def read(path: str | pathlib.Path) -> trained.Trained:
 
     Raises UserError for a family or a setting that is not supported, and as `tensors.read`.
     """
-    folder = safetensors.file_of(path).parent
-    file = folder / "config.json"
+    file = safetensors.file_of(path).with_name("config.json")
     hf_config = disk.read_json(file, says="what the model next to it is")
     family = choose(hf_config.get("model_type"))  # before a large file is read
     for section in (hf_config, *hf_config.values()):  # text_config has one too
         method = section.get("quantization_config") if isinstance(section, dict) else None
         errors.refuse((method, f"{file}: quantization_config = {str(method)[:60]}. {tensors.QUANTISED}"))
-    model = interpret(hf_config, safetensors.read(path), folder)
+    model = interpret(hf_config, safetensors.read(path), file.parent)
     # If generation_config.json exists, transformers ignores the ids in config.json. Without ids it does not end a text.
     generation = file.with_name(GENERATION)
     fields = disk.read_json(generation, says="what ends a text") if generation.is_file() else {}
@@ -50,12 +48,11 @@ def read(path: str | pathlib.Path) -> trained.Trained:
 
 
 def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathlib.Path) -> trained.Trained:
-    """Return the model that config.json describes and the tensors hold. Raises UserError as `read` does.
+    """Return the model that config.json describes and the tensors hold.
 
-    Its facts include the properties of a published model: class_names; tied_output; `headless`, True if it ends before
-    its logits; `ids` that begin, end and pad a text; `aside`, tensors that our models do not have; `pooler`, the
-    arrays, by our paths, with which a new head for classes of texts begins; and `class_layer`, the text.head of such a
-    head in transformers.
+    Its facts include: `headless`, True if it ends before its logits; `ids` that begin, end and pad a text; `aside`,
+    tensors that our models do not have; `pooler`, the arrays, by our paths, with which a new head for classes of texts
+    begins; and `class_layer`, the text.head of such a head in transformers.
     """
     name = hf_config.get("model_type")
     family, label = choose(name), f"{path} is not the {name} that its config.json describes"
@@ -71,31 +68,27 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathli
             names = families.read_labels(hf_config, rows, path)
             settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
     model, lines = outline(name, kind, settings | {"headless": not is_held}, path)
-    expected = {name for line in lines for name in tensors.names(line, shapes.flat(model.params))}
-    aside = {key: np.asarray(x, np.float32) for key, x in sorted(arrays.items()) if key.startswith(ASIDE)}
-    aside = {key: x for key, x in aside.items() if key not in expected}
+    ours = {name for line in lines for name in tensors.names(line, shapes.flat(model.params))}
+    aside = [key for key in sorted(arrays) if key.startswith(ASIDE) and key not in ours]
     unread = find_unread(family, settings, arrays, label) | dict.fromkeys(aside, "not in our models, kept aside")
     flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, model.params, label)
     params = jax.tree.unflatten(jax.tree.structure(model.params), [flat[path] for path in shapes.flat(model.params)])
-    facts = model.facts | {"aside": aside}
+    facts = model.facts | {"aside": {key: np.asarray(arrays[key], np.float32) for key in aside}}
     if head := family.heads.get("classes"):
-        pooler = POOLER if "pooler.dense.*" in head.table else {}
-        pooler = {path: np.asarray(arrays[key], np.float32) for key, path in pooler.items() if key in arrays}
+        pooler = [key for key in POOLER if key in arrays and "pooler.dense.*" in head.table]
+        pooler = {POOLER[key]: np.asarray(arrays[key], np.float32) for key in pooler}
         facts |= {"pooler": pooler, "class_layer": head.output}
     return dataclasses.replace(model, params=params, facts=facts, table=tensors.table(lines, unread))
 
 
 def find_head(family: families.Family, hf_config: families.HfConfig, arrays: tensors.Arrays) -> tuple[str, bool]:
-    """Return the kind of head, and True if the file holds it.
+    """Return the kind of head, and True if the file holds it: all weights of its table that have a bias ("*").
 
     Heads for classes of texts and of tokens can have the same tensors: only the class in config.json tells them apart.
     """
     architecture = str((hf_config.get("architectures") or "?")[0])
-    held = [
-        kind
-        for kind, head in family.heads.items()
-        if all(name.replace("*", "weight") in arrays for name in head.table if name.endswith("*"))
-    ]
+    weights = {kind: [x[:-1] + "weight" for x in head.table if x.endswith("*")] for kind, head in family.heads.items()}
+    held = [kind for kind, names in weights.items() if arrays.keys() >= {*names}]
     named = [kind for kind in held if architecture.endswith(family.heads[kind].suffix)]
     return next(iter([*named, *held, *family.heads])), bool(held)
 
@@ -115,10 +108,7 @@ def outline(
 def find_unread(
     family: families.Family, settings: families.Settings, arrays: tensors.Arrays, label: str
 ) -> dict[str, str]:
-    """Return the tensors that are not read as parameters: name -> reason, such as "a buffer".
-
-    Raises UserError for a copy that differs from its original.
-    """
+    """Return {tensor that is not a parameter: why}. Raises UserError for a copy that differs from its original."""
     tied = family.tied if settings.get("tied_output") else {}
     copies = {name: original for name, original in tied.items() if name in arrays and original in arrays}
     differing = [name for name, original in copies.items() if not np.array_equal(arrays[name], arrays[original])]
@@ -129,11 +119,10 @@ def find_unread(
 
 
 def write(folder: str | pathlib.Path, model: trained.Trained, name: str) -> list[str]:
-    """Write files that the transformers library opens with from_pretrained, and return their names.
+    """Write files that transformers opens with from_pretrained, and return their names. name: the family.
 
-    name: the family. The facts are those of `interpret`: the tensors in `aside` are written back, and class_names, ids
-    and pooler_act. A ViT needs `patch`, `image` and `Z`, a Llama needs `N`. Raises UserError, with the reason, if the
-    family does not have such a model.
+    The facts are those of `interpret`. A ViT needs `patch`, `image` and `Z`, a Llama needs `N`. Raises UserError, with
+    the reason, if the family does not have such a model.
     """
     family, config, settings, lines = describe(model, name)
     arrays = family.restore(tensors.write(lines, model.params), settings, family) | settings["aside"]
@@ -154,7 +143,7 @@ def describe(
 ) -> tuple[families.Family, dict[str, Any], families.Settings, list[tensors.Line]]:
     """Return a model's family, its config.json, the settings that are read back from it, and the lines of its tensors.
 
-    Raises UserError for a setting that config.json cannot express, and for parameters that the family does not have.
+    Raises UserError for settings and parameters that the family does not have.
     """
     family, label, flat = choose(name), f"this model cannot be written as {name}", shapes.flat(model.params)
     trained.check_kind(model, *family.heads, needs_head=False)
@@ -191,9 +180,9 @@ def add_prefix(family: families.Family, name: str) -> str:
 
 
 def list_unlike(model: Mapping[str, Any], output: str | None, read_back: families.Settings) -> list[str]:
-    """List the settings of a model that its config.json cannot express.
+    """List the settings that config.json cannot express. model, output: a section `model`, and text.head or image.head.
 
-    model, output: the section `model` of its config, and its head. read_back: settings read from config.json.
+    read_back: settings read from config.json.
     """
     pairs = {f"model.{name}": (model.get(name), read_back[name]) for name in families.MODEL}
     unknown = model.keys() - {*families.MODEL, *families.FREE}

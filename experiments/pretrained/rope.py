@@ -1,7 +1,6 @@
 """Translate rotary positions between config.json (rope_theta, rope_scaling, rope_parameters) and our settings."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,28 +24,21 @@ UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (No
 
 def read(config: families.HfConfig, N: int) -> str:
     """Return model.relative_position: rotary_halves with the base and the scaling of config.json."""
-    theta, scaling = config.get("rope_theta"), []
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = config.get(name) or {}
-        families.expect(rope, {"partial_rotary_factor": 1.0})
-        theta = theta if rope.get("rope_theta") is None else rope["rope_theta"]
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        families.require(kind in SCALINGS, f"{name}.type", kind, " or ".join(SCALINGS))
-        for field, allowed in UNSUPPORTED.items():
-            families.require(rope.get(field) in allowed, f"{name}.{field}", rope.get(field), str(allowed[1]))
-        if kind != "default":
-            positions = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
-            scaling = [kind, *_read_numbers(kind, {**rope, **positions})]
-    base = variants.format_number(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
-    return variants.join("relative_position", "rotary_halves", ":".join([base, *scaling]))
-
-
-def _read_numbers(kind: str, rope: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of a scaling in our order, without the last numbers that are defaults."""
-    numbers = {name: families.number(rope, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is invalid
-    while YARN.get(last := [*numbers][-1]) == numbers[last]:
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(name) or {}
+    families.expect(rope, {"partial_rotary_factor": 1.0})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    families.require(kind in SCALINGS, f"{name}.type", kind, " or ".join(SCALINGS))
+    for field, allowed in UNSUPPORTED.items():
+        families.require(rope.get(field) in allowed, f"{name}.{field}", rope.get(field), str(allowed[1]))
+    original = config.get(ORIGINAL) or rope.get(ORIGINAL) or N
+    fields = {**config, **rope, ORIGINAL: original, "N": N}
+    numbers = {field: families.number(fields, field, YARN.get(field, -1.0)) for field in SCALINGS[kind]}  # -1: invalid
+    while numbers and YARN.get(last := [*numbers][-1]) == numbers[last]:  # the last numbers may be left out
         del numbers[last]
-    return [variants.format_number(number) for number in numbers.values()]
+    base = families.number(fields, "rope_theta", 10000.0)
+    texts = [kind, *map(variants.format_number, numbers.values())] if numbers else []
+    return variants.join("relative_position", "rotary_halves", ":".join([variants.format_number(base), *texts]))
 
 
 def write(settings: families.Settings) -> dict[str, Any]:

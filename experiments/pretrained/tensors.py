@@ -34,16 +34,13 @@ class Line(NamedTuple):
 
 
 def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -> list[Line]:
-    """Return the lines of a table whose parameters the model has. params: our tree, concrete or abstract.
-
-    transposed: the matrices of layers are transposed.
-    """
+    """Return the lines of a table whose parameters are in our tree. transposed: the matrices of layers are."""
     paths, entries = {path.rpartition("_")[0]: path for path in shapes.flat(params)}, {}
     for theirs, ours in table.items():
         if theirs.endswith("*"):
             weight, bias = ours.split()
-            entries[theirs[:-1] + "weight"] = [weight]
-            entries[theirs[:-1] + "bias"] = [f"{weight.rpartition('/')[0]}/{bias}"]
+            bias = f"{weight.rpartition('/')[0]}/{bias}"
+            entries |= {f"{theirs[:-1]}weight": [weight], f"{theirs[:-1]}bias": [bias]}
         else:
             entries[theirs] = ours.split(" + ")
     return [
@@ -60,10 +57,9 @@ def names(line: Line, flat: Mapping[str, Any]) -> list[str]:
 
 
 def read(lines: Sequence[Line], tensors: Arrays, params: Any, label: str) -> dict[str, np.ndarray]:
-    """Return our float32 arrays by path.
+    """Return our float32 arrays by path. params: our tree, with the shapes.
 
-    params: our tree, with the shapes. label: the beginning of error messages. Raises UserError for tensors that are
-    missing, left over, or of another shape.
+    Raises UserError, which begins with the label, for tensors that are missing, left over, or of another shape.
     """
     ours, expected = shapes.flat(params), {}
     for line in lines:
@@ -101,10 +97,7 @@ def write(lines: Iterable[Line], params: Any) -> dict[str, np.ndarray]:
 
 
 def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the order of our axes in their tensor (layers, rows, columns), and the numbers of its rows and columns.
-
-    A vector has only rows.
-    """
+    """Return the order of our axes in their tensor: layers, rows, columns; and how many rows and columns it has."""
     letters, shape = shapes.letters(path), flat[path].shape
     sides = shapes.sides(path) if shapes.is_matrix(path) else [range(letters[0] == "M", len(letters))]
     axes = [i for side in sides for i in side]
