@@ -54,10 +54,13 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
             f"{folder} has the Flax module model.flax = {module}, which the tools cannot open. Use the result of "
             "launch.run(config, workdir), which has params and apply"
         )
-    train, checkpoints = config["train"], folder / records.CHECKPOINTS
-    metrics = losses.choose_metrics(train.get("metrics", [])) if train["keep_best"] else {}
-    best = checkpoint.choose_best(train["keep_best"], {name: metrics[name].better for name in metrics})
-    params = checkpoint.parameters(checkpoints, checkpoint.choose_step(folder, best, step))
+    keep_best, better = config["train"]["keep_best"], records.read_summary(folder).get("better", {})
+    if keep_best and not better:  # the run has no metrics of the user's, or is not finished
+        metrics = {"train.metrics": config["train"].get("metrics", [])}
+        trained.check_trust(folder, metrics, trust)
+        better = {name: metric.better for name, metric in losses.choose_metrics(*metrics.values()).items()}
+    step = checkpoint.choose_step(folder, checkpoint.choose_best(keep_best, better), step)
+    params = checkpoint.parameters(folder / records.CHECKPOINTS, step)
     params = adapters.merge(params, config["optim"]["lora"])
     data = records.read_data(folder)
     own = _prepare_own(folder, config, trust) if data.get("kind") else None
@@ -73,11 +76,9 @@ def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[s
     Raises UserError unless `trust` has the experiment and all other code of the config, or if there is no such model.
     """
     name, values = config["experiment"], configs.flat(config)
-    code = [("experiment", name), *configs.find_code("", config)]
-    for key, text in code:
-        refused = f'{folder} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
-        errors.refuse((text not in trust, refused))
-    changes = {key: values[key] for key, _ in code} | {f"mesh.{axis}": 1 for axis in config["mesh"]}
+    trained.check_trust(folder, config, trust)
+    changes = {key: values[key] for key, _ in configs.find_code("", config)}
+    changes |= {"experiment": name} | {f"mesh.{axis}": 1 for axis in config["mesh"]}
     with contextlib.redirect_stdout(None):
         settings = config_files.load_settings(str(folder / "config.json"), changes)
         model = by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model

@@ -49,11 +49,7 @@ Fetch = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]  # index_B 
 
 def read_fields(model: "Trained") -> types.SimpleNamespace:
     """Return the section `model` of the config. Raises UserError for missing fields, and for code not in `trust`."""
-    for name, value in {**model.model, "output": model.facts.get("output")}.items():
-        if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in model.trust:
-            setting = "image.head" if name == "output" else f"model.{name}"
-            code = f'{setting} = "{value}", code that would be executed'
-            raise errors.UserError(f"{model.path} has {code}. Add --trust={value} if you trust it.")
+    check_trust(model.path, {"model": model.model, "image": {"head": model.facts.get("output")}}, model.trust)
     missing = ", ".join(name for name in families.MODEL if name not in model.model)
     errors.refuse((missing, f"{model.path}: the section model of its config.json lacks {missing}"))
     return types.SimpleNamespace(**{**families.FREE, **model.model})
@@ -227,6 +223,13 @@ def explain_kind(experiment: str) -> str:
         "the result of launch.run, which has params and apply; or, if Work.model has all changes, let prepare return "
         'work._replace(kind="language")'
     )
+
+
+def check_trust(path: pathlib.Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
+    """Raise UserError unless `trust` has all code that these settings name, which their use would execute."""
+    for key, text in configs.find_code("", config):
+        refused = f'{path} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
+        errors.refuse((text not in trust, refused))
 
 
 def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:

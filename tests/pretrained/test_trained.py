@@ -117,6 +117,19 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
                 call(open_model.open(copy))
 
 
+def test_the_users_metric_of_a_run_is_not_executed_without_trust(tmp_path, monkeypatch):
+    """A finished run has recorded which values of the metric are better."""
+    run = published.write_run(tmp_path / "run", "vision", **{"image.patch": 4})
+    changes = {"train__keep_best": "eval/evil", "train__metrics": ["my_evil:evil"]}
+    copy = published.copy_with_changes(run, tmp_path / "copy", **changes)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_evil.py").write_text("raise SystemExit")
+    with raises(errors.UserError, copy, "train.metrics", "--trust=my_evil:evil"):
+        open_model.open(copy)
+    (copy / "summary.json").write_text('{"steps": 2, "better": {"evil": "less"}}')
+    assert open_model.open(copy).kind == "image"
+
+
 # Raw images.
 
 
