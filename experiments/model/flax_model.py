@@ -70,11 +70,8 @@ def make(
         fixed, running, lines = flax_calls.check(label, calls, shapes, inputs, options)
         names, letters = _name_axes(shapes, specs, vectors=running)
         module = Module(label, calls, shapes, names, takes_valid)
-        result, aux = jax.eval_shape(
-            functools.partial(hidden, module),
-            jax.eval_shape(functools.partial(init, module), jax.random.key(0)),
-            inputs,
-        )
+        params = jax.eval_shape(functools.partial(init, module), jax.random.key(0))
+        result, aux = jax.eval_shape(functools.partial(hidden, module), params, inputs)
     if result.shape != outputs:
         raise errors.UserError(f"{label} must return logits of shape {outputs}, not {result.shape}")
     weights = choose_weights(cls, aux.get(train_step.MEASURES, {}))
