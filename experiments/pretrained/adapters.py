@@ -38,20 +38,14 @@ def split_parts(init_fresh: str) -> tuple[str, ...]:
 
 
 def merge(params: dict, text: str) -> dict:
-    """Return the parameters with the adapters merged into the weights, as numpy arrays. text: the run's optim.lora.
-
-    Parameters of a run without adapters are returned unchanged.
-    """
+    """Return the parameters with their adapters, if any, merged into the weights. text: the run's optim.lora."""
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merge, alpha=parse(text)[2]))(params))
 
 
 def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Mesh) -> runs.Work:
-    """Prepare the experiment, with adapters if optim.lora is set. The default figure is the loss curve.
-
-    Raises UserError if the user's experiment does not return a Work.
-    """
+    """Prepare the experiment, with adapters if optim.lora is set. The default figure is the loss curve."""
     work = experiment.prepare(settings, devices)
     if not isinstance(work, runs.Work):
         raise errors.UserError(f'the experiment "{settings.experiment}": prepare must return a runs.Work')
@@ -79,10 +73,7 @@ def describe_positions(m: Mapping[str, Any]) -> list[str]:
 
 
 def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
-    """Return the work with the adapters of optim.lora.
-
-    Raises UserError if training starts from random parameters, or if the model has no such matrix or part.
-    """
+    """Return the work with the adapters of optim.lora. Raises UserError if there is nothing to adapt."""
     text, task = settings.optim.lora, work.task
     if not text:
         return work
@@ -125,10 +116,9 @@ def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
 def write_peft(
     folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], lines: list[tensors.Line]
 ) -> str:
-    """Write the adapters of a run in peft's format, for the published model from which the run started.
+    """Write the adapters of a run (its folder and config) in peft's format, for a published model with these lines.
 
-    folder, settings: the run and its config. lines: of the published model (tensors.py). Return "", or the reason why
-    nothing is written: a tensor of the published model holds several of our matrices.
+    Return "", or the reason why nothing is written: a tensor of the published model holds several of our matrices.
     """
     arrays, (rank, _, alpha) = safetensors.read(folder / FILE), parse(settings["optim"]["lora"])
     nodes: dict[str, dict[str, str]] = {}  # path of a matrix -> {"A": name of the array, "B": ...}

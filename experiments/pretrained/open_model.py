@@ -71,7 +71,7 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
 
 
 def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> models.Model:
-    """Return the model that the user's experiment prepares (runs.Work.model). It reads its data, as in the training.
+    """Return the model that the user's experiment prepares (runs.Work.model) from its data, as in the training.
 
     Raises UserError unless `trust` has the experiment and all other code of the config, or if there is no such model.
     """

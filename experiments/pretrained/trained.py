@@ -56,10 +56,7 @@ def read_fields(model: "Trained") -> types.SimpleNamespace:
 
 
 def make_network(model: "Trained", **options: Any) -> models.Model:
-    """Return the model as functions. options: facts in place of the model's, such as Y and X of images.
-
-    Raises UserError if they cannot be built.
-    """
+    """Return the model as functions. options: facts in place of the model's, such as Y and X of images."""
     if model.kind not in DOES:
         raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
     function, names = BUILD[model.kind]
@@ -82,10 +79,7 @@ def expect(model: "Trained", network: models.Model) -> dict:
 
 
 def build_network(model: "Trained", **options: Any) -> models.Model:
-    """Return the model as functions, as `make_network` does.
-
-    Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
-    """
+    """Return make_network(model). Raises UserError if parameters are missing, left over, misshaped or not finite."""
     network, arrays = make_network(model, **options), shapes.flat(model.params)
     label = f"{model.path} does not hold the model that its config.json describes"
     tensors.complain(label, tensors.differences(arrays, shapes.flat(expect(model, network))))
@@ -100,9 +94,8 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
     def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
         network, inputs, mask = _prepare_call(model, inputs, valid)
         logits = network.apply(params, inputs, mask=mask)[0]
-        if not is_pooled(model):
-            return logits
-        return build.average_tokens(logits, jnp.ones(logits.shape[:2], bool) if valid is None else valid)
+        valid = jnp.ones(logits.shape[:2], bool) if valid is None else valid
+        return build.average_tokens(logits, valid) if is_pooled(model) else logits
 
     return jax.jit(apply)
 
@@ -151,14 +144,8 @@ def _prepare_call(
     return model.network(**sides), inputs, mask
 
 
-# Predictions of many inputs.
-
-
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
-    """Yield the results of the function for n inputs, in batches of one shape, as numpy arrays.
-
-    fetch: returns the prepared inputs of these indices. The last batch is filled up with the last input.
-    """
+    """Yield the results for n inputs as numpy arrays, in batches of one shape: the last one repeats the last input."""
     configs.at_least(1, {"batch": batch, "the number of inputs": n})
     batch = min(batch, n)
     for first in tqdm.tqdm(range(0, n, batch), disable=True if n == batch else None):
@@ -204,9 +191,6 @@ def is_regression(model: "Trained") -> bool:
     return problem == "regression" or not problem and len(model.classes) == 1
 
 
-# Checks.
-
-
 def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
     """Raise UserError unless the model has one of these kinds and, if needs_head, a head."""
     if model.kind in kinds and not (needs_head and model.facts.get("headless")):
@@ -241,7 +225,7 @@ def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[int]:
     """Return the ids that end a text: those in a published model's files, else the tokenizer's eos and bos.
 
-    bos ends the text before it, because a model may have learned from texts that follow each other.
+    A model may have learned from texts that follow each other: the next bos ends a text.
     """
     ids = model.facts.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (ids if isinstance(ids, list) else [ids]) if id < model.facts["W"]]
