@@ -15,6 +15,15 @@ from tfm import models
 
 Trained = trained.Trained
 RUNS = {"vision": "image", "text_classification": "classes"}  # experiment -> kind, if their names differ
+# Experiment -> {name in Trained.facts: setting}
+TEXT = {"N": "text.N", "output": "text.head"}
+FACTS = {
+    "language": TEXT,
+    "text_classification": TEXT,
+    "vision": {"patch": "image.patch", "output": "image.head"},
+    "masked_image": {"patch": "image.patch"},
+    "translation": {"N": "pairs.N"},
+}
 PEFT = "adapter_config.json"
 MERGE_PEFT = "Merge them (merge_and_unload of peft), save the result with save_pretrained, and give its folder."
 
@@ -87,26 +96,14 @@ def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[s
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:
-    """Return a run's kind of model, and the arguments of its function in model/build.py.
-
-    experiment: the built-in one that defines the model (runs.Work.kind).
-    """
-    kind, head = RUNS.get(experiment, experiment), params.get("head", {})
-    if kind == experiment and kind in trained.DOES and kind not in ("masked_image", "translation"):
+    """Return a run's kind of model, and its facts. experiment: the built-in one that defines the model (Work.kind)."""
+    kind, values, head = RUNS.get(experiment, experiment), configs.flat(config), params.get("head", {})
+    if experiment not in FACTS and kind in trained.DOES:
         kind = f"{experiment} (a file of yours)"  # for example image.py, which is not our vision.py
-    facts: dict[str, Any] = {}
-    if kind in ("language", "classes"):
-        facts = {"N": config["text"]["N"], "output": config["text"]["head"]}
-        kind = config["text"]["objective"] if kind == "language" else kind
-    elif kind == "translation":
-        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head}
-    elif kind in trained.IMAGES:
-        patch = config["image"]["patch"]
-        facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
-    if kind == "image":
-        facts["output"] = config["image"]["head"]
-    if kind in ("image", "classes"):
-        facts["C"] = head["G_CD"].shape[0]
-    if kind in (*trained.HEADS, "translation"):
-        facts["W"] = params["embed"]["E_WD"].shape[0]
-    return kind, facts
+    facts = {fact: values[field] for fact, field in FACTS.get(experiment, {}).items()}
+    kind = values["text.objective"] if kind == "language" else kind
+    if kind in trained.IMAGES:
+        facts["Z"] = params["embed"]["W_DP"].shape[1] // facts["patch"] ** 2
+    elif facts:
+        facts |= {"W": params["embed"]["E_WD"].shape[0], "tied_output": "G_WD" not in head}
+    return kind, facts | ({"C": head["G_CD"].shape[0]} if kind in RUNS.values() else {})

@@ -22,13 +22,6 @@ FREE = ("dropout", "attention", "compute_dtype", "remat")
 # Parts that init_fresh may name even if the model lacks them. Then the config decides the `model` field of this name.
 POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # prefixes of paths
-# By experiment: entry in Trained.facts -> the config's field that must have the same value.
-FIELDS = {
-    "language": {"output": "text.head"},
-    "text_classification": {"output": "text.head"},
-    "vision": {"patch": "image.patch", "output": "image.head"},
-    "masked_image": {"patch": "image.patch"},
-}
 TEXTS = ("language", "text_classification")  # experiments that can use a model's tokenizer
 
 
@@ -43,7 +36,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         return settings
     current = configs.flat(values)
     if saved := configs.flat(records.read_config(folder).get("config", {})) if folder else {}:
-        fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
+        fields = {"text.head", "text.tokenizer", "image.patch", "image.head"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:
         model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
@@ -70,10 +63,9 @@ def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str])
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     required = {f"model.{name}": value for name, value in model.model.items() if name not in free}
     new_head = "head" in fresh or ("C" in model.facts) != (experiment == "text_classification")
-    for fact, field in FIELDS.get(experiment, {}).items():
-        if fact in model.facts and not (fact == "output" and new_head):
-            required[field] = model.facts[fact]
-    return required
+    facts = {"patch"} if new_head else {"patch", "output"}
+    fields = {fact: field for fact, field in open_model.FACTS.get(experiment, {}).items() if fact in facts}
+    return required | {field: model.facts[fact] for fact, field in fields.items() if fact in model.facts}
 
 
 def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
