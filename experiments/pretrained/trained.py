@@ -92,10 +92,9 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
     check_kind(model, model.kind if model.kind in (*HEADS, "image") else "causal")
 
     def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
-        network, inputs, mask = _prepare_call(model, inputs, valid)
-        logits = network.apply(params, inputs, mask=mask)[0]
-        valid = jnp.ones(logits.shape[:2], bool) if valid is None else valid
-        return build.average_tokens(logits, valid) if is_pooled(model) else logits
+        network, x_BND, _ = _forward(model, params, inputs, valid)
+        logits = network.logits(params, x_BND)
+        return build.average_tokens(logits, _real(x_BND, valid)) if is_pooled(model) else logits
 
     return jax.jit(apply)
 
@@ -109,39 +108,42 @@ def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[.
     def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
         for name in (*names, *edit):
             by_name.choose("activation", name, dict.fromkeys(ACTIVATIONS, ""))
-        network, inputs, mask = _prepare_call(model, inputs, valid)
-        x_BND, aux = network.hidden(params, inputs, mask=mask, look=names, edit=edit)
-        x_BND = x_BND.astype(jnp.float32)
-        valid_BN = jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
+        _, x_BND, aux = _forward(model, params, inputs, valid, look=names, edit=edit)
+        x_BND, real_BN = x_BND.astype(jnp.float32), _real(x_BND, valid)
         if model.kind in CAUSAL:
-            last_B = x_BND.shape[1] - 1 - jnp.argmax(valid_BN[:, ::-1], axis=1)
+            last_B = x_BND.shape[1] - 1 - jnp.argmax(real_BN[:, ::-1], axis=1)
             features_BD = jnp.take_along_axis(x_BND, last_B[:, None, None], axis=1)[:, 0]
         else:
-            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, valid_BN)
+            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, real_BN)
         return {"features": features_BD} | {name: x.astype(jnp.float32) for name, x in aux.get("look", {}).items()}
 
     return jax.jit(look, static_argnames="names")
 
 
-def _prepare_call(
-    model: "Trained", inputs: jax.Array, valid: jax.Array | None
-) -> tuple[models.Model, Any, masks.Mask | None]:
-    """Return the network, and its inputs and mask for ids or normalised images. Raises UserError as `build_network`."""
+def _real(x_BND: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """Return real_BN, True for tokens that are not padding."""
+    return jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
+
+
+def _forward(
+    model: "Trained", params: dict, inputs: jax.Array, valid: jax.Array | None, **options: Any
+) -> tuple[models.Model, jax.Array, dict]:
+    """Return the model's functions, X^(M) and aux for ids or normalised images. options: look and edit of Call."""
     N, is_dynamic = model.facts.get("N"), variants.choose(model.fields, "relative_position").is_dynamic
     if model.table and is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
         raise errors.UserError(
             f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
         )
-    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
-    sides = {}
+    sides = {"Y": inputs.shape[1], "X": inputs.shape[2]} if model.kind in IMAGES else {}
+    network = model.network(**sides)
     if model.kind in IMAGES:
-        sides = {"Y": inputs.shape[1], "X": inputs.shape[2]}
         inputs = embeds.cut(inputs, size=model.facts["patch"])
     if model.kind == "masked_image":
         inputs = {"v_BNP": inputs, "hidden_BN": jnp.zeros(inputs.shape[:2], bool)}
+    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
     if valid is not None:
         mask = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
-    return model.network(**sides), inputs, mask
+    return network, *network.hidden(params, inputs, mask=mask, **options)
 
 
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:

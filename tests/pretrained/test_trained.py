@@ -1,6 +1,7 @@
 """Opened models: raw images are normalised as in training, and activations and features are those of the head."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
@@ -58,6 +59,9 @@ def test_logits_are_linear_in_the_features_and_do_not_depend_on_the_batch(tmp_pa
     assert look["q"].shape == (M, 3, H, tokens, D // H) and look["A"].shape == (M, 3, H, tokens, tokens)
     assert {array.dtype for array in look.values()} == {np.dtype("float32")}
     np.testing.assert_allclose(look["A"].sum(-1), 1, atol=1e-5)
+    double_last = {"hidden": lambda x_BND, m: jnp.where(m == M - 1, 2 * x_BND, x_BND)}
+    edited = model.look(inputs, ("hidden",), valid, edit=double_last)["hidden"]
+    np.testing.assert_allclose(edited, look["hidden"] * np.array([1, 2])[:, None, None, None], rtol=1e-5, atol=1e-6)
     if is_image:
         return
     assert (look["A"][:, ~VALID_BN[:, None, None].repeat(H, 1).repeat(N, 2)] == 0).all()
@@ -107,6 +111,8 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
     model = open_run(tmp_path, "vision", **{"image.patch": 4})
     with raises(errors.UserError, "hiden", "hidden"):
         model.look(RAW_BYXZ, ("hiden",))
+    with raises(errors.UserError, "hiden", "hidden"):
+        model.look(RAW_BYXZ, edit={"hiden": lambda x, m: x})
     other = published.write_run(tmp_path / "synthetic", "synthetic")
     with raises(errors.UserError, other, "synthetic"):
         open_model.open(other).look(draw_ids(5))
