@@ -26,6 +26,18 @@ TRACKS = {  # name -> the config of our entry, the metric in summary.json
 }
 
 
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the command line. Return the arguments, and the other flags, which are launch.py's."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__.partition("\n")[0])
+    parser.add_argument("track", choices=TRACKS)
+    parser.add_argument("--config", help="the config of your entry")
+    parser.add_argument("--seeds", type=int, default=5, help="train the seeds 0, 1, ..., N - 1")
+    arguments, others = parser.parse_known_args(argv)
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds} must be at least 1")
+    return arguments, others
+
+
 def train(config: str, metric: str, changes: list[str], *, cache: str) -> tuple[float, float]:
     """Train in a new process. Return the metric and the seconds of the command. cache: of compiled programs."""
     with tempfile.TemporaryDirectory() as folder:
@@ -40,14 +52,8 @@ def train(config: str, metric: str, changes: list[str], *, cache: str) -> tuple[
 
 
 def main(argv: list[str]) -> None:
-    """Train every seed cold and warm. Print a line for each, and the worst values. Other flags are launch.py's."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__.partition("\n")[0])
-    parser.add_argument("track", choices=TRACKS)
-    parser.add_argument("--config", help="the config of your entry")
-    parser.add_argument("--seeds", type=int, default=5, help="train the seeds 0, 1, ..., N - 1")
-    arguments, changes = parser.parse_known_args(argv)
-    if arguments.seeds < 1:
-        parser.error(f"--seeds {arguments.seeds} must be at least 1")
+    """Train every seed cold and warm. Print a line for each, and the worst values."""
+    arguments, changes = parse(argv)
     entry, metric = TRACKS[arguments.track]
     print(benchmarks.machine(), f"seed    {metric:>14}    cold (s)    warm (s)", sep="\n", flush=True)
     rows = []
