@@ -87,12 +87,9 @@ def test_a_published_model_is_the_start_and_its_table_is_printed(tmp_path):
     assert {name: x.shape for name, x in start.items()} == {name: x.shape for name, x in expected.items()}
     np.testing.assert_array_equal(start["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
     assert load(settings, model, resumed=True) == ({}, "")
-    model_of_file, cases = (
-        open_model.open(folder),
-        {("language", ()), ("text_classification", ()), ("language", ("head",))},
-    )
-    heads = {case: warm_start.list_required(case[0], model_of_file, case[1]).get("text.head") for case in cases}
-    assert heads == dict.fromkeys(cases) | {("language", ()): "tied"}
+    opened = open_model.open(folder)
+    for *case, head in (("language", (), "tied"), ("text_classification", (), None), ("language", ("head",), None)):
+        assert warm_start.list_required(case[0], opened, case[1]).get("text.head") == head
 
 
 def test_another_architecture_is_an_error_with_the_fields_to_change(tmp_path, source):
@@ -278,12 +275,8 @@ def test_a_run_starts_from_a_published_llama_with_its_tokenizer(tmp_path):
     folder = published.save(tmp_path / "llama", "llama")
     (folder / "tokenizer.json").write_bytes(save_tokenizer("abcdefghijklmnopqrstuvw"))
     (tmp_path / "text.txt").write_text("abadcab" * 99)
-    config = finetune.get_config()
-    config.update_from_flattened_dict(
-        {"text.source": str(tmp_path / "text.txt"), "text.N": 12, "init_from": str(folder)}
-    )
-    settings = configs.Settings(config)
-    settings = warm_start.adopt_architecture(settings, None)
+    changes = {"text.source": str(tmp_path / "text.txt"), "text.N": 12, "init_from": str(folder)}
+    settings = warm_start.adopt_architecture(configs.Settings(finetune.get_config()).replace(changes), None)
     work = tiny.work_of(settings)
     start, _ = load(settings, work.task, files=work.files)
     expected = shapes.flat(open_model.open(folder).params)
