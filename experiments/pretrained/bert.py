@@ -105,10 +105,7 @@ def read_roberta(config: families.HfConfig, settings: families.Settings) -> fami
 
 
 def write_roberta(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the fields of config.json that are not in the family's table. max_position_embeddings counts all rows.
-
-    The padding id of a run comes from its tokenizer. Raises UserError if the tokenizer has no padding id.
-    """
+    """Return the fields of config.json for positions. Raises UserError if a run's tokenizer has no padding id."""
     pad = settings.get("ids", {}).get("pad_token_id", settings.get("unread", 0) - 1)
     families.require(pad is not None and pad >= 0, "pad_token_id", pad, "the id of the tokenizer's padding token")
     return {"pad_token_id": pad, "max_position_embeddings": settings["N"] + pad + 1}

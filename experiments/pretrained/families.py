@@ -109,10 +109,7 @@ def read(family: Family, config: HfConfig) -> Settings:
 
 
 def write(family: Family, kind: str, settings: Settings) -> dict[str, Any]:
-    """Return config.json: the inverse of `read`. Fields with one supported value are left out.
-
-    kind: of the head, which the model lacks if it is `headless`.
-    """
+    """Return config.json: the inverse of `read`, without fields with one supported value. kind: of the head."""
     config = {name: settings[letter] or None for letter, (name, _) in family.sizes.items()}
     for setting, (name, choices) in family.choices.items():
         config[name] = next((theirs for theirs, ours in choices.items() if ours == settings[setting]), None)
@@ -170,9 +167,9 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
 
 
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
-    """Return a class name for each row of the head: from id2label in config.json, or LABEL_i if it has none for row i.
+    """Return a class name for each row of the head (None: unknown): from id2label in config.json, or LABEL_i.
 
-    rows: None if the head's size is unknown. Print a warning if id2label does not number exactly these rows.
+    Print a warning if id2label does not number exactly these rows.
     """
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)

@@ -25,10 +25,7 @@ BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp"
 def read(
     config: families.HfConfig, settings: families.Settings, *, G: int = 0, K: int = 0, **options: Any
 ) -> families.Settings:
-    """Return the settings with heads of keys, biases and rotary positions. G, K: defaults of their fields, or 0.
-
-    options: settings that are not in config.json.
-    """
+    """Return the settings with heads of keys, biases, rotary positions, and `options`. G, K: defaults of the fields."""
     settings = settings | {"G": families.size(config, "num_key_value_heads", G or settings["H"])}
     if K or config.get("head_dim") is not None:
         settings["K"] = families.size(config, "head_dim", K)
@@ -79,7 +76,7 @@ def rescale(
 ) -> tensors.Arrays:
     """Return Gemma's tensors with 1 added to the gains of norms, and the embedding times sqrt(D). back: the inverse.
 
-    If the embedding is also the output, the last gain is divided by sqrt(D), so that logits stay the same.
+    If the embedding is also the output, the last gain is divided by sqrt(D): logits stay the same.
     """
     factor, changed = np.float32(settings["D"] ** 0.5), {}
     for name, array in arrays.items():

@@ -55,10 +55,9 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 
 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that the model requires of an experiment.
+    """Return the settings that the model requires of an experiment, except those of a fresh head or fresh positions.
 
-    fresh: the parts in init_fresh. A fresh position, relative_position or head removes the requirement on its setting;
-    other parts, such as mlp or embed, remove none.
+    fresh: the parts in init_fresh.
     """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     required = {f"model.{name}": value for name, value in model.model.items() if name not in free}
@@ -80,8 +79,7 @@ def load(
 ) -> dict[str, np.ndarray]:
     """Return the initial parameters by path, and print their table. {} if the run is resumed or has no init_from.
 
-    Learned positions are resized to the number that the config needs. files: the run's tokenizer and data, by name.
-    Raises UserError if fields, tensors or the tokenizer differ, or if parameters are not finite.
+    files: the run's tokenizer and data, by name. Raises UserError if settings, tensors or the tokenizer do not fit.
     """
     path, fresh = settings.init_from, adapters.split_parts(settings.init_fresh)
     errors.refuse((fresh and not path, f"init_fresh = {settings.init_fresh} needs init_from, the path of a model."))
@@ -126,8 +124,7 @@ def _find_pooler(
 ) -> dict[str, np.ndarray]:
     """Return BERT's pooler, with which the run's head begins, by path, as in transformers; {} if none.
 
-    It belongs to the encoder, so that init_fresh = head keeps it, but init_fresh = "head,head/pooler" does not. Print a
-    line if a classifier of texts has another layer.
+    It belongs to the encoder: init_fresh = head keeps it. Print a line if a classifier of texts has another layer.
     """
     pooler, layer = model.facts.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
     if pooler and settings.experiment == "text_classification" and layer != model.facts["class_layer"]:
@@ -164,10 +161,7 @@ def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 def _resize_positions(
     config: Mapping[str, Any], model: trained.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
-    """Return the parameters `start` with learned positions resized to the number in `ours`.
-
-    The positions are unchanged if the sizes of patches differ or the patches do not form a square grid.
-    """
+    """Return the parameters `start` with learned positions resized to the number in `ours`, if this is possible."""
     old, new = _count_rows(start), _count_rows(ours)
     pixels = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
     other_patches = pixels[0] != pixels[1] or model.facts.get("patch") != config.get("image", {}).get("patch")
@@ -206,10 +200,7 @@ def _list_differences(
 
 
 def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | None) -> bool:
-    """Return True if the model's tokenizer differs from the run's, False if the run or the model has none.
-
-    Settings for padding and truncation may differ.
-    """
+    """Return True if the run and the model have tokenizers that differ, except in padding and truncation."""
     if not tokenizer or "tokenizer.json" not in files:
         return False
     contents = files["tokenizer.json"], pretrained_tokenizer.read_files(tokenizer)["tokenizer.json"]
@@ -219,11 +210,10 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
-    """Return the table of learned positions, resized to N rows.
+    """Return the table of learned positions, resized to N rows; None if the rule is grid, and one table is no grid.
 
-    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: a square grid
-    of patches in reading order is interpolated bilinearly between the centres of patches. A class token before the
-    patches does not change. Return None unless both tables are such grids, both with a class token or both without.
+    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: a square grid of
+    patches in reading order is interpolated bilinearly between their centres; a class token before it does not change.
     """
     old, D = P_ND.shape
     if rule == "cut":
