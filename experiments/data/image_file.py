@@ -79,9 +79,9 @@ def read_published_format(
     folder, saved = path if path.is_dir() else path.parent, None
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
     if file.exists():
-        saved = disk.read_json(file, says="how images are normalised")
+        saved = records.read_object(file, {})
     elif newest.exists():
-        file, saved = newest, disk.read_json(newest, says="how images are normalised").get("image_processor", {})
+        file, saved = newest, records.read_object(newest, {}).get("image_processor", {})
     fields = complete(file, saved or {})
     factor = fields["rescale_factor"] if fields["do_rescale"] else 1
     normal = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN

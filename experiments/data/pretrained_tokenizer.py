@@ -16,6 +16,7 @@ import tokenizers
 
 from experiments.config import by_name, disk, errors
 from experiments.data import bpe, files as data_files, tokenization
+from experiments.folder import records
 
 JSON, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 FILES = (JSON, "vocab.txt", "vocab.json")  # in a folder; the first that exists is read
@@ -189,7 +190,7 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
         if "model" not in library:
             return {JSON: content}
     files = [path.with_name(name) for name in NEIGHBOURS] if path.name in FILES else []
-    contents = {file.name: disk.read_json(file, says="") for file in files if file.is_file()}
+    contents = {file.name: records.read_object(file, {}) for file in files if file.is_file()}
     config, specials, additions, model = (contents.get(name, {}) for name in NEIGHBOURS)
     if "added_tokens_decoder" not in config:  # else transformers does not read special_tokens_map.json
         config |= {key: value.get("content") if isinstance(value, dict) else value for key, value in specials.items()}

@@ -10,6 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from experiments.config import disk, errors
+from experiments.folder import records
 from experiments.pretrained import tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names of the files in the folder of a model
@@ -27,10 +28,9 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     path = file_of(path)
     if not path.name.endswith(".index.json"):
         return _read_file(path)
-    with disk.reading(path, AttributeError, TypeError):
-        files = disk.read_json(path, says="which file holds which tensor")["weight_map"]
-        names = sorted({*files.values()})
-        outside = [name for name in names if pathlib.PurePath(name).name != name]
+    files = records.read_object(path, {"!weight_map": records.TEXTS})["weight_map"]  # tensor -> file
+    names = sorted({*files.values()})
+    outside = [name for name in names if pathlib.PurePath(name).name != name]
     errors.refuse((outside, f"{path} names files that are not in the folder of {path.name}: {outside[:3]}"))
     arrays: dict[str, np.ndarray] = {}
     for name in names:
