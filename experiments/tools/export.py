@@ -3,13 +3,10 @@
 python -m experiments.tools.export --checkpoint=DIR --family=gpt2 --workdir=OUT
 export.run("DIR", family="gpt2", workdir="OUT")
 
-DIR is the folder of a run or of a published model. OUT gets model.safetensors, config.json and the tokenizer's files
-(only this project reads a tokenizer of bytes or characters). A setting of the run that the family does not have is an
-error. Rotary positions are written in Llama's order of features. Adapters (optim.lora) are merged into the weights,
-and also written separately to OUT/adapters, for the peft library.
-
---family=npz writes OUT/model.npz instead: the parameters of any run as plain arrays with our names, such as
-blocks/score/Uq_HKD, which numpy.load reads.
+OUT gets model.safetensors, config.json and the tokenizer's files (only this project reads a tokenizer of bytes or
+characters). A setting of the run that the family does not have is an error. Adapters (optim.lora) are merged into the
+weights, and also written to OUT/adapters, for the peft library. --family=npz writes OUT/model.npz instead: the
+parameters of any run as plain arrays with our names, such as blocks/score/Uq_HKD.
 """
 
 import dataclasses
@@ -71,10 +68,9 @@ def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
     ids = model.facts.get("ids", {})
     if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not pretrained_tokenizer.find(model.path):
         return ids
-    tokenizer = model.tokenizer
-    ends = trained.list_end_ids(model, tokenizer)
+    ends = trained.list_end_ids(model, model.tokenizer)
     end = ends if len(ends) > 1 else (ends or [None])[0]
-    return {"bos_token_id": tokenizer.bos, "eos_token_id": end, "pad_token_id": tokenizer.pad} | ids
+    return {"bos_token_id": model.tokenizer.bos, "eos_token_id": end, "pad_token_id": model.tokenizer.pad} | ids
 
 
 def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -> list[str]:
