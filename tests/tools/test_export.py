@@ -206,27 +206,26 @@ def test_transformers_reads_every_setting_that_is_written(exports, family):
 
 
 def test_a_setting_that_the_family_does_not_have_is_an_error(tmp_path):
-    kinds = {"text": ("language", {"model.D": 8, "model.H": 4, "model.G": 2}), "image": ("vision", {})}
-    runs = {name: published.write_run(tmp_path / name, kind, **changes) for name, (kind, changes) in kinds.items()}
+    text = published.write_run(tmp_path / "text", "language", **{"model.D": 8, "model.H": 4, "model.G": 2})
     changes = {"text__objective": "masked", "text__head": "linear", "model__segments": 0}
-    runs["masked"] = published.copy_with_changes(runs["text"], tmp_path / "masked", **changes)
-    out = tmp_path / "out"
-    for name, family, *parts in (
-        ("text", "llama", "model.norm", "'token'", "'rms'"),
-        ("text", "bert", runs["text"]),
-        ("text", "gpt3", "family", "gpt3", "gpt2"),
-        ("text", "experiments.pretrained.gpt2:FAMILY", "family", "gpt2"),
-        ("masked", "bert", "text.head", "'linear'", "'linear+gelu'", "model.segments is 0"),
-        ("image", "vit", "image.head", "'pooled'", "'class_token'"),
+    masked = published.copy_with_changes(text, tmp_path / "masked", **changes)
+    image, out = published.write_run(tmp_path / "image", "vision"), tmp_path / "out"
+    for run, family, *parts in (
+        (text, "llama", "model.norm", "'token'", "'rms'"),
+        (text, "bert", text),
+        (text, "gpt3", "family", "gpt3", "gpt2"),
+        (text, "experiments.pretrained.gpt2:FAMILY", "family", "gpt2"),
+        (masked, "bert", "text.head", "'linear'", "'linear+gelu'", "model.segments is 0"),
+        (image, "vit", "image.head", "'pooled'", "'class_token'"),
     ):
         with raises(errors.UserError, *parts):
-            export.run(runs[name], family=family, workdir=out)
+            export.run(run, family=family, workdir=out)
     with raises(errors.UserError, "--workdir"):
-        export.run(runs["text"], family="gpt2")
+        export.run(text, family="gpt2")
     assert not out.exists()
     (out / "something").mkdir(parents=True)
     with raises(errors.UserError, out):
-        export.run(runs["text"], family="gpt2", workdir=out)
+        export.run(text, family="gpt2", workdir=out)
 
 
 LETTERS = "abcdefghijklmnopqrstuvw"  # the 23 tokens of a model, in tests of the end of a text
