@@ -1,12 +1,12 @@
 """Translate the tensors of a published model ("theirs") to our parameters ("ours") and back, by a table of names.
 
-A table has our paths without the letters of their axes. {m} is a layer; our arrays are stacked over layers.
+A table maps their names to our paths without the letters of axes. {m} is a layer; our arrays are stacked over layers.
 
-    "wte.weight": "embed/E"                          one tensor
-    "h.{m}.ln_1.*": "blocks/norm1/gain shift"        h.0.ln_1.weight and h.0.ln_1.bias: two neighbours in our tree
-    "h.{m}.c_attn.bias": "blocks/score/bq + blocks/score/bk"   one tensor that is the rows of both
+    "wte.weight": "embed/E"                       one tensor
+    "h.{m}.ln_1.*": "blocks/norm1/gain shift"     two tensors, h.0.ln_1.weight and h.0.ln_1.bias, next to each other
+    "h.{m}.c_attn.bias": "blocks/score/bq + blocks/score/bk"     one tensor with the rows of both
 
-The letters of our names give the axes: their matrix has a row for each output and a column for each input
+The letters of our names give the shape: their matrix has a row for each output and a column for each input
 (shapes.sides). For example, score/Uq_HKD is a matrix of HK rows and D columns.
 """
 
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -> list[Line]:
-    """Return the lines of a table whose parameters are in our tree. transposed: the matrices of layers are."""
+    """Return the lines for the parameters of our tree. transposed: the file has the transposed matrices of layers."""
     paths, entries = {path.rpartition("_")[0]: path for path in shapes.flat(params)}, {}
     for theirs, ours in table.items():
         if theirs.endswith("*"):

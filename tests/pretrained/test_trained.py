@@ -1,5 +1,7 @@
 """Opened models: raw images are normalised as in training, and activations and features are those of the head."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +66,8 @@ def test_logits_are_linear_in_the_features_and_do_not_depend_on_the_batch(tmp_pa
     np.testing.assert_allclose(edited, look["hidden"] * np.array([1, 2])[:, None, None, None], rtol=1e-5, atol=1e-6)
     if is_image:
         return
+    own = dataclasses.replace(model, own=model.network())  # as of a user's experiment
+    np.testing.assert_allclose(own(inputs), model(inputs), atol=1e-6)
     assert (look["A"][:, ~VALID_BN[:, None, None].repeat(H, 1).repeat(N, 2)] == 0).all()
     if changes.get("text.head") == "linear":
         return
