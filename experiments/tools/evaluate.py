@@ -76,7 +76,7 @@ def run(
 def load_tokenizer(model: trained.Trained) -> tuple[tokenization.Tokenizer, int | None]:
     """Return the tokenizer, and the token at which a document begins if documents do not see each other, else None."""
     tokenizer = model.tokenizer
-    if not model.extras.get("documents"):
+    if not model.facts.get("documents"):
         return tokenizer, None
     if isinstance(tokenizer, pretrained_tokenizer.OfRun):  # NUL separates documents, as in the run
         tokenizer = tokenization.Plain(tokenizer.kind, tokenizer.characters, tokenizer.specials)
