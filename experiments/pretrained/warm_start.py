@@ -47,7 +47,12 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         if tokenizer and records.read_object(tokenizer, {}).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
-    settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})
+    adopted = {key: value for key, value in required.items() if key in current and key not in chosen}
+    for key, value in adopted.items() if not saved else ():
+        code = isinstance(value, str) and by_name.CODE.fullmatch(value)
+        refused = f'init_from: {path} has {key} = "{value}", code that would be executed. Set it too if you trust it'
+        errors.refuse((code, refused))
+    settings = settings.replace(adopted)
     after = configs.flat(settings.to_dict())
     if changes := [f"{key} = {after[key]}" for key in current if after[key] != current[key]]:
         print(f"settings of {path}: {', '.join(changes)}", flush=True)

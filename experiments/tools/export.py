@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from experiments import command as commands
-from experiments.config import by_name, disk
+from experiments.config import by_name, disk, errors
 from experiments.data import pretrained_tokenizer
 from experiments.folder import log, records
 from experiments.pretrained import adapters, hub, rope, trained
@@ -42,6 +42,8 @@ def run(
         file = commands.save_arrays(folder / "model.npz", arrays)
         log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
         return [file]
+    own = f"{model.path}: an experiment of yours made this model, and may have changed it. Use --family={NPZ}"
+    errors.refuse((model.own is not None, own))
     trained.check_kind(model, *hub.FAMILIES[family].heads, needs_head=False)
     trained.check_finite(model.path, shapes.flat(model.params))
     facts = model.facts | {"ids": token_ids(model)}

@@ -271,6 +271,18 @@ def test_settings_that_the_user_did_not_choose_follow_the_model(tmp_path, capsys
     assert adopt("")["model.D"] == 128
 
 
+def test_code_that_a_model_names_is_not_adopted_unless_the_config_names_it_too(tmp_path, source):
+    """The run may be somebody else's: without --trust, its code is never executed."""
+    foreign = published.copy_with_changes(source, tmp_path / "foreign", model__mlp="their_file:mlp")
+    config = base.get_config("language")
+    config.init_from = str(foreign)
+    with raises(errors.UserError, 'model.mlp = "their_file:mlp"', "code that would be executed"):
+        warm_start.adopt_architecture(configs.Settings(config), None)
+    config.model.mlp = "their_file:mlp"
+    settings = warm_start.adopt_architecture(configs.Settings(config, explicit={"model.mlp"}), None)
+    assert settings.model.mlp == "their_file:mlp"
+
+
 def test_a_run_starts_from_a_published_llama_with_its_tokenizer(tmp_path):
     folder = published.save(tmp_path / "llama", "llama")
     (folder / "tokenizer.json").write_bytes(save_tokenizer("abcdefghijklmnopqrstuvw"))

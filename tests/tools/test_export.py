@@ -1,5 +1,6 @@
 """Export: every setting of a model is written or refused, and a text ends at the same ids."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -222,6 +223,10 @@ def test_a_setting_that_the_family_does_not_have_is_an_error(tmp_path):
             export.run(run, family=family, workdir=out)
     with raises(errors.UserError, "--workdir"):
         export.run(text, family="gpt2")
+    own = dataclasses.replace(open_model.open(text), own=object())
+    with pytest.MonkeyPatch.context() as patch, raises(errors.UserError, "an experiment of yours", "--family=npz"):
+        patch.setattr(export.commands, "load", lambda *_: own)
+        export.run(text, family="gpt2", workdir=out)
     assert not out.exists()
     (out / "something").mkdir(parents=True)
     with raises(errors.UserError, out):
