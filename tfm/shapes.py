@@ -49,14 +49,6 @@ def shape(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in letters(name))
 
 
-def find(params: Mapping[str, Any], stem: str) -> Any:
-    """Return the leaf whose name without letters is `stem`: find(params, 'Uk') is Uk_HKD or Uk_GKD; else None."""
-    for name, leaf in params.items():
-        if _SUFFIX.sub("", name) == stem:
-            return leaf
-    return None
-
-
 def check(params: Any) -> dict[str, int]:
     """Return the size of every letter in the tree.
 
