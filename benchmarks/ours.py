@@ -14,7 +14,7 @@ from benchmarks import participant, sizes
 from experiments.config import by_name, settings as configs
 from experiments.devices import compilation, distributed, mesh as meshes
 from experiments.engine import run as runs, run_plan, train_step
-from experiments.model import model as models
+from experiments.model import build as builders
 from experiments.tools import generation
 from tfm import head as heads, shapes
 from tfm.attention import mask as masks
@@ -88,7 +88,7 @@ def build_training(size: sizes.Workload) -> participant.Built:
 def build_generation(size: sizes.Workload) -> participant.Built:
     """Build a model with random parameters that generates as the tool `sample` does."""
     m = make_settings("language", size, {}).model
-    model = models.build_language_model(m, head=heads.next_word, W=size.W, N=size.N, output="tied")
+    model = builders.language_model(m, head=heads.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
     options = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": meshes.make(data=1)}
     generator = generation.Generator(model, params, mask=lambda *_: masks.causal, **options)

@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
 from experiments.engine import batches, run as runs
-from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
-from tfm import embed as embeds, head as heads, layout as layouts
+from experiments.model import baselines, build, checks, losses, sharding, splits, task as tasks
+from tfm import embed as embeds, head as heads, layout as layouts, models
 from tfm.attention import mask as masks
 
 DIGITS = "zero one two three four five six seven eight nine".split()
@@ -45,12 +45,18 @@ def spell(classes: Sequence[str]) -> tuple[str, np.ndarray]:
     return letters, np.array([[letters.index(letter) for letter in name.ljust(L, "\n")] for name in names], np.int32)
 
 
-def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
-    """Prepare the images with their captions, the model, its loss, and the figures."""
-    i, m, data = settings.image, settings.model, images.load_described(settings.image.source, settings.image.size)
+def prepare(
+    settings: configs.Settings,
+    mesh: Mesh,
+    *,
+    read: Callable[..., images.Images] = images.load_described,
+    change: Callable[[models.Model], models.Model] = models.unchanged,
+) -> runs.Work:
+    """Prepare the images with their captions, the model, its loss, and the figures (see vision.prepare)."""
+    i, m, data = settings.image, settings.model, read(settings.image.source, settings.image.size)
     letters, w_CL = spell(data.classes)
     W, L = len(letters), w_CL.shape[1]
-    patches, P = models.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
+    patches, P = build.count_patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     N = patches - 1 + L  # the last patch predicts the first letter
     (train, n_train), (evaluation, n_evaluation), _ = images.make_examples(data, i.augment)
     data_splits = splits.make_splits(
@@ -64,9 +70,9 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     layout = sharding.choose_layout(m, mesh, W=W)
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1 for images with captions")
-    embedding, output = models.bind_sizes(embeds.mixed, P=P, W=W), models.bind_sizes(heads.next_word, W=W)
-    mask = models.add_window(m, masks.prefix(patches))
-    model = models.build_model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask)
+    embedding, output = build.bind_sizes(embeds.mixed, P=P, W=W), build.bind_sizes(heads.next_word, W=W)
+    mask = build.add_window(m, masks.prefix(patches))
+    model = change(build.model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask))
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         v_BNP = embeds.cut(batch["image_BYXZ"], size=i.patch)

@@ -16,18 +16,8 @@ from experiments.data import corpus as corpora, perplexity, windows
 from experiments.devices import mesh as meshes
 from experiments.engine import run as runs, train_step
 from experiments.folder import log
-from experiments.model import (
-    baselines,
-    checks,
-    flax_model,
-    losses,
-    model as models,
-    sharding,
-    splits,
-    task as tasks,
-    variants,
-)
-from tfm import head as heads, layout as layouts, variant
+from experiments.model import baselines, build, checks, flax_model, losses, sharding, splits, task as tasks, variants
+from tfm import head as heads, layout as layouts, models, variant
 from tfm.attention import mask as masks
 from tfm.decode import generate
 
@@ -131,8 +121,8 @@ def prepare(
     corpus = read(t, by_name.choose("objective", t.objective, OBJECTIVES))
     masked, W = t.objective == "masked", corpus.tokenizer.size
     data = make_data(settings, windows(t, corpus), corpus)
-    mask = models.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True) if masked else causal_mask(t))
-    model = change(make_model(settings, mesh, models.within_documents(mask, data["evaluation"][0])["mask"], head, W=W))
+    mask = build.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True) if masked else causal_mask(t))
+    model = change(make_model(settings, mesh, build.within_documents(mask, data["evaluation"][0])["mask"], head, W=W))
     most_frequent = corpora.count_tokens(corpus.train_T, W=W).argmax()
     return tasks.make_work(
         settings,
@@ -163,8 +153,8 @@ def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dic
         if m.flax:
             return {"inputs": batch["w_BN"], "valid": batch.get("valid_BS")}
         is_padded = "valid_BS" in batch
-        batch_mask = models.add_window(m, masks.padding(batch["valid_BS"], at_end=True)) if is_padded else mask
-        return {"inputs": batch["w_BN"]} | models.within_documents(batch_mask, batch)
+        batch_mask = build.add_window(m, masks.padding(batch["valid_BS"], at_end=True)) if is_padded else mask
+        return {"inputs": batch["w_BN"]} | build.within_documents(batch_mask, batch)
 
     return inputs
 
@@ -193,7 +183,7 @@ def make_data(settings: configs.Settings, cut: Callable, corpus: corpora.Corpus)
 
 def make_model(
     settings: configs.Settings, mesh: Mesh, mask: masks.Mask, head: variant.Variant | None, *, W: int
-) -> models.Model | flax_model.FlaxModel:
+) -> models.Model:
     """Return the model of the settings, or the user's Flax module. Raises UserError for a norm that is not causal."""
     t, m, masked = settings.text, settings.model, settings.text.objective == "masked"
     if m.flax:
@@ -202,7 +192,7 @@ def make_model(
     if not masked:
         checks.check_causal(m)
     head, layout = head or (heads.masked_word if masked else heads.next_word), sharding.choose_layout(m, mesh, W=W)
-    return models.build_language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
+    return build.language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
 
 
 def causal_mask(t: configs.Settings) -> masks.Mask:
@@ -224,8 +214,8 @@ def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: m
         prompt_N = line_N if line_N.size and not prefix else prompt_N
     prompt_BN = jnp.asarray(prompt_N)[None]
     steps, key = length - prompt_BN.size, jax.random.key(settings.seed)
-    prompt_mask = models.add_window(settings.model, masks.prefix(prefix) if prefix else masks.causal)
-    mask = models.add_window(settings.model, masks.causal)
+    prompt_mask = build.add_window(settings.model, masks.prefix(prefix) if prefix else masks.causal)
+    mask = build.add_window(settings.model, masks.causal)
 
     @jax.jit
     def sample(params: Any) -> jax.Array:

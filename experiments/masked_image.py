@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from experiments.config import disk, settings as configs
 from experiments.data import images, windows
 from experiments.engine import run as runs, train_step
-from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
-from tfm import embed as embeds, layout as layouts
+from experiments.model import baselines, build, losses, sharding, splits, task as tasks
+from tfm import embed as embeds, layout as layouts, models
 
 MASKED = 0.75  # share of the patches that are masked (He et al. 2021)
 
@@ -34,10 +34,10 @@ def prepare(
     i, data = settings.image, read(settings.image.source, settings.image.size)
     *examples, normal = images.make_examples(data, i.augment)
     sizes = dict(zip("YXZ", data.train_image_BYXZ.shape[1:], strict=True), patch=i.patch)
-    N, _ = models.count_patches(**sizes)
+    N, _ = build.count_patches(**sizes)
     hidden = [(windows.patches(fetch, N=N, share=MASKED), n) for fetch, n in examples]
-    layout, mask = sharding.choose_layout(settings.model, mesh, N=N), models.add_window(settings.model, None)
-    model = change(models.build_masked_image_model(settings.model, **sizes, layout=layout, mask=mask))
+    layout, mask = sharding.choose_layout(settings.model, mesh, N=N), build.add_window(settings.model, None)
+    model = change(build.masked_image_model(settings.model, **sizes, layout=layout, mask=mask))
     average_YXZ = average_images(data, normal)
 
     def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:

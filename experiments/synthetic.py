@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from experiments.config import errors, settings as configs
 from experiments.data import synthetic
 from experiments.engine import run as runs
-from experiments.model import baselines, checks, losses, model as models, sharding, splits, task as tasks
+from experiments.model import baselines, build, checks, losses, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts
 from tfm.attention import mask as masks
 
@@ -53,8 +53,8 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     data = splits.make_splits(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
         checks.check_causal(m)
-    layout, mask = sharding.choose_layout(m, mesh, W=W), models.add_window(m, masks.causal if causal else None)
-    model = models.build_language_model(m, head=heads.masked_word, W=W, N=N, layout=layout, mask=mask)
+    layout, mask = sharding.choose_layout(m, mesh, W=W), build.add_window(m, masks.causal if causal else None)
+    model = build.language_model(m, head=heads.masked_word, W=W, N=N, layout=layout, mask=mask)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         return {"inputs": batch["w_BN"], "mask": mask}

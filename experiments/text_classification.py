@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from experiments.config import disk, errors, settings as configs
 from experiments.data import classes as class_names, files as data_files, labelled, pretrained_tokenizer
 from experiments.engine import batches, run as runs, train_step
-from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
-from tfm import head as heads, layout as layouts
+from experiments.model import baselines, build, flax_model, losses, sharding, splits, task as tasks
+from tfm import head as heads, layout as layouts, models
 from tfm.attention import mask as masks
 
 SHOWN, LETTERS = 12, 200  # number of texts in sample.txt, and of characters of each
@@ -62,10 +62,10 @@ def prepare(
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if m.flax:
             return {"inputs": batch["w_BN"], "valid": batch["valid_BS"]}
-        return {"inputs": batch["w_BN"], "mask": models.add_window(m, masks.padding(batch["valid_BS"], at_end=True))}
+        return {"inputs": batch["w_BN"], "mask": build.add_window(m, masks.padding(batch["valid_BS"], at_end=True))}
 
     def average(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-        return models.average_tokens(model.logits(params, x_BND, layout=layout), batch["valid_BS"])
+        return build.average_tokens(model.logits(params, x_BND, layout=layout), batch["valid_BS"])
 
     predict = average if not m.flax and t.head == "pooled" else None
     return tasks.make_work(
@@ -83,7 +83,7 @@ def prepare(
     )
 
 
-def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> models.Model | flax_model.FlaxModel:
+def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> models.Model:
     """Return the model of the settings, or the user's Flax module. Raises UserError if devices would share a text."""
     t, m = settings.text, settings.model
     sizes = {"W": W, "N": t.N, "C": C}
@@ -93,8 +93,8 @@ def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> mod
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1: devices cannot share a text")
     head_options = {"head": heads.each_word} if t.head == "pooled" else {"output": t.head}
-    padding = models.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True))
-    return models.build_language_model(m, **head_options, **sizes, layout=layout, mask=padding)
+    padding = build.add_window(m, masks.padding(np.ones((1, t.N), bool), at_end=True))
+    return build.language_model(m, **head_options, **sizes, layout=layout, mask=padding)
 
 
 def label_texts(split: Sequence[labelled.Row], classes: Sequence[str]) -> np.ndarray:

@@ -15,8 +15,8 @@ from experiments.config import disk, settings as configs
 from experiments.data import pairs, translation_score
 from experiments.engine import run as runs
 from experiments.folder import log
-from experiments.model import baselines, losses, model as models, sharding, splits, task as tasks
-from tfm import layout as layouts
+from experiments.model import baselines, build, losses, sharding, splits, task as tasks
+from tfm import layout as layouts, models
 from tfm.attention import mask as masks
 from tfm.decode import beam, generate
 
@@ -92,7 +92,7 @@ def prepare(
     train, evaluation = pairs.examples(corpus.train), pairs.examples(corpus.evaluation)
     layout = sharding.choose_layout(settings.model, mesh, W=W)
     padding = masks.padding(np.ones((1, N), bool), at_end=True)
-    model = models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
+    model = build.encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
     model = change(model)
     # Most targets are padding, so the loss is sparse.
     token_loss = losses.choose_token_loss(settings, model, sparse=True, layout=layout)

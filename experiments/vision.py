@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
 from experiments.engine import run as runs, train_step
-from experiments.model import baselines, flax_model, losses, model as models, sharding, splits, task as tasks
-from tfm import embed as embeds, layout as layouts
+from experiments.model import baselines, build, flax_model, losses, sharding, splits, task as tasks
+from tfm import embed as embeds, layout as layouts, models
 
 
 def config() -> dict[str, dict]:
@@ -39,7 +39,7 @@ def prepare(
         raise errors.UserError(f"image.source = {data.name} has only the class {data.classes[0]!r}. Give at least two")
     train, evaluation, _ = images.make_examples(data, i.augment)
     model, N = make_model(settings, mesh, data)
-    model, mask = change(model), models.add_window(settings.model, None)
+    model, mask = change(model), build.add_window(settings.model, None)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if settings.model.flax:
@@ -61,18 +61,16 @@ def prepare(
     )
 
 
-def make_model(
-    settings: configs.Settings, mesh: Mesh, data: images.Images
-) -> tuple[models.Model | flax_model.FlaxModel, int]:
+def make_model(settings: configs.Settings, mesh: Mesh, data: images.Images) -> tuple[models.Model, int]:
     """Return the model of the settings, or the user's Flax module, and N, the number of its tokens."""
     i, m, (_, Y, X, Z) = settings.image, settings.model, data.train_image_BYXZ.shape
     sizes = {"Y": Y, "X": X, "Z": Z, "C": len(data.classes)}
     if m.flax:
         images_like = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32)
         return flax_model.build(m, mesh, images_like, (2, sizes["C"]), **sizes), 1
-    N = models.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")
-    options = {"layout": sharding.choose_layout(m, mesh, N=N, head=i.head), "mask": models.add_window(m, None)}
-    return models.build_vision_model(m, output=i.head, patch=i.patch, **sizes, **options), N
+    N = build.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")
+    options = {"layout": sharding.choose_layout(m, mesh, N=N, head=i.head), "mask": build.add_window(m, None)}
+    return build.vision_model(m, output=i.head, patch=i.patch, **sizes, **options), N
 
 
 def figures(

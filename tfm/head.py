@@ -1,18 +1,61 @@
 """Output heads: next-token logits, masked-token logits, class logits, pixel predictions. All outputs are float32.
 
-The matrix of a token head is G_WD, or the embedding (tied output). `transform` is an optional layer before the matrix,
-as in BERT.
+The matrix of a token head is G_WD, or the embedding (tied output). `after_layer` adds a layer before the matrix, as in
+BERT.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear
-from tfm.variant import Variant
+from tfm import initial, layout as layouts, linear, loss as losses
+from tfm.attention import explicit
+
+
+class Head(NamedTuple):
+    """A head: `init(key, **sizes) -> params`, and `apply(params, x, layout=layout) -> logits` of the tokens x_BND.
+
+    The fields `init` to `output` are those of variant.Variant. by_token: True if `apply` computes the logits of each
+    token from this token alone, so that it can be called with any tokens x_TD; then `loss` never stores the logits of
+    all tokens. before: a function (params, x_BND, layout=layout) -> y_BND that is computed once, before `apply`.
+    """
+
+    init: Callable[..., dict[str, Any]]
+    apply: Callable[..., jax.Array]
+    takes_layout: bool = False
+    measures: Any = ()
+    output: tuple[str, ...] = ()
+    by_token: bool = False
+    before: Callable[..., jax.Array] | None = None
+
+    def logits(
+        self, params: dict, x: jax.Array, *, cap: float = 0.0, layout: layouts.Layout = layouts.ONE
+    ) -> jax.Array:
+        """Return the softly capped logits, after `before`."""
+        return explicit.soft_cap(self.apply(params, x, layout=layout), cap)
+
+    def loss(
+        self,
+        params: dict,
+        x_BND: jax.Array,
+        target: jax.Array,
+        weight: jax.Array,
+        *,
+        cap: float = 0.0,
+        sparse: bool = False,
+        layout: layouts.Layout = layouts.ONE,
+    ) -> dict[str, losses.Ratio]:
+        """Return {"loss": cross-entropy, "accuracy"} of the logits of x_BND, after `before` (E24, E25, E27).
+
+        sparse: True if few tokens are targets (loss.in_chunks).
+        """
+        logits = functools.partial(self.logits, cap=cap, layout=layout)
+        if self.by_token:
+            return losses.in_chunks(logits, params, x_BND, target, weight, sparse=sparse, layout=layout)
+        return losses.measure(logits(params, x_BND), target, weight, vocab=layout.vocab)
 
 
 def _init(key: jax.Array, *, matrix: str, bias: str = "", **sizes: int) -> dict:
@@ -26,25 +69,23 @@ def _word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ON
     return linear.logits(x_BND, params["G_WD"], params.get("b_W"))
 
 
-def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any) -> dict:
-    """Return the parameters of a head with `transform`: those of `init`, the layer, and a bias for each token id."""
-    params, layer = init(key, D=D), initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
-    layer["norm"] = norm.init(initial.key(key, "norm"), D=D)
-    return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": layer}
+def after_layer(head: Head, activation: Callable[[jax.Array], jax.Array], norm: Any, *, eps: float) -> Head:
+    """Return the token head whose matrix reads LN(a(W x_n + b)), and whose logits have a bias for each token id.
 
+    (In the code of Devlin et al. 2019, a = gelu.)
+    """
 
-def transform(
-    params: dict,
-    x_BND: jax.Array,
-    *,
-    activation: Callable[[jax.Array], jax.Array],
-    norm: Any,
-    eps: float,
-    layout: layouts.Layout = layouts.ONE,
-) -> jax.Array:
-    """Return LN(a(W x_n + b)), the input of the output matrix (in the code of Devlin et al. 2019, a = gelu)."""
-    y_BND = activation(linear.matmul(x_BND, params["W_DD"], params["b_D"]))
-    return norm.apply(params["norm"], y_BND, eps=eps, layout=layout)
+    def init(key: jax.Array, *, D: int, **sizes: int) -> dict:
+        params, layer = head.init(key, D=D, **sizes), initial.normal(key, "W_DD", D**-0.5, D=D)
+        layer |= initial.zeros("b_D", D=D) | {"norm": norm.init(initial.key(key, "norm"), D=D)}
+        return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": layer}
+
+    def before(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+        layer = params["transform"]
+        y_BND = activation(linear.matmul(x_BND, layer["W_DD"], layer["b_D"]))
+        return norm.apply(layer["norm"], y_BND, eps=eps, layout=layout)
+
+    return head._replace(init=init, before=before)
 
 
 def _pooled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -73,7 +114,7 @@ def first_word_init(key: jax.Array, *, D: int, C: int) -> dict:
     return _class_init(key, D=D, C=C) | {"pooler": pooler}
 
 
-def first_word_of(activation: Callable[[jax.Array], jax.Array]) -> Variant:
+def first_word_of(activation: Callable[[jax.Array], jax.Array]) -> Head:
     """Return the head l_c = g_c^T a(W x_0 + b) + b_c, from the first token, such as BERT's [CLS].
 
     (In the code of Devlin et al. 2019, a = tanh.)
@@ -85,7 +126,7 @@ def first_word_of(activation: Callable[[jax.Array], jax.Array]) -> Variant:
         # y is cast to float32 because XLA:CPU cannot compute a float32 product of 16-bit numbers right after a product.
         return linear.logits(linear.to_float32(y_BD), params["G_CD"], params["b_C"])
 
-    return Variant(first_word_init, apply)
+    return Head(first_word_init, apply)
 
 
 def _pixels(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -95,10 +136,10 @@ def _pixels(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.
 
 _word_init = functools.partial(_init, matrix="G_WD")
 _class_init = functools.partial(_init, matrix="G_CD", bias="b_C")
-next_word = Variant(_word_init, _word)
-masked_word = Variant(_word_init, _word)
-pooled = Variant(_class_init, _pooled, takes_layout=True)
-class_token = Variant(_class_init, _class_token)
-each_word = Variant(_class_init, _each_word)
+next_word = Head(_word_init, _word, by_token=True)
+masked_word = Head(_word_init, _word, by_token=True)
+pooled = Head(_class_init, _pooled, takes_layout=True)
+class_token = Head(_class_init, _class_token)
+each_word = Head(_class_init, _each_word, by_token=True)
 first_word = first_word_of(jnp.tanh)
-pixels = Variant(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)
+pixels = Head(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)

@@ -2,20 +2,22 @@
 
 `cross_entropy` and `accuracy` take logits (..., C), targets (...) and weights (...); `squared_error` takes patches.
 Weight 0 marks padding, or a token without a target. vocab: the mesh axis over which the logits are sharded, in order of
-the token ids. `next_token` takes hidden states instead of logits. If there are many logits, it computes them in chunks.
+the token ids. `in_chunks` takes tokens instead of logits: if there are many logits, it computes them in chunks.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tfm import layout as layouts, linear
-from tfm.attention import block_mask, explicit
+from tfm.attention import block_mask
 
 Ratio = tuple[jax.Array, jax.Array]  # (sum, count)
 
-# `next_token` computes MIN_CHUNKED or more logits of a device in chunks of CHUNK logits, on a CPU of CHUNK_CPU.
+# `in_chunks` computes MIN_CHUNKED or more logits of a device in chunks of CHUNK logits, on a CPU of CHUNK_CPU.
 # On a TPU v5e-1, loss and gradient in the training step of GPT-2 124 M (8 x 1,024 tokens, D = 768, W = 50,304,
 # bfloat16) take 17.8, 15.6, 15.6 ms in chunks of 2**26, 2**27, 2**28 logits, and 0.9 GiB with 2**27; without chunks
 # 27.5 ms and 2.3 GiB (estimates of libtpu 0.0.50). Each chunk takes 0.5 ms to read and write the summed gradient of G.
@@ -86,27 +88,31 @@ def squared_error(prediction_BNP: jax.Array, target_BNP: jax.Array, weight_BN: j
     return jnp.sum(weight_BN1 * difference_BNP**2), jnp.sum(weight_BN) * target_BNP.shape[-1]
 
 
-def next_token(
+def measure(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> dict[str, Ratio]:
+    """Return {"loss": cross_entropy, "accuracy": accuracy} of logits."""
+    loss = cross_entropy(logits, target, weight, vocab=vocab)
+    return {"loss": loss, "accuracy": accuracy(logits, target, weight, vocab=vocab)}
+
+
+def in_chunks(
+    logits: Callable[[Any, jax.Array], jax.Array],
+    params: Any,
     x_BND: jax.Array,
-    head: dict,
     target_BN: jax.Array,
     weight_BN: jax.Array,
     *,
-    cap: float = 0.0,
     sparse: bool = False,
     layout: layouts.Layout = layouts.ONE,
 ) -> dict[str, Ratio]:
-    """Return {"loss": cross_entropy, "accuracy": accuracy} of the logits G x_t + b, softly capped (E24, E27).
+    """Return `measure` of the logits of tokens x, l_t = logits(params, x_t), without storing all logits (E24, E27).
 
-    head: the output matrix G_WD and optionally b_W; with layout.vocab each device holds the rows of some token ids, in
-    order. cap: see explicit.soft_cap. sparse: True if few tokens are targets (masked tokens); chunks without targets
-    are then skipped. A chunk computes its loss and its gradient together. So the logits of all tokens never exist at
-    once, and no product is computed twice.
+    With layout.vocab the logits of a device are those of some token ids, in order. sparse: True if few tokens are
+    targets (masked tokens); chunks without targets are then skipped. A chunk computes its loss and its gradient
+    together. So the logits of all tokens never exist at once, and no product is computed twice.
     """
-    matrix = head["G_WD"], head.get("b_W")
-    T, W = target_BN.size, len(matrix[0])
+    T, W = target_BN.size, jax.eval_shape(logits, params, x_BND).shape[-1]
     if T * W < MIN_CHUNKED:
-        return _metrics(x_BND, matrix, target_BN, weight_BN, cap, layout.vocab)
+        return measure(logits(params, x_BND), target_BN, weight_BN, vocab=layout.vocab)
     chunk = min(CHUNK, CHUNK_CPU) if layout.platform == "cpu" else CHUNK
     size = block_mask.size(T, max(8, chunk // (W * (SPARSE if sparse else 1))))
     flat = x_BND.reshape(T, -1), target_BN.ravel(), linear.to_float32(weight_BN.ravel())
@@ -120,53 +126,47 @@ def next_token(
     x_ITD, target_IT, weight_IT = (block_mask.cut(array, 0, size) for array in flat)
     weight_IT = layouts.vary_alike(weight_IT, x_ITD, target_IT)
     # From here on all arrays vary over the same mesh axes. So JAX sums the gradient over devices once, not per chunk.
-    x_ITD, matrix = layouts.vary_alike((x_ITD, matrix), weight_IT)
-    loss, correct = _sum_chunks(cap, layout.vocab, x_ITD, matrix, target_IT, weight_IT, count)
+    x_ITD, params = layouts.vary_alike((x_ITD, params), weight_IT)
+
+    def measure_chunk(params: Any, x_TD: jax.Array, target_T: jax.Array, weight_T: jax.Array) -> Ratio:
+        measures = measure(logits(params, x_TD), target_T, weight_T, vocab=layout.vocab)
+        return measures["loss"][0], measures["accuracy"][0]
+
+    loss, correct = _sum_chunks(measure_chunk, params, x_ITD, target_IT, weight_IT, count)
     return {"loss": (loss, jnp.sum(weight_BN)), "accuracy": (correct, jnp.sum(weight_BN))}
 
 
-def _metrics(x: jax.Array, matrix: tuple, target: jax.Array, weight: jax.Array, cap: float, vocab: str | None) -> dict:
-    """Return loss and accuracy of the capped logits G x + b. matrix: (G, b), b may be None."""
-    logits = explicit.soft_cap(linear.logits(x, *matrix), cap)
-    loss = cross_entropy(logits, target, weight, vocab=vocab)
-    return {"loss": loss, "accuracy": accuracy(logits, target, weight, vocab=vocab)}
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _sum_chunks(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, weight_IT, count) -> Ratio:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sum_chunks(measure_chunk: Callable, params: Any, x_ITD, target_IT, weight_IT, count) -> Ratio:
     """Return loss and number of correct predictions, summed over the first `count` of I chunks (None: all chunks)."""
 
     def add(i: jax.Array, sums: Ratio) -> Ratio:
-        metrics = _metrics(x_ITD[i], matrix, target_IT[i], weight_IT[i], cap, vocab)
-        return sums[0] + metrics["loss"][0], sums[1] + metrics["accuracy"][0]
+        loss, correct = measure_chunk(params, x_ITD[i], target_IT[i], weight_IT[i])
+        return sums[0] + loss, sums[1] + correct
 
     zero = layouts.vary_alike(jnp.zeros((), weight_IT.dtype), weight_IT)
     return jax.lax.fori_loop(0, len(x_ITD) if count is None else count, add, (zero, zero))
 
 
-def _sum_forward(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, weight_IT, count) -> tuple:
-    """Return the sums, and the gradients of the loss with respect to x and the matrix, for `_sum_backward`."""
-
-    def chunk_loss(x_TD: jax.Array, matrix: tuple, i: jax.Array) -> tuple[jax.Array, jax.Array]:
-        metrics = _metrics(x_TD, matrix, target_IT[i], weight_IT[i], cap, vocab)
-        return metrics["loss"][0], metrics["accuracy"][0]
+def _sum_forward(measure_chunk: Callable, params: Any, x_ITD, target_IT, weight_IT, count) -> tuple:
+    """Return the sums, and the gradients of the loss with respect to the parameters and x, for `_sum_backward`."""
+    gradient = jax.value_and_grad(measure_chunk, (0, 1), has_aux=True)
 
     def add(i: jax.Array, carry: tuple) -> tuple:
-        total_loss, total_correct, dx_ITD, dmatrix = carry
-        gradient = jax.value_and_grad(chunk_loss, (0, 1), has_aux=True)
-        (loss, correct), (dx_TD, chunk_dmatrix) = gradient(x_ITD[i], matrix, i)
-        dmatrix = jax.tree.map(lambda d, m: d + m.astype(d.dtype), dmatrix, chunk_dmatrix)
-        return total_loss + loss, total_correct + correct, dx_ITD.at[i].set(dx_TD), dmatrix
+        total_loss, total_correct, dparams, dx_ITD = carry
+        (loss, correct), (chunk_dparams, dx_TD) = gradient(params, x_ITD[i], target_IT[i], weight_IT[i])
+        dparams = jax.tree.map(lambda total, d: total + d.astype(total.dtype), dparams, chunk_dparams)
+        return total_loss + loss, total_correct + correct, dparams, dx_ITD.at[i].set(dx_TD)
 
     zero = layouts.vary_alike(jnp.zeros((), weight_IT.dtype), weight_IT)
-    zeros = jnp.zeros_like(x_ITD), jax.tree.map(lambda array: jnp.zeros_like(array, weight_IT.dtype), matrix)
+    zeros = jax.tree.map(lambda array: jnp.zeros_like(array, weight_IT.dtype), params), jnp.zeros_like(x_ITD)
     end, start = len(x_ITD) if count is None else count, (zero, zero, *zeros)
-    loss, correct, dx_ITD, dmatrix = jax.lax.fori_loop(0, end, add, start)
-    return (loss, correct), (dx_ITD, jax.tree.map(lambda d, m: d.astype(m.dtype), dmatrix, matrix))
+    loss, correct, dparams, dx_ITD = jax.lax.fori_loop(0, end, add, start)
+    return (loss, correct), (jax.tree.map(lambda d, array: d.astype(array.dtype), dparams, params), dx_ITD)
 
 
-def _sum_backward(cap: float, vocab: str | None, gradients: tuple, cotangents: Ratio) -> tuple:
-    """Return the gradients of x and the matrix times the loss's cotangent; the other arguments have no gradient."""
+def _sum_backward(measure_chunk: Callable, gradients: tuple, cotangents: Ratio) -> tuple:
+    """Return the gradients of the parameters and x times the loss's cotangent; the others have no gradient."""
     return *jax.tree.map(lambda d: (cotangents[0] * d).astype(d.dtype), gradients), None, None, None
 
 

@@ -1,4 +1,4 @@
-"""Whole models: `language_model` and `vision_model` return `(init, apply)`.
+"""Whole models: `language_model` and `vision_model` return `(init, apply)`; `bind` returns all functions of a model.
 
 init, apply = tfm.language_model(W=65, M=2, D=32, H=4, N=16, norm=tfm.norm.rms, mlp=tfm.mlp.swiglu)
 params = init(jax.random.key(0))
@@ -7,18 +7,124 @@ logits_BNW, activations = apply(params, w_BN, look=("hidden", "A"))  # hidden: (
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 
-from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer, variant
+from tfm import (
+    block as blocks,
+    embed as embeds,
+    encoder_decoder,
+    head as heads,
+    layout as layouts,
+    mlp,
+    norm,
+    position,
+    transformer,
+    variant,
+)
 from tfm.attention import flash, mask as masks, relative_position, score, spec as attentions, value
+from tfm.attention.spec import Call
+from tfm.decode import kv_cache
 
 Init = Callable[[jax.Array], dict]
 Apply = Callable[..., Any]  # the logits; with `look`, also a dict of activations
 Position = variant.Variant | relative_position.RelativePosition
 NO_POSITION, NO_RELATION = position.none, relative_position.none
+
+
+class Model(NamedTuple):
+    """A model as functions of its parameters. Everything that runs a model takes these, and no other way to it.
+
+    * init(key) -> params.
+    * hidden(params, inputs, mask=..., layout=ONE, **options) -> (X^(M), the tokens before the head, and aux of
+      transformer.hidden). options: key_B, code_n, look and edit of attentions.Call. An encoder-decoder has the inputs
+      source_BS, valid_BS, w_BN, and no mask.
+    * output(params, x_BND, layout=ONE) -> the input of the head's `apply`, and its parameters (transformer.output).
+    * logits(params, x_BND, layout=ONE) -> the logits of X^(M).
+    * loss(params, x_BND, target, weight, sparse=False, layout=ONE) -> {"loss", "accuracy"} (heads.Head.loss).
+    * start(params, prompt_BN, length_B, capacity=..., mask=...) -> logits_BW after each prompt, and the KV cache for
+      `capacity` tokens. An encoder-decoder takes source_BS and valid_BS before the prompt.
+    * by_layer(params) -> the parameters for `step`, in the form that is fastest for many calls.
+    * step(layers, cache, w_B, n_B, mask=...) -> logits_BW of the token after w_B at positions n_B, and the new cache.
+
+    layout: how the devices of the training share the model. weights: the measures of the stages that training adds to
+    its loss, with their factors (variant.py). lines: printed before training. fixed: patterns of arrays that are never
+    trained.
+    """
+
+    init: Init
+    hidden: Callable[..., tuple[jax.Array, dict]]
+    output: Callable[..., tuple[jax.Array, dict]]
+    logits: Callable[..., jax.Array]
+    loss: Callable[..., dict]
+    start: Callable[..., tuple[jax.Array, Any]]
+    by_layer: Callable[[Any], Any]
+    step: Callable[..., tuple[jax.Array, Any]]
+    layout: layouts.Layout = layouts.ONE
+    weights: Mapping[str, float] | tuple[()] = ()
+    lines: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+
+    def apply(self, params: Any, *inputs: Any, layout: layouts.Layout = layouts.ONE, **options: Any) -> tuple:
+        """Return the logits and aux. options: arguments of `hidden`."""
+        x_BND, aux = self.hidden(params, *inputs, layout=layout, **options)
+        return self.logits(params, x_BND, layout=layout), aux
+
+
+def bind(init: Init, spec: transformer.Spec, at: Callable[[layouts.Layout], transformer.Spec] | None = None) -> Model:
+    """Return the functions of a transformer. at(layout) -> the spec for these devices; None: `spec` for all."""
+    at = at or (lambda layout: spec)
+
+    def hidden(params: Any, inputs: Any, *, mask: Any, layout: layouts.Layout = layouts.ONE, **options: Any) -> tuple:
+        return transformer.hidden(params, inputs, at(layout), Call(mask, layout=layout, **options))
+
+    def start(params: Any, prompt_BN: Any, length_B: Any, *, capacity: int, mask: Any, **options: Any) -> tuple:
+        call = Call(mask, **options)
+        return kv_cache.start(params, prompt_BN, length_B, capacity=capacity, spec=at(layouts.ONE), call=call)
+
+    def step(layers: Any, cache: Any, w_B: Any, n_B: Any, *, mask: Any, **options: Any) -> tuple:
+        return kv_cache.step(layers, cache, w_B, n_B, spec=spec, call=Call(mask, **options))
+
+    of_head = {name: functools.partial(getattr(transformer, name), spec=spec) for name in ("output", "logits", "loss")}
+    by_layer = functools.partial(kv_cache.by_layer, dtype=spec.dtype)
+    return Model(init, hidden, **of_head, start=start, by_layer=by_layer, step=step)
+
+
+def bind_encoder_decoder(
+    init: Init, spec: transformer.Spec, at: Callable[[layouts.Layout], transformer.Spec] | None = None
+) -> Model:
+    """Return the functions of a sequence-to-sequence model (encoder_decoder.py), whose masks follow from its inputs."""
+    at = at or (lambda layout: spec)
+
+    def hidden(params: Any, *inputs: jax.Array, layout: layouts.Layout = layouts.ONE, **options: Any) -> tuple:
+        return encoder_decoder.hidden(params, *inputs, spec=at(layout), call=Call(layout=layout, **options))
+
+    def start(params: Any, *inputs: jax.Array, capacity: int) -> tuple[jax.Array, Any]:
+        return encoder_decoder.start(params, *inputs, capacity=capacity, spec=at(layouts.ONE), call=Call())
+
+    step = functools.partial(encoder_decoder.step, spec=spec)
+    return bind(init, spec)._replace(hidden=hidden, start=start, by_layer=unchanged, step=step)
+
+
+def unchanged(x: Any) -> Any:
+    """Return the argument: a model or parameters that nothing changes."""
+    return x
+
+
+def map_params(model: Model, use: Callable[[Any], Any]) -> Model:
+    """Return the model with `use(params)` in place of its parameters, in all its functions: quantised weights, ...
+
+    `use` must also map parameters that are sharded over devices, so it may only compute elementwise.
+    """
+
+    def mapped(name: str) -> Callable[..., Any]:
+        function = getattr(model, name)
+        return lambda params, *arrays, **options: function(use(params), *arrays, **options)
+
+    names = "hidden", "output", "logits", "loss", "start", "by_layer"  # `step` gets the result of `by_layer`
+    return model._replace(**{name: mapped(name) for name in names})
 
 
 def language_model(
@@ -121,8 +227,10 @@ def _bind(
     spec = transformer.Spec(embedding, position, block, head)
     sizes = sizes | {"K": K or D // H, "F": F or 4 * D, "bias": bias, "final_norm": True}
 
+    model = bind(functools.partial(transformer.init, spec=spec, **sizes), spec)
+
     def apply(params: dict, inputs: Any, *, look: tuple[str, ...] = (), **call: Any) -> Any:
-        logits, aux = transformer.apply(params, inputs, spec, attentions.Call(mask, look=look, **call))
+        logits, aux = model.apply(params, inputs, mask=mask, look=look, **call)
         return (logits, aux["look"]) if look else logits
 
-    return functools.partial(transformer.init, spec=spec, **sizes), apply
+    return model.init, apply

@@ -10,8 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import block as blocks, embed as embeds, head as heads, initial, layout as layouts, mlp, mup, shapes, variant
-from tfm.attention import explicit
+from tfm import (
+    block as blocks,
+    embed as embeds,
+    head as heads,
+    initial,
+    layout as layouts,
+    loss as losses,
+    mup,
+    shapes,
+    variant,
+)
 from tfm.attention.spec import Call
 
 
@@ -43,8 +52,7 @@ class Spec(NamedTuple):
     embed: variant.Variant
     position: variant.Variant
     block: blocks.Spec
-    head: variant.Variant
-    activation: Callable[[jax.Array], jax.Array] = mlp.exact_gelu  # of heads.transform
+    head: heads.Head
     output_scale: float = 1.0  # factor on the output matrices of the head (mup.py)
     cap: float = 0.0  # soft cap of the head's logits; 0: none (explicit.soft_cap)
     dtype: Any = None  # dtype of products and tokens; None: the dtype of the parameters
@@ -205,22 +213,35 @@ def logits(params: dict, x_BND: jax.Array, spec: Spec, layout: layouts.Layout = 
     """Return the head's logits of X^(M) (E24-E27), softly capped, in float32."""
     with jax.named_scope("head"):
         x_BND, head = output(params, x_BND, spec, layout)
-        return explicit.soft_cap(spec.head.apply(head, x_BND, layout=layout), spec.cap)
+        return spec.head.logits(head, x_BND, cap=spec.cap, layout=layout)
+
+
+def loss(
+    params: dict,
+    x_BND: jax.Array,
+    target: jax.Array,
+    weight: jax.Array,
+    spec: Spec,
+    layout: layouts.Layout = layouts.ONE,
+    *,
+    sparse: bool = False,
+) -> dict[str, losses.Ratio]:
+    """Return {"loss", "accuracy"} of the head's logits of X^(M) (heads.Head.loss)."""
+    x_BND, head = output(params, x_BND, spec, layout)
+    return spec.head.loss(head, x_BND, target, weight, cap=spec.cap, sparse=sparse, layout=layout)
 
 
 def output(
     params: dict, x_BND: jax.Array, spec: Spec, layout: layouts.Layout = layouts.ONE
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the input of the output matrix, and the parameters of the head.
+    """Return the input of the head's `apply` (x, after `before` if the head has it), and the head's parameters.
 
-    The input is x, or its `transform` if the head has one. If the output is tied, G_WD is the embedding. The output
-    matrices are multiplied by spec.output_scale.
+    If the output is tied, G_WD is the embedding. The output matrices are multiplied by spec.output_scale.
     """
     head = layouts.gather_features(cast(params["head"], spec.dtype), layout)
-    if "transform" in head:
-        norm, eps = spec.block.norm, spec.block.eps
-        x_BND = heads.transform(head["transform"], x_BND, activation=spec.activation, norm=norm, eps=eps, layout=layout)
-    if not {"G_WD", "G_CD", "W_PD"} & head.keys():
+    if spec.head.before:
+        x_BND = spec.head.before(head, x_BND, layout=layout)
+    if "E_WD" in params["embed"] and not {"G_WD", "G_CD"} & head.keys():
         rows = cast({"E_WD": params["embed"]["E_WD"]}, spec.dtype)
         head |= {"G_WD": layouts.gather_features(rows, layout)["E_WD"]}
     if spec.output_scale != 1:

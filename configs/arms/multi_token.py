@@ -4,7 +4,7 @@ As experiment = "configs.arms.multi_token". With targets.later = 0 it is `langua
 """
 
 from experiments import language
-from tfm import head as heads, initial, loss
+from tfm import head as heads, initial
 
 FIELDS = {"later": (0.0, "weight of the loss of the token after the next; 0: no such loss, and no second matrix")}
 
@@ -30,7 +30,7 @@ def prepare(settings, mesh):
         def measure(params, x_BND, batch, layout):
             y_BND, head = model.output(params, x_BND, layout=layout)
             target_BN, weight_BN = batch["target_BN"][:, 1:], batch["weight_BN"][:, 1:]
-            later = loss.next_token(y_BND[:, :-1], {"G_WD": head["G2_WD"]}, target_BN, weight_BN, layout=layout)
+            later = heads.next_word.loss({"G_WD": head["G2_WD"]}, y_BND[:, :-1], target_BN, weight_BN, layout=layout)
             return next_loss(params, x_BND, batch, layout) | {"loss_later": later["loss"]}
 
         return measure

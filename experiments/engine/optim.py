@@ -133,7 +133,6 @@ def muon(
     *,
     muon_lr_multiplier: float,
     momentum: float,
-    ns_steps: int = 5,
     weight_decay: float,
     clip: float,
     beta1: float,
@@ -148,7 +147,7 @@ def muon(
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),
-        orthogonalise(ns_steps),
+        orthogonalise(),
         *scale_rates(growth._replace(width=1.0)),  # a step of Muon has the right size at every width
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
@@ -163,7 +162,7 @@ def muon(
     return _clip(optax.partition({"muon": matrix_rule, "adamw": other_rule}, labels), clip)
 
 
-def orthogonalise(ns_steps: int) -> optax.GradientTransformation:
+def orthogonalise(ns_steps: int = 5) -> optax.GradientTransformation:
     """Return the transformation of matrices U S V^T -> sqrt(max(1, outputs / inputs)) U V^T.
 
     ns_steps: number of Newton-Schulz iterations. The caller applies the momentum first, because the momentum of

@@ -30,7 +30,7 @@ class Work(NamedTuple):
     task: train_step.Task
     figures: Figures | None = None  # draws after the training, and may add metrics; None: the loss by step
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> outputs, such as logits
-    model: Any = None  # the functions of the model (model/model.py), for figures, samples and tools
+    model: Any = None  # the functions of the model (tfm/models.py), for figures, samples and tools
     inputs: Callable[[dict], dict] | None = None  # batch -> the arguments of model.hidden
     files: Mapping[str, bytes] = {}  # name -> content of files that a use of the model needs: tokenizer, classes
     params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones

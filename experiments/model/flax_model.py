@@ -5,10 +5,11 @@ size: `layers.0.linear.kernel_AB`. So weight decay acts on matrices, and everyth
 checkpoints, averages, frozen parameters, studies.
 """
 
+import functools
 import glob
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from experiments.config import by_name, errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.engine import train_step
 from experiments.model import flax_calls
-from tfm import layout as layouts, variant
+from tfm import layout as layouts, loss, models, variant
 
 LETTERS = "AEUΓΔΘΛΞΠΣБДЖИЛЦЧШЩЭЮЯ"  # of axes: those without a meaning in tfm/__init__.py
 COPIES = "ΦΨΩ"  # of the leading axes of a parameter that is no matrix (shapes.COPIES)
@@ -28,126 +29,141 @@ SIZES = ("M", "D", "H", "K", "F", "dropout")  # settings of the section `model` 
 VALID = "valid"  # argument of a module's call for the mask valid_BN: True for tokens, False for padding
 
 
-class FlaxModel:
-    """The functions of model/model.py's Model that an experiment calls, for a Flax module. Its outputs are logits."""
+class Module(NamedTuple):
+    """The user's module: how it is called, its arrays by path, and their names in our dictionary of parameters."""
 
-    attention = "in your Flax module"
+    label: str  # for messages
+    calls: Any  # of flax_calls.choose
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    names: dict[str, str]
+    takes_valid: bool
 
-    def __init__(
-        self,
-        m: configs.Settings,
-        layout: layouts.Layout,
-        inputs: jax.ShapeDtypeStruct,
-        outputs: tuple[int, ...],
-        *,
-        padded: bool = False,
-        **sizes: int,
-    ):
-        """Make the module that m.flax names, for a batch like `inputs`.
 
-        layout: the devices of the training. outputs: the shape of its logits. padded: whether batches have padding.
-        sizes: arguments that it may take, such as W and N. Raises UserError if it fails, or returns another shape.
-        """
-        label = self._label = f"model.flax = {m.flax}"
-        cls = by_name.choose("Flax module", m.flax, {"": nnx.Linear})
-        if not isinstance(cls, type) or not issubclass(cls, nnx.Module | linen.Module):
-            raise errors.UserError(f"{label} must be a class of flax.nnx.Module or flax.linen.Module")
-        allowed = inspect.signature(cls.__init__).parameters
-        given = {name: size for name, size in sizes.items() if name in allowed}
-        given |= {name: getattr(m, name) for name in SIZES if name in allowed}
-        has_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
-        self._takes_valid = has_tokens and VALID in inspect.signature(cls.__call__).parameters
-        with by_name.user_errors(label):
-            options = self._choose_options(inputs, None)
-            calls = self._calls = flax_calls.choose(cls)(cls, given, inputs, options)
-            self._shapes, specs = jax.eval_shape(calls.init, jax.random.key(0)), calls.read_metadata()
-            flax_calls.check_dtypes(label, calls, self._shapes)
-            fixed, running, lines = flax_calls.check(label, calls, self._shapes, inputs, options)
-            self._names, letters = _name_axes(self._shapes, specs, vectors=running)
-            result, aux = jax.eval_shape(self.hidden, jax.eval_shape(self.init, jax.random.key(0)), inputs)
-        self.weights = choose_weights(cls, aux.get(train_step.MEASURES, {}))
-        self.local = [
-            path
-            for path in running
-            if path.removeprefix(f"{flax_calls.STATISTICS}.").rpartition(".")[0] not in calls.norms
-        ]
-        self.fixed = [glob.escape(self._names[path]) for path in fixed]
-        self.layout = layout._replace(letters=letters)
-        lines += [f"added to the loss: {weight:g} {name}" for name, weight in self.weights.items()]
-        self.lines = describe(self._shapes, specs, blind=padded and not self._takes_valid) + lines
-        if result.shape != outputs:
-            raise errors.UserError(f"{label} must return logits of shape {outputs}, not {result.shape}")
+def make(
+    m: configs.Settings,
+    layout: layouts.Layout,
+    inputs: jax.ShapeDtypeStruct,
+    outputs: tuple[int, ...],
+    *,
+    padded: bool = False,
+    **sizes: int,
+) -> tuple[models.Model, list[str]]:
+    """Return the model that m.flax names, for a batch like `inputs`, and the paths of statistics of one device only.
 
-    def init(self, key: jax.Array, **block_settings: Any) -> dict[str, jax.Array]:
-        """Return the initial parameters and other arrays. Raises UserError for settings of our blocks.
+    layout: the devices of the training. outputs: the shape of its logits. padded: whether batches have padding. sizes:
+    arguments that it may take, such as W and N. Raises UserError if it fails, or returns another shape.
+    """
+    label = f"model.flax = {m.flax}"
+    cls = by_name.choose("Flax module", m.flax, {"": nnx.Linear})
+    if not isinstance(cls, type) or not issubclass(cls, nnx.Module | linen.Module):
+        raise errors.UserError(f"{label} must be a class of flax.nnx.Module or flax.linen.Module")
+    allowed = inspect.signature(cls.__init__).parameters
+    given = {name: size for name, size in sizes.items() if name in allowed}
+    given |= {name: getattr(m, name) for name in SIZES if name in allowed}
+    has_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
+    takes_valid = has_tokens and VALID in inspect.signature(cls.__call__).parameters
+    with by_name.user_errors(label):
+        options = choose_options(takes_valid, inputs, None)
+        calls = flax_calls.choose(cls)(cls, given, inputs, options)
+        shapes, specs = jax.eval_shape(calls.init, jax.random.key(0)), calls.read_metadata()
+        flax_calls.check_dtypes(label, calls, shapes)
+        fixed, running, lines = flax_calls.check(label, calls, shapes, inputs, options)
+        names, letters = _name_axes(shapes, specs, vectors=running)
+        module = Module(label, calls, shapes, names, takes_valid)
+        params = jax.eval_shape(functools.partial(init, module), jax.random.key(0))
+        result, aux = jax.eval_shape(functools.partial(hidden, module), params, inputs)
+    if result.shape != outputs:
+        raise errors.UserError(f"{label} must return logits of shape {outputs}, not {result.shape}")
+    weights = choose_weights(cls, aux.get(train_step.MEASURES, {}))
+    lines += [f"added to the loss: {weight:g} {name}" for name, weight in weights.items()]
+    return bind(module)._replace(
+        layout=layout._replace(letters=letters),
+        weights=weights,
+        lines=("attention: in your Flax module", *describe(shapes, specs, blind=padded and not takes_valid), *lines),
+        fixed=tuple(glob.escape(names[path]) for path in fixed),
+    ), [path for path in running if _find_norm(path) not in calls.norms]
 
-        An array of integers or bools is float32 here, because the training step differentiates with respect to all.
-        """
-        if block_settings:
-            raise errors.UserError(f"model.{min(block_settings)} is not a setting of a Flax module of yours")
-        leaves = self._calls.init(key)
-        to_float = {path: not jnp.issubdtype(leaf.dtype, jnp.inexact) for path, leaf in leaves.items()}
-        return {self._names[p]: x.astype(jnp.float32) if to_float[p] else x for p, x in leaves.items()}
 
-    def hidden(
-        self,
-        params: dict,
-        inputs: jax.Array,
-        *,
-        valid: jax.Array | None = None,
-        key_B: jax.Array | None = None,
-        layout: layouts.Layout = layouts.ONE,
-    ) -> tuple[jax.Array, dict]:
-        """Return the logits in float32, and aux: the module's measures and, in training, its batch statistics.
+def bind(module: Module) -> models.Model:
+    """Return the functions of the module. Its outputs are the logits, so there is no head."""
+    of_module = {"init": init, "hidden": hidden, "start": start, "step": step}
+    return models.Model(
+        **{name: functools.partial(function, module) for name, function in of_module.items()},
+        output=lambda params, outputs, layout=layouts.ONE: (outputs, {}),
+        logits=lambda params, outputs, layout=layouts.ONE: outputs,
+        loss=lambda params, outputs, target, weight, **options: loss.measure(outputs, target, weight),
+        by_layer=models.unchanged,
+    )
 
-        valid: the mask valid_BN, for a module that takes it; None: no padding. key_B: a random key for each sequence;
-        the module's dropout uses the first, with other zeros in each sequence. In evaluation all batches have one key.
-        """
-        params, train = layouts.gather_features(params, layout), key_B is not None
-        leaves = {path: params[name].astype(self._shapes[path].dtype) for path, name in self._names.items()}
-        leaves = flax_calls.stop_gradients(leaves, self._calls.collections)
-        key, options = key_B[0] if train else jax.random.key(0), self._choose_options(inputs, valid)
-        called = self._calls.call(leaves, inputs, key, options, train, layout.batch)
-        logits, measures = split_measures(self._label, called.outputs)
-        aux = {train_step.MEASURES: measures} if measures else {}
-        if train and called.changed:  # train_step moves the parameter by 1 - MOMENTUM towards these: to Flax's average
-            momentum, new = train_step.MOMENTUM, called.changed.items()
-            aux[train_step.RUNNING] = {self._names[p]: (x - momentum * leaves[p]) / (1 - momentum) for p, x in new}
-        return logits.astype(jnp.float32), aux
 
-    def logits(self, params: dict, outputs: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-        """Return the outputs of `hidden`, which are the logits."""
-        return outputs
+def _find_norm(path: str) -> str:
+    """Return the path of the norm that has these running statistics."""
+    return path.removeprefix(f"{flax_calls.STATISTICS}.").rpartition(".")[0]
 
-    def apply(self, params: dict, inputs: jax.Array, **options: Any) -> tuple[jax.Array, dict]:
-        """Return the logits and aux. options: arguments of `hidden`."""
-        return self.hidden(params, inputs, **options)
 
-    def by_layer(self, params: dict) -> dict:
-        """Return the parameters for `step`."""
-        return params
+def init(module: Module, key: jax.Array, **block_settings: Any) -> dict[str, jax.Array]:
+    """Return the initial parameters and other arrays. Raises UserError for settings of our blocks.
 
-    def start(
-        self, params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: Any = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the logits_BW after each prompt, and the tokens so far as the cache: no keys and values are kept."""
-        w_BN = jnp.pad(prompt_BN, ((0, 0), (0, capacity - prompt_BN.shape[1])))
-        return self._predict(params, w_BN, length_B - 1), w_BN
+    An array of integers or bools is float32 here, because the training step differentiates with respect to all.
+    """
+    if block_settings:
+        raise errors.UserError(f"model.{min(block_settings)} is not a setting of a Flax module of yours")
+    leaves = module.calls.init(key)
+    to_float = {path: not jnp.issubdtype(leaf.dtype, jnp.inexact) for path, leaf in leaves.items()}
+    return {module.names[p]: x.astype(jnp.float32) if to_float[p] else x for p, x in leaves.items()}
 
-    def step(
-        self, params: dict, w_BN: jax.Array, w_B: jax.Array, n_B: jax.Array, *, mask: Any = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the logits_BW after token w_B at position n_B, by computing all tokens again, and the tokens."""
-        w_BN = w_BN.at[jnp.arange(len(w_BN)), n_B].set(w_B)
-        return self._predict(params, w_BN, n_B), w_BN
 
-    def _choose_options(self, inputs: Any, valid: jax.Array | None) -> dict[str, jax.Array]:
-        """Return the further arguments of the module's call: `valid` if it takes this argument."""
-        valid = jnp.ones(inputs.shape, bool) if valid is None else valid
-        return {VALID: valid} if self._takes_valid else {}
+def hidden(
+    module: Module,
+    params: dict,
+    inputs: jax.Array,
+    *,
+    valid: jax.Array | None = None,
+    key_B: jax.Array | None = None,
+    layout: layouts.Layout = layouts.ONE,
+) -> tuple[jax.Array, dict]:
+    """Return the logits in float32, and aux: the module's measures and, in training, its batch statistics.
 
-    def _predict(self, params: dict, w_BN: jax.Array, n_B: jax.Array) -> jax.Array:
-        return self.hidden(params, w_BN)[0][jnp.arange(len(w_BN)), n_B]
+    valid: the mask valid_BN, for a module that takes it; None: no padding. key_B: a random key for each sequence; the
+    module's dropout uses the first, with other zeros in each sequence. In evaluation all batches have one key.
+    """
+    params, train = layouts.gather_features(params, layout), key_B is not None
+    leaves = {path: params[name].astype(module.shapes[path].dtype) for path, name in module.names.items()}
+    leaves = flax_calls.stop_gradients(leaves, module.calls.collections)
+    key, options = key_B[0] if train else jax.random.key(0), choose_options(module.takes_valid, inputs, valid)
+    called = module.calls.call(leaves, inputs, key, options, train, layout.batch)
+    logits, measures = split_measures(module.label, called.outputs)
+    aux = {train_step.MEASURES: measures} if measures else {}
+    if train and called.changed:  # train_step moves the parameter by 1 - MOMENTUM towards these: to Flax's average
+        momentum, new = train_step.MOMENTUM, called.changed.items()
+        aux[train_step.RUNNING] = {module.names[p]: (x - momentum * leaves[p]) / (1 - momentum) for p, x in new}
+    return logits.astype(jnp.float32), aux
+
+
+def start(
+    module: Module, params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """Return the logits_BW after each prompt, and the tokens so far as the cache: no keys and values are kept."""
+    w_BN = jnp.pad(prompt_BN, ((0, 0), (0, capacity - prompt_BN.shape[1])))
+    return _predict(module, params, w_BN, length_B - 1), w_BN
+
+
+def step(
+    module: Module, params: dict, w_BN: jax.Array, w_B: jax.Array, n_B: jax.Array, *, mask: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """Return the logits_BW after token w_B at position n_B, by computing all tokens again, and the tokens."""
+    w_BN = w_BN.at[jnp.arange(len(w_BN)), n_B].set(w_B)
+    return _predict(module, params, w_BN, n_B), w_BN
+
+
+def _predict(module: Module, params: dict, w_BN: jax.Array, n_B: jax.Array) -> jax.Array:
+    return hidden(module, params, w_BN)[0][jnp.arange(len(w_BN)), n_B]
+
+
+def choose_options(takes_valid: bool, inputs: Any, valid: jax.Array | None) -> dict[str, jax.Array]:
+    """Return the further arguments of the module's call: `valid` if it takes this argument."""
+    valid = jnp.ones(inputs.shape, bool) if valid is None else valid
+    return {VALID: valid} if takes_valid else {}
 
 
 def _name_axes(
@@ -196,10 +212,10 @@ def describe(
 
 def build(
     m: configs.Settings, mesh: Mesh, inputs: jax.ShapeDtypeStruct, outputs: tuple[int, ...], **options: Any
-) -> FlaxModel:
+) -> models.Model:
     """Return the model that m.flax names; mesh.fsdp shards the parameters whose metadata says so.
 
-    The arguments are those of `FlaxModel`. Raises UserError for devices that share the module in another way.
+    The arguments are those of `make`. Raises UserError for devices that share the module in another way.
     """
     errors.refuse(
         (m.mup, f"model.mup = {m.mup} must be 0 with model.flax: it needs names that state the shapes"),
@@ -208,10 +224,10 @@ def build(
     for axis, size in mesh.shape.items():
         if axis in (meshes.TENSOR, meshes.SEQUENCE) and size > 1:
             raise errors.UserError(f"mesh.{axis} = {size} must be 1 with model.flax. Choose mesh.data or mesh.fsdp")
-    model = FlaxModel(m, meshes.layout(mesh), inputs, outputs, **options)
-    for axis in (axis for axis in meshes.BATCH if model.local and mesh.shape[axis] > 1):
+    model, local = make(m, meshes.layout(mesh), inputs, outputs, **options)
+    for axis in (axis for axis in meshes.BATCH if local and mesh.shape[axis] > 1):
         raise errors.UserError(
-            f"mesh.{axis} = {mesh.shape[axis]} must be 1: `{model.local[0]}` of model.flax = {m.flax} is not of Flax's "
+            f"mesh.{axis} = {mesh.shape[axis]} must be 1: `{local[0]}` of model.flax = {m.flax} is not of Flax's "
             "BatchNorm, so each device would have its own statistics"
         )
     if model.layout.fsdp and not model.layout.letters:

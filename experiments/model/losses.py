@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from experiments.config import by_name, errors, settings as configs
 from experiments.engine.train_step import Ratios
 from experiments.folder import checkpoint
-from experiments.model import model as models
-from tfm import layout as layouts, loss
+from tfm import layout as layouts, loss, models
 
 CROSS_ENTROPY = "cross_entropy"
 
@@ -106,18 +105,14 @@ def choose_token_loss(
 ) -> Callable[..., Ratios]:
     """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of target_BN and weight_BN.
 
-    The cross-entropy never stores the logits of all tokens (loss.next_token), but any other loss, and train.metrics,
+    The cross-entropy never stores the logits of all tokens (loss.in_chunks), but any other loss, and train.metrics,
     receive them. sparse: True if few tokens have a target. Raises UserError for these if devices share the vocabulary.
     """
-    is_ours = isinstance(model, models.Model)
-    if settings.train.loss == CROSS_ENTROPY and not settings.train.metrics and is_ours:
-
-        def measure(params: Any, x_BND: jax.Array, batch: dict, layout: layouts.Layout) -> Ratios:
-            x_BND, head = model.output(params, x_BND, layout=layout)
-            target_BN, weight_BN, cap = batch["target_BN"], batch["weight_BN"], model.spec.cap
-            return loss.next_token(x_BND, head, target_BN, weight_BN, cap=cap, sparse=sparse, layout=layout)
-
-        return measure
+    if settings.train.loss == CROSS_ENTROPY and not settings.train.metrics:
+        loss_of_head = functools.partial(model.loss, sparse=sparse)
+        return lambda params, x_BND, batch, layout: loss_of_head(
+            params, x_BND, batch["target_BN"], batch["weight_BN"], layout=layout
+        )
     if layout.vocab:
         name = "metrics" if settings.train.loss == CROSS_ENTROPY else f"loss = {settings.train.loss}"
         raise errors.UserError(

@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
-from experiments.model import model as models
+from experiments.model import build
 from tfm import layout as layouts
 
 
@@ -14,7 +14,7 @@ def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, hea
     W: size of the vocabulary. N, head: number of patches, and the setting image.head, of an image model. Raises
     UserError if the devices of the mesh cannot share the model.
     """
-    layout, spec = meshes.layout(mesh, W=W), models.make_block_spec(m)
+    layout, spec = meshes.layout(mesh, W=W), build.make_block_spec(m)
     sequence, tensor = mesh.shape.get(layout.sequence, 1), mesh.shape.get(layout.tensor, 1)
     unsharded = [] if spec.mlp.takes_layout else [f"model.mlp = {m.mlp}"]
     unsharded += [] if spec.attention.value.takes_layout else [f"model.value = {m.value}"]

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.config import errors, settings as configs
 from experiments.engine import run as runs, train_step
-from experiments.model import flax_model, losses, model as models, probe
-from tfm import layout as layouts
+from experiments.model import losses, probe
+from tfm import layout as layouts, models
 
 BINS = 15  # of the calibration error, as in Guo et al. 2017
 RECALLS = 100  # the most classes whose recall is in the summary
@@ -18,7 +18,7 @@ RECALLS = 100  # the most classes whose recall is in the summary
 
 def make_work(
     settings: configs.Settings,
-    model: models.Model | flax_model.FlaxModel,
+    model: models.Model,
     inputs: Callable[..., dict],
     measure: Callable[..., train_step.Ratios],
     data: Mapping[str, Any],
@@ -44,7 +44,6 @@ def make_work(
         x_BND = model.hidden(params, **inputs(batch))[0]
         return predict(params, x_BND, batch) if predict else model.logits(params, x_BND)
 
-    lines = f"attention: {model.attention}", *model.lines
     better = {name: metric.better for name, metric in losses.choose_metrics(settings.train.metrics).items()}
     task = train_step.Task(
         init=model.init,
@@ -53,7 +52,7 @@ def make_work(
         weights=model.weights,
         layout=model.layout,
         probe=None if settings.model.flax else probe.symmetry_metrics(settings.model),
-        lines=lines,
+        lines=model.lines,
         fixed=model.fixed,
         causal=causal,
         **data | {"better": better | data.get("better", {})},

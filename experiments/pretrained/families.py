@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from experiments.config import errors
-from experiments.model import model as models, variants
+from experiments.model import build, variants
 from experiments.pretrained import tensors
 
 HfConfig = Mapping[str, Any]
@@ -114,7 +114,7 @@ def output(family: Family, kind: str, settings: Settings) -> str:
     layer = family.outputs[kind]
     if kind not in ("causal", "masked"):
         return layer
-    return models.name_head(settings["tied_output"], settings["mlp"] if layer == "mlp" else layer)
+    return build.name_head(settings["tied_output"], settings["mlp"] if layer == "mlp" else layer)
 
 
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:

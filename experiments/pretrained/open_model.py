@@ -11,8 +11,9 @@ import numpy as np
 from experiments.config import by_name, disk, errors, files as config_files, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.folder import checkpoint, records, workdir as workdirs
-from experiments.model import losses, model as models
+from experiments.model import losses
 from experiments.pretrained import adapters, hub, trained
+from tfm import models
 
 Trained, load_tokenizer = trained.Trained, trained.load_tokenizer  # notebooks use them
 RUNS = {"vision": "image", "text_classification": "classes"}  # experiment -> kind, if their names differ
@@ -87,7 +88,7 @@ def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[s
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:
-    """Return a run's kind of model, and the arguments of its function in model/model.py.
+    """Return a run's kind of model, and the arguments of its function in model/build.py.
 
     experiment: the built-in one that defines the model (runs.Work.kind).
     """

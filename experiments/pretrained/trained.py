@@ -14,9 +14,9 @@ import tqdm
 
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization
-from experiments.model import model as models, variants
+from experiments.model import build, variants
 from experiments.pretrained import families, tensors
-from tfm import embed as embeds, head as heads, shapes
+from tfm import embed as embeds, head as heads, models, shapes
 from tfm.attention import mask as masks
 
 # What a model does, by its kind. The kind of another experiment's model is the name of the experiment.
@@ -34,8 +34,8 @@ DOES = {
 # None: the one that text.head names
 HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.masked_word}
 HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word}
-BUILD = {"image": models.build_vision_model, "masked_image": models.build_masked_image_model}
-BUILD |= {"translation": models.build_encoder_decoder} | dict.fromkeys(HEADS, models.build_language_model)
+BUILD = {"image": build.vision_model, "masked_image": build.masked_image_model}
+BUILD |= {"translation": build.encoder_decoder} | dict.fromkeys(HEADS, build.language_model)
 CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
 IMAGES = ("image", "masked_image")  # kinds that read images
 ACTIVATIONS = ("hidden", "q", "k", "v", "A", "attention", "mlp")  # names of activations (block.Order)
@@ -83,7 +83,7 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
         head = {"head": heads.each_word, "output": "linear"} if is_mean else {}
         network, inputs, mask = _prepare_call(model, inputs, valid, **head)
         output = network.apply(params, inputs, mask=mask)[0]
-        return models.average_tokens(output, valid) if is_mean else output
+        return build.average_tokens(output, valid) if is_mean else output
 
     return jax.jit(apply)
 
@@ -91,7 +91,7 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
 def make_look(model: "Trained") -> Callable[..., dict[str, jax.Array]]:
     """Return the compiled function (params, inputs, valid, names=names) -> features and activations (Trained.look)."""
     check_kind(model, *HEADS, *IMAGES, needs_head=False)
-    outputs = {"class_token", *models.TEXT_CLASS_HEADS} - {"pooled"}
+    outputs = {"class_token", *build.TEXT_CLASS_HEADS} - {"pooled"}
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
 
     def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
@@ -105,7 +105,7 @@ def make_look(model: "Trained") -> Callable[..., dict[str, jax.Array]]:
             last_B = x_BND.shape[1] - 1 - jnp.argmax(valid_BN[:, ::-1], axis=1)
             features_BD = jnp.take_along_axis(x_BND, last_B[:, None, None], axis=1)[:, 0]
         else:
-            features_BD = x_BND[:, 0] if reads_first else models.average_tokens(x_BND, valid_BN)
+            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, valid_BN)
         return {"features": features_BD} | {name: x.astype(jnp.float32) for name, x in aux.get("look", {}).items()}
 
     return jax.jit(look, static_argnames="names")
@@ -120,7 +120,7 @@ def _prepare_call(
         raise errors.UserError(
             f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
         )
-    mask = models.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
+    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
     if model.kind in IMAGES:
         options |= {"Y": inputs.shape[1], "X": inputs.shape[2]}
         inputs = embeds.cut(inputs, size=model.facts["patch"])
@@ -249,7 +249,7 @@ class Trained:
     """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
-    `model`. facts: the other arguments of the function in model/model.py that builds the model (W, N, output; Y, X, Z,
+    `model`. facts: the other arguments of the function in model/build.py that builds the model (W, N, output; Y, X, Z,
     patch, C, output). extras: other properties, such as class_names (hub.Published). table: where each tensor of a
     published model went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may
     name. own: the model that the user's experiment prepared; None: the model is built from its settings.

@@ -28,9 +28,8 @@ from experiments import command as commands
 from experiments.config import errors, settings as configs
 from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
 from experiments.engine import batches
-from experiments.model import model as models
+from experiments.model import build
 from experiments.pretrained import trained
-from tfm import loss
 from tfm.attention import mask as masks
 
 BATCH = 2**13  # tokens of a batch of windows
@@ -115,16 +114,16 @@ def measure_document(
 
 def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> Callable[[batches.Batch], tuple]:
     """Return a function of a batch of windows: its (nats, correct predictions, tokens)."""
-    network, mask = model.network(), models.add_window(model.fields, masks.causal)
+    network, mask = model.network(), build.add_window(model.fields, masks.causal)
     has_bos = tokenizer.bos is not None and tokenizer.encode("")[:1].tolist() == [tokenizer.bos]
     ignored_id = tokenizer.bos if has_bos else -1  # the token before a text is not a target
 
     @jax.jit
     def measure(params: Any, batch: dict) -> tuple[jax.Array, ...]:
         weight_BN = batch["weight_BN"] * (batch["target_BN"] != ignored_id)
-        call = models.within_documents(mask, batch)
-        x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], **call)[0])
-        measures = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.spec.cap)
+        call = build.within_documents(mask, batch)
+        x_BND, _ = network.hidden(params, batch["w_BN"], **call)
+        measures = network.loss(params, x_BND, batch["target_BN"], weight_BN)
         return measures["loss"][0], measures["accuracy"][0], measures["loss"][1]
 
     return functools.partial(measure, jax.device_put(model.params))

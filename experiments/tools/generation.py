@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from experiments.devices import mesh as meshes
 from experiments.dry_run import topology as topologies
-from experiments.model import model as models
+from tfm import models
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 

@@ -22,7 +22,7 @@ from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 from experiments.folder import log
-from experiments.model import checks, model as models
+from experiments.model import build, checks
 from experiments.pretrained import trained
 from experiments.tools import generation
 from tfm.attention import mask as masks
@@ -116,8 +116,8 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
         if model.kind == "prefix" and length_B is not None:
-            return models.add_window(model.fields, masks.prefix(length_B))
-        return models.add_window(model.fields, masks.causal)
+            return build.add_window(model.fields, masks.prefix(length_B))
+        return build.add_window(model.fields, masks.causal)
 
     N, stop = model.facts["N"], trained.list_end_ids(model, model.tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N

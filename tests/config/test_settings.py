@@ -13,7 +13,7 @@ from errors import raises
 
 from configs import base
 from experiments.config import by_name, errors, settings as configs
-from experiments.model import checks, model as models, variants
+from experiments.model import build, checks, variants
 from tfm import block as blocks
 from tfm.attention import implementations, score
 
@@ -249,7 +249,7 @@ VARIANTS = {
     "outer_norm": checks.OUTER_NORMS,
     "block": blocks.ORDERS,
     "attention": implementations.NAMES,
-    "compute_dtype": models.DTYPES,
+    "compute_dtype": build.DTYPES,
 }
 
 

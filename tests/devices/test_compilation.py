@@ -22,7 +22,7 @@ from resuming import Stopped, run
 from experiments.config import disk, errors
 from experiments.devices import compilation, mesh as meshes
 from experiments.engine import batches, run as runs, summary as summaries, train_step
-from tfm import loss
+from tfm import head as heads, loss
 from tfm.attention import explicit, flash, mask as masks, splash
 
 BACKEND = "/jax/core/compile/backend_compile_duration"
@@ -373,7 +373,7 @@ def test_the_flops_of_a_head_in_chunks_include_all_tokens(monkeypatch):
     monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
     monkeypatch.setattr(loss, "CHUNK", 16 * 24)
     targets, head = (np.zeros((2, 32), np.int32), ones(2, 32)), {"G_WD": ones(24, 5)}
-    result = compilation.flops(lambda x_BND: loss.next_token(x_BND, head, *targets)["loss"], ones(2, 32, 5))
+    result = compilation.flops(lambda x_BND: heads.next_word.loss(head, x_BND, *targets)["loss"], ones(2, 32, 5))
     assert result == 2 * 64 * 24 * 5
 
 

@@ -12,7 +12,7 @@ from errors import raises
 from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import topology as topologies
-from experiments.model import model as models, sharding
+from experiments.model import build, sharding
 from experiments.tools import generation
 from tfm import head as heads
 from tfm.attention import mask as masks
@@ -118,13 +118,13 @@ def test_a_step_that_is_too_large_is_reported_with_the_compilers_reason(tmp_path
 
 
 @libtpu
-@pytest.mark.parametrize(("M", "is_loop"), [(models.UNROLLED, False), (models.UNROLLED + 1, True)])
+@pytest.mark.parametrize(("M", "is_loop"), [(build.UNROLLED, False), (build.UNROLLED + 1, True)])
 def test_many_layers_are_scanned_only_on_a_tpu(M, is_loop):
     settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
 
     def has_loop(mesh):
         layout = sharding.choose_layout(settings.model, mesh)
-        model = models.build_vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+        model = build.vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
         params = jax.eval_shape(model.init, jax.random.key(0))
         apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))
         program = jax.make_jaxpr(apply)(params, np.ones((2, 4, 16), np.float32))
@@ -148,7 +148,7 @@ def test_the_most_expensive_program_of_a_study_is_compiled(tmp_path):
 @libtpu
 def test_generation_is_compiled_for_the_prompt_and_for_the_next_tokens():
     chip = meshes.make(data=1, devices=topologies.describe("v5e-1").devices)
-    model = models.build_language_model(tiny.settings("language").model, head=heads.next_word, W=11, N=272)
+    model = build.language_model(tiny.settings("language").model, head=heads.next_word, W=11, N=272)
     options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": [], "mesh": chip}
     params = jax.eval_shape(model.init, jax.random.key(0))
     generator = generation.Generator(model, params, mask=lambda length_B=None: masks.causal, **options)

@@ -23,7 +23,7 @@ SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
 MATRIX_NAMES = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
 ADAMW_NAMES = ["blocks/norm1/gain_D", "blocks/value/bo_D", "embed/E_ND", "head/G_ND"]
 ALL_NAMES = [f"blocks/{name}" for name in MATRIX_NAMES] + ADAMW_NAMES
-RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 4
+RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 5
 
 
 def draw_params(seed, names=ALL_NAMES):
@@ -189,7 +189,7 @@ def matrices_by_hand(name, value, gradients):
 
 
 def matrix_rule(rate=RATE, **changes):
-    options = {"muon_lr_multiplier": MATRIX_RATE, "momentum": MOMENTUM, "ns_steps": ROUNDS, "weight_decay": DECAY}
+    options = {"muon_lr_multiplier": MATRIX_RATE, "momentum": MOMENTUM, "weight_decay": DECAY}
     return optim.muon(lambda step: rate, **ADAM | options | {"clip": 0.0} | changes)
 
 
@@ -222,7 +222,7 @@ def test_the_gradient_of_muon_is_clipped_over_all_leaves():
 
 def test_vmapped_rows_of_a_study_take_the_same_steps_as_alone():
     params, gradient = (draw_params(seed, SOME_NAMES) for seed in (0, 1))
-    step = jax.jit(lambda rate, *trees: take_steps(matrix_rule(rate, ns_steps=2), trees[0], trees[1:]))
+    step = jax.jit(lambda rate, *trees: take_steps(matrix_rule(rate), trees[0], trees[1:]))
     rates = np.float32([0.1, 0.02])
     single_results = [step(rate, params, gradient) for rate in rates]
     rows = jax.vmap(step, (0, None, None))(rates, params, gradient)

@@ -17,7 +17,7 @@ from experiments.config import by_name, disk
 from experiments.data import corpus as corpora, tokenization
 from experiments.figures import images as image_figures
 from experiments.folder import records
-from experiments.model import checks, model as models, splits
+from experiments.model import build, checks, splits
 from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer
 from tfm.attention import implementations, mask as masks, relative_position, score, value
 
@@ -25,8 +25,8 @@ MODULES = {"score": score, "value": value, "norm": norm, "mlp": mlp, "position":
 MODULES |= {"relative_position": relative_position}
 VARIANTS = {field: by_name.candidates(room) for field, room in MODULES.items()}
 VARIANTS |= {"scale": score.SCALES, "block": blocks.ORDERS, "bias": blocks.BIASES, "outer_norm": checks.OUTER_NORMS}
-VARIANTS |= {"attention": implementations.NAMES, "remat": transformer.REMAT, "compute_dtype": models.DTYPES}
-VARIANTS |= {"head": models.CLASS_HEADS}
+VARIANTS |= {"attention": implementations.NAMES, "remat": transformer.REMAT, "compute_dtype": build.DTYPES}
+VARIANTS |= {"head": build.CLASS_HEADS}
 
 
 @pytest.mark.parametrize("field", VARIANTS)
@@ -36,7 +36,7 @@ def test_every_variant_that_a_config_can_name_makes_a_model(field):
         changes = {"model.M": 1, "model.compute_dtype": "bfloat16", "model.attention": "flash"}
         changes |= {f"model.{field}": name} if field != "head" else {}
         m, output = tiny.settings("vision", **changes).model, name if field == "head" else "pooled"
-        model = models.build_vision_model(m, output=output, Y=8, X=8, Z=1, patch=4, C=3)
+        model = build.vision_model(m, output=output, Y=8, X=8, Z=1, patch=4, C=3)
         logits, _ = jax.eval_shape(lambda key, model=model: model.apply(model.init(key), inputs, mask=None), key)
         assert (logits.shape, logits.dtype) == ((2, 3), np.float32), name
 
@@ -100,7 +100,7 @@ def test_a_held_out_prefix_is_read_in_both_directions_and_continued_with_the_cac
     work, w_N = tiny.work_of(settings), [*map(int, corpora.read_corpus(settings.text, ()).evaluation_T[:16])]
     params = tiny.draw_params(work.task)  # a prompt with a causal mask would have another continuation
     sample = next(work.figures(work, params, tmp_path, []))
-    model = models.build_language_model(settings.model, head=heads.next_word, W=256, N=32)
+    model = build.language_model(settings.model, head=heads.next_word, W=256, N=32)
     mask = masks.prefix(16)
     apply = jax.jit(functools.partial(model.apply, mask=mask))
     while len(w_N) < 32:

@@ -346,7 +346,7 @@ QUANTISED = """
 import jax
 import jax.numpy as jnp
 from experiments import language
-from experiments.model import model as models
+from tfm import models
 
 config = language.config
 

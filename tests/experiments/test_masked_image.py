@@ -16,7 +16,7 @@ from experiments.config import errors
 from experiments.data import windows
 from experiments.engine import batches
 from experiments.figures import images as image_figures
-from experiments.model import losses, model as models
+from experiments.model import build, losses
 from tfm import embed as embeds, head as heads, loss
 
 
@@ -156,8 +156,8 @@ def test_squared_error_weights_patches_and_counts_pixels():
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
     """Not even NaN does. A visible pixel changes the outputs of all patches, also of hidden ones."""
-    variants = {"embed": models.bind_sizes(embeds.masked_patches, P=P), "head": models.bind_sizes(heads.pixels, P=P)}
-    model = models.build_model(tiny.settings("masked_image", model__M=1).model, **variants, N=N)
+    variants = {"embed": build.bind_sizes(embeds.masked_patches, P=P), "head": build.bind_sizes(heads.pixels, P=P)}
+    model = build.model(tiny.settings("masked_image", model__M=1).model, **variants, N=N)
     params = cases.draw_params(model.init)
 
     @jax.jit

@@ -17,7 +17,7 @@ from errors import raises
 from experiments.config import errors
 from experiments.data import pairs, translation_score
 from experiments.folder import checkpoint, records
-from experiments.model import model as models
+from experiments.model import build
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
@@ -90,7 +90,7 @@ def test_a_run_learns_to_translate_held_out_sentences(trained_run):
 def test_greedy_translations_have_the_most_likely_tokens_of_the_model_without_a_cache(trained_run, file, monkeypatch):
     monkeypatch.setattr(translation, "SCORED", 11)
     settings = tiny.settings("translation", **SIZES | TRAIN | {"pairs.source": file})
-    corpus, model = translation.read(settings), models.build_encoder_decoder(settings.model, W=W, N=N, tied_output=True)
+    corpus, model = translation.read(settings), build.encoder_decoder(settings.model, W=W, N=N, tied_output=True)
     params = checkpoint.parameters(trained_run.folder / "checkpoints", STEPS)
     source_BS, fits_B = pairs.pad(corpus.subwords, corpus.sources, N=N)
     apply, w_BN = jax.jit(model.apply), np.full((len(source_BS), N + 1), pairs.BOS, np.int32)

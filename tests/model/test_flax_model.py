@@ -248,7 +248,7 @@ def settings(name, experiment="vision", **changes):
 def build(name, **changes):
     """Return the model of digits."""
     inputs = jax.ShapeDtypeStruct((2, Y, Y, 1), jnp.float32)
-    return flax_model.FlaxModel(settings(name, **changes).model, layouts.ONE, inputs, (2, C), Y=Y, X=Y, Z=1, C=C)
+    return flax_model.make(settings(name, **changes).model, layouts.ONE, inputs, (2, C), Y=Y, X=Y, Z=1, C=C)[0]
 
 
 def images(B=6):
@@ -426,7 +426,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped_and_the_tools_refuse_it(
 def test_a_text_is_generated_by_computing_all_tokens_again():
     values = settings("Tokens", "language", text__N=8, text__tokenizer="characters")
     inputs = jax.ShapeDtypeStruct((2, 8), jnp.int32)
-    model = flax_model.FlaxModel(values.model, layouts.ONE, inputs, (2, 8, 11), W=11, N=8)
+    model, _ = flax_model.make(values.model, layouts.ONE, inputs, (2, 8, 11), W=11, N=8)
     w_BN = np.arange(16).reshape(2, 8) % 11
 
     @jax.jit

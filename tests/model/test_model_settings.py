@@ -6,15 +6,15 @@ from errors import raises
 
 from experiments.config import errors
 from experiments.devices import mesh as meshes
-from experiments.model import model as models, sharding
-from tfm import head as heads, layout as layouts
+from experiments.model import build, checks, sharding
+from tfm import embed as embeds, head as heads, layout as layouts, position, transformer
 from tfm.attention import flash, mask as masks, score, splash
 
 
 def test_rotary_accepts_an_odd_k_if_the_score_has_twice_as_many_features():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
-    model = models.build_vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
-    assert model.spec.block.attention.score is score.tied_wide
+    assert build.vision_model(settings.model, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+    assert build.make_block_spec(settings.model).attention.score is score.tied_wide
 
 
 def test_statistics_of_each_position_need_all_tokens_of_a_sequence_on_one_device():
@@ -27,17 +27,20 @@ def test_statistics_of_each_position_need_all_tokens_of_a_sequence_on_one_device
 def test_an_encoder_decoder_refuses_a_norm_over_tokens_and_a_norm_before_its_blocks(name, value):
     settings = tiny.settings("vision", **{f"model__{name}": value})
     with raises(errors.UserError, f"model.{name} = {value}"):
-        models.build_encoder_decoder(settings.model, W=5, N=4, tied_output=True)
+        build.encoder_decoder(settings.model, W=5, N=4, tied_output=True)
 
 
 def test_the_kernel_of_a_tpu_is_used_on_one_device_and_on_a_mesh_but_not_in_a_ring_or_on_any_platform():
     """The FLOPs of a step are counted on one device (run_plan.forward_flops)."""
     layout = layouts.Layout(batch=("data", "fsdp"), platform="tpu")
-    settings = tiny.settings("language").model
-    model = models.build_language_model(settings, head=heads.next_word, W=11, N=256, layout=layout, mask=masks.causal)
+    m = tiny.settings("language").model
+    spec = transformer.Spec(embeds.words, position.none, build.make_block_spec(m), heads.next_word)
+    sizes = checks.check_sizes(m) | {"N": 256}
+    chosen = build.choose_attention(m, spec, sizes, layout=layout, mask=masks.causal, cross=False)
 
     def attend(**changes):
-        return model.spec_for(layouts.ONE._replace(**changes)).block.attention.attend
+        fitted = build.fit_spec(m, spec, {("tpu", None): chosen.attend}, layouts.ONE._replace(**changes))
+        return fitted.block.attention.attend
 
     assert attend(platform="tpu") is attend(platform="tpu", batch=("data", "fsdp")) is splash.attention
     assert attend() is attend(platform="tpu", sequence="sequence") is flash.attention

@@ -15,8 +15,8 @@ from cases import B, D, H, K, N
 from errors import raises
 
 from experiments.config import errors
-from experiments.model import model as models
-from tfm import head as heads, loss
+from experiments.model import build
+from tfm import head as heads, linear, loss, models
 from tfm.attention import mask as masks, relative_position, spec as attentions, value
 
 W, G = 11, 1
@@ -30,11 +30,11 @@ TECHNIQUES = {
 }
 
 
-def language(**changes) -> models.Model:
+def language(head=heads.next_word, **changes) -> models.Model:
     """Return a token model with these settings of the section `model`."""
     settings = {"M": 1, "D": 16, "H": 4, "relative_position": "rotary", "position": "none", "remat": "none"} | changes
     m = tiny.settings("language", **{f"model__{name}": setting for name, setting in settings.items()}).model
-    return models.build_language_model(m, head=heads.next_word, W=W, N=N)
+    return build.language_model(m, head=head, W=W, N=N)
 
 
 def sigmoid(x):
@@ -147,22 +147,46 @@ def test_techniques_are_causal_and_equal_with_a_cache(name):
 
 def test_mapped_parameters_are_used_by_every_function_of_a_model():
     model, w_BN = language(G=2), np.random.default_rng(0).integers(0, W, (3, N))
+    mapped, weight_BN = models.map_params(model, lambda params: quantise(params)), np.ones((3, N), np.float32)
 
     def quantise(params):
         return jax.tree.map(lambda x: jnp.round(4 * x) / 4, params)
 
-    @functools.partial(jax.jit, static_argnums=0)
     def compute(model, params):
         x_BND, _ = model.hidden(params, w_BN, mask=masks.causal)
         start_BW, cache = model.start(params, w_BN[:, :3], np.full(3, 3), capacity=N, mask=masks.causal)
         step_BW, _ = model.step(model.by_layer(params), cache, w_BN[:, 3], np.full(3, 3), mask=masks.causal)
-        output = model.output(params, x_BND)
-        return x_BND, start_BW, step_BW, model.logits(params, x_BND), output, model.apply(params, w_BN, mask=None)[0]
+        of_head = [model.output(params, x_BND), model.logits(params, x_BND), model.loss(params, x_BND, w_BN, weight_BN)]
+        return x_BND, start_BW, step_BW, of_head, model.apply(params, w_BN, mask=None)[0]
 
     params = cases.draw_params(model.init)
-    results = compute(models.map_params(model, quantise), params), compute(model, quantise(params))
-    jax.tree.map(np.testing.assert_array_equal, *results)
-    assert (results[0][0] != compute(model, params)[0]).any()
+    one, other = jax.jit(lambda params: (compute(mapped, params), compute(model, quantise(params))))(params)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert (one[0] != jax.jit(lambda params: compute(model, params))(params)[0]).any()
+
+
+@pytest.mark.parametrize(("by_token", "sparse"), [(True, False), (True, True), (False, False)])
+def test_a_head_of_your_own_predicts_in_training_too(monkeypatch, by_token, sparse):
+    """Its logits are cosines, not the products of our head. With by_token, the loss calls it on chunks of tokens."""
+    monkeypatch.setattr(loss, "MIN_CHUNKED", 1)
+    monkeypatch.setattr(loss, "CHUNK_CPU", 8 * W)
+
+    def cosines(params, x_BND, *, layout):
+        return linear.logits(*(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (x_BND, params["G_WD"])))
+
+    model = language(head=heads.next_word._replace(apply=cosines, by_token=by_token))
+    params, w_BN = cases.draw_params(model.init), jnp.arange(3 * N).reshape(3, N) % W
+    x_BND, weight_BN = cases.normal(1, 3, N, 16), jnp.ones((3, N))
+
+    def in_training(params):
+        return model.loss(params, x_BND, w_BN, weight_BN, sparse=sparse)["loss"][0]
+
+    def from_logits(params):
+        return loss.cross_entropy(model.logits(params, x_BND), w_BN, weight_BN)[0]
+
+    results = [jax.jit(jax.value_and_grad(function))(params) for function in (in_training, from_logits)]
+    cases.assert_trees_close(*results, 1e-5)
+    assert np.abs(jax.jit(model.logits)(params, x_BND)).max() <= 1 + 1e-5
 
 
 def test_output_cap_is_applied_to_the_logits_of_the_head():
@@ -172,8 +196,8 @@ def test_output_cap_is_applied_to_the_logits_of_the_head():
     @jax.jit
     def compute(params):
         logits = [one.apply(params, w_BN, mask=masks.causal)[0] for one in model_pair]
-        x_BND, matrix = model_pair[1].output(params, model_pair[1].hidden(params, w_BN, mask=masks.causal)[0])
-        total, _ = loss.next_token(x_BND, matrix, w_BN, weight_BN, cap=model_pair[1].spec.cap)["loss"]
+        x_BND, _ = model_pair[1].hidden(params, w_BN, mask=masks.causal)
+        total, _ = model_pair[1].loss(params, x_BND, w_BN, weight_BN)["loss"]
         return *logits, total, loss.cross_entropy(logits[1], w_BN, weight_BN)[0]
 
     logits_BNW, capped_BNW, total, expected = jax.device_get(compute(cases.draw_params(model_pair[0].init)))
@@ -197,7 +221,7 @@ def test_weights_of_the_user_are_those_of_look():
     q, k, v, A_MBHNS = (np.asarray(aux["look"][name], float) for name in ("q", "k", "v", "A"))
     logits = q @ np.repeat(k, 2, axis=2).swapaxes(-1, -2) / 2  # K = 4
     cases.assert_close(A_MBHNS, np.tri(4) * sigmoid(logits - np.log(np.arange(1, 5))[:, None]), 1e-5)
-    assert "model.weights" in str(model.attention) and "explicit" in str(model.attention)
+    assert "model.weights" in model.lines[0] and "explicit" in model.lines[0]
 
 
 @pytest.mark.parametrize(

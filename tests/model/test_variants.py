@@ -15,8 +15,8 @@ import tiny
 from errors import raises
 
 from experiments.config import by_name, errors, files as config_files
-from experiments.model import model as models, variants
-from tfm import head as heads, initial, mlp, norm, position, shapes
+from experiments.model import build, variants
+from tfm import head as heads, initial, mlp, models, norm, position, shapes
 from tfm.attention import mask as masks, relative_position, score, value
 
 D, H, K = 12, 2, 6
@@ -28,8 +28,8 @@ def settings(**changes):
 
 def build_model(m, *, cross=False) -> models.Model:
     if cross:
-        return models.build_encoder_decoder(m, W=7, N=8, tied_output=True)
-    return models.build_language_model(m, head=heads.next_word, W=7, N=8)
+        return build.encoder_decoder(m, W=7, N=8, tied_output=True)
+    return build.language_model(m, head=heads.next_word, W=7, N=8)
 
 
 def refusal(*, cross=False, **changes) -> str:
@@ -61,10 +61,10 @@ def test_rotary_positions_need_a_score_with_supports_rope():
     message = refusal(model__score="test_variants:pair", model__relative_position="rotary")
     assert "model.relative_position = rotary" in message and "model.score = test_variants:pair" in message
     assert "supports_rope=True" in message
-    assert models.make_block_spec(settings(model__score="test_variants:pair")).attention.score.apply is gaussian
+    assert build.make_block_spec(settings(model__score="test_variants:pair")).attention.score.apply is gaussian
     for relation_name in variants.ROTARY:
         m = settings(model__score="test_variants:rotatable", model__relative_position=relation_name)
-        assert models.make_block_spec(m).attention.score is rotatable
+        assert build.make_block_spec(m).attention.score is rotatable
     assert "11 features" in refusal(model__score="test_variants:odd", model__relative_position="rotary")
 
 
@@ -110,7 +110,7 @@ def test_a_plain_tuple_becomes_a_variant_of_its_stage(stage, name):
 def test_a_norm_of_the_users_with_running_averages_is_a_batch_norm():
     values = tiny.settings("language", model__norm="test_variants:norm_three", train__accumulation=2)
     with raises(errors.UserError, "text.head = linear+gelu", "model.norm = test_variants:norm_three"):
-        models.build_language_model(values.model, head=heads.masked_word, W=7, N=8, output="linear+gelu")
+        build.language_model(values.model, head=heads.masked_word, W=7, N=8, output="linear+gelu")
     with raises(errors.UserError, "train.accumulation = 2"):
         tiny.task_of(values)
 

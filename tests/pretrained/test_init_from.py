@@ -18,7 +18,7 @@ from experiments import text_classification
 from experiments.config import errors, settings as configs
 from experiments.data import tokenization
 from experiments.engine import run as runs
-from experiments.model import model as models
+from experiments.model import build
 from experiments.pretrained import bert, hub, open_model, warm_start
 from tfm import head as heads, shapes
 
@@ -29,7 +29,7 @@ def make_gpt2(N: int = 13, W: int = 23, experiment: str = "language", **changes)
     """Return (settings, model) of a run with the shapes of GPT-2 in published.py, with these changes."""
     fields = {f"model__{name}": value for name, value in GPT2_FIELDS.items()} | {"text__N": N, "text__head": "tied"}
     settings = tiny.settings("language", model=False, **(fields | changes))
-    model = models.build_language_model(settings.model, head=heads.next_word, W=W, N=N, output="tied")
+    model = build.language_model(settings.model, head=heads.next_word, W=W, N=N, output="tied")
     return (settings if experiment == "language" else tiny.settings(experiment, **changes)), model
 
 
@@ -38,7 +38,7 @@ def make_vision(Y=8, patch=4, P=16, **changes):
     settings = tiny.settings("vision", **{"model__M": 1, "image__patch": patch} | changes)
     sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch}
     output = settings.to_dict()["image"]["head"]
-    return settings, models.build_vision_model(settings.model, output=output, **sizes, C=10)
+    return settings, build.vision_model(settings.model, output=output, **sizes, C=10)
 
 
 def load(settings, model, resumed=False, files=()):
@@ -104,7 +104,7 @@ def test_another_architecture_is_an_error_with_the_fields_to_change(tmp_path, so
     check_refusal(*make_gpt2(init_from=str(folder), W=256), "embed/E_WD has shape (23, 21) and not (256, 21)")
     check_refusal(*make_gpt2(init_from=str(tmp_path / "absent")), "absent")
     settings, _ = make_vision(init_from=str(source))
-    three_classes = models.build_vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+    three_classes = build.vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
     check_refusal(settings, three_classes, "head/G_CD has shape (10, 8) and not (3, 8)", "init_fresh = head")
     settings, _ = make_vision(init_from=str(source), init_fresh="head")
     start, out = load(settings, three_classes)
@@ -138,7 +138,7 @@ def test_positions_can_be_removed_and_the_context_can_grow(tmp_path, positions):
     folder = published.write_run(tmp_path / "run", "language", **source_settings | {f"model.{part}": positions})
     changes = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
     settings = tiny.settings("language", **changes)
-    model = models.build_language_model(settings.model, head=heads.next_word, W=256, N=16)
+    model = build.language_model(settings.model, head=heads.next_word, W=256, N=16)
     check_refusal(settings, model, f"model.{part} = '{positions}' (it is 'none')")
     start, out = load(tiny.settings("language", **changes, init_fresh=part), model)
     assert f"unused: {part}\n" in out

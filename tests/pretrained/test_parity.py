@@ -13,9 +13,9 @@ from transformers_models import VIT, load_export, make_random, torch, transforme
 from experiments import text_classification
 from experiments.data import pretrained_tokenizer
 from experiments.engine import run as runs
-from experiments.model import model as models
+from experiments.model import build
 from experiments.pretrained import hub, open_model, warm_start
-from tfm import embed as embeds, head as heads, variant
+from tfm import embed as embeds, head as heads, models, variant
 from tfm.attention import mask as masks
 from tfm.decode import sampling
 
@@ -94,7 +94,7 @@ CASES = {  # (class of transformers, fields of its config)
 def build_headless(fields, **sizes) -> models.Model:
     """Return a model without a head: its outputs are the last hidden states."""
     tokens = variant.Variant(heads.masked_word.init, lambda params, x_BND, *, layout: x_BND)
-    return models.build_language_model(fields, head=tokens, output="tied", **sizes)
+    return build.language_model(fields, head=tokens, output="tied", **sizes)
 
 
 def compute_logits(folder):
@@ -110,7 +110,7 @@ def compute_logits(folder):
         return lambda params: apply(params, embeds.cut(IMAGE_BYXZ, size=5), mask=None)[0]
     real_mask = masks.padding(REAL_BN)
     inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if fields.segments > 1 else WORDS_BN
-    mask = models.add_window(fields, masks.both(masks.causal, real_mask) if model.kind == "causal" else real_mask)
+    mask = build.add_window(fields, masks.both(masks.causal, real_mask) if model.kind == "causal" else real_mask)
     return lambda params: apply(params, inputs, mask=mask)[0]
 
 

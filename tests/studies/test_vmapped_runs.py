@@ -13,7 +13,7 @@ from errors import raises
 from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
 from experiments.engine import optim, train_step
-from experiments.model import model as models
+from experiments.model import build
 from experiments.studies import vmapped_runs
 from tfm import shapes
 
@@ -104,7 +104,7 @@ def test_score_std_can_be_a_traced_number_also_for_two_kinds_of_scores(monkeypat
         small = {"model__M": 1, "model__D": 4, "model__score": "tied", "model__value": "identity"}
         small |= {"model__bias": "none", "model__position": "sinusoidal", "model__score_std": score_std}
         m = tiny.settings("translation", **small).model
-        return models.build_encoder_decoder(m, W=11, N=7, tied_output=False).init
+        return build.encoder_decoder(m, W=11, N=7, tied_output=False).init
 
     number = jax.jit(lambda std: init(1.0)(jax.random.key(3), score_std=std))
     params, smaller = (shapes.flat(jax.device_get(number(std))) for std in (1.0, 0.7))

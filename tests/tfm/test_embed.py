@@ -13,7 +13,7 @@ from errors import raises
 from jax.sharding import PartitionSpec as P
 
 from experiments.devices import mesh as meshes
-from tfm import embed as embeds, head as heads, norm, position, transformer
+from tfm import embed as embeds, head as heads, mlp, norm, position, transformer
 
 
 @cases.float64()
@@ -109,12 +109,12 @@ def test_heads_equal_the_reference_and_their_logits_are_float32():
 @cases.float64()
 def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_token():
     """Logits are G LN(gelu(W x + b)) + b_w. G is in the head or is the embedding."""
-    spec = transformer.Spec(embeds.words, position.none, cases.spec(eps=0.1), heads.masked_word)
-    init = functools.partial(heads.transformed_init, functools.partial(heads.masked_word.init, W=W), norm=norm.token)
-    draws = cases.draw_params(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
+    head = heads.after_layer(heads.masked_word, mlp.exact_gelu, norm.token, eps=0.1)
+    spec = transformer.Spec(embeds.words, position.none, cases.spec(), head)
+    draws = cases.draw_params(lambda key: {"head": head.init(key, D=D, W=W)}), cases.normal(1, B, N, D)
     params, x_BND = jax.device_get(draws)
     G_WD, transform = params["head"].pop("G_WD"), params["head"]["transform"]
-    trees = [params | {"embed": {"E_WD": G_WD}}, {"head": params["head"] | {"G_WD": G_WD}}]
+    trees = [params | {"embed": {"E_WD": G_WD}}, {"head": params["head"] | {"G_WD": G_WD}, "embed": {}}]
     compute_both = jax.jit(lambda trees: [transformer.logits(tree, x_BND, spec) for tree in trees])
     for b, pair in enumerate(zip(*jax.device_get(compute_both(trees)), strict=True)):
         X = reference.affine(transform["W_DD"], translate.columns(x_BND[b]), transform["b_D"])

@@ -12,7 +12,7 @@ from cases import B, D, N, W
 from jax.sharding import PartitionSpec as P
 
 from experiments.devices import mesh as meshes
-from tfm import layout as layouts, linear, loss
+from tfm import head as heads, layout as layouts, linear, loss
 
 ROWS = 8  # the fewest tokens of a chunk: 14 tokens are two chunks, of which the second is not full
 
@@ -62,7 +62,7 @@ def chunks(monkeypatch):
 
 
 def in_chunks(head, x_BND, targets, **options):
-    return loss.next_token(x_BND, head, *targets, **options)
+    return heads.next_word.loss(head, x_BND, *targets, **options)
 
 
 in_sparse_chunks = functools.partial(in_chunks, sparse=True)

@@ -9,7 +9,7 @@ import tiny
 from errors import raises
 
 from experiments.config import errors
-from experiments.model import model as models, probe
+from experiments.model import build, probe
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as symmetry_tool
 from tfm import symmetry
@@ -71,7 +71,7 @@ def test_both_sides_of_an_encoder_decoder_have_measures():
         return probe.symmetry_metrics(m), m
 
     measure, m = build_probe(K=5, score="tied")
-    tree = jax.eval_shape(models.build_encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
+    tree = jax.eval_shape(build.encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
     names = ("symmetry", "symmetry_sum", "directionality")
     sides = {f"{name}/{side}/{i}" for name in names for side in ("encoder", "decoder") for i in "12"}
     measures = jax.eval_shape(measure, tree)

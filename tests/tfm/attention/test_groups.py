@@ -21,8 +21,8 @@ from score_cases import SCORES
 
 from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
-from experiments.model import model as models, sharding
-from tfm import head as heads, layout as layouts, shapes
+from experiments.model import build, sharding
+from tfm import head as heads, layout as layouts, models, shapes
 from tfm.attention import explicit, flash, mask as masks, relative_position, value
 
 H, K = 8, 2
@@ -156,7 +156,7 @@ def test_parameters_of_key_heads_are_matrices_with_the_sides_of_query_heads():
 
 def language(**changes) -> models.Model:
     m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.relative_position": "rotary"} | changes).model
-    return models.build_language_model(m, head=heads.next_word, W=11, N=8)
+    return build.language_model(m, head=heads.next_word, W=11, N=8)
 
 
 def test_a_cache_of_fewer_heads_gives_the_same_logits_with_less_memory_and_fewer_products():

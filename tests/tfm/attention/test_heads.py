@@ -20,7 +20,7 @@ from errors import raises
 from score_cases import SCORES, D, H, K, draw_params
 
 from experiments.config import errors
-from experiments.model import model as models
+from experiments.model import build
 from tfm import platform, shapes
 from tfm.attention import explicit, mask as masks, relative_position, score, spec as attentions, value
 
@@ -132,7 +132,7 @@ def test_a_token_is_written_at_its_position_and_not_past_the_end():
 
 def test_the_config_and_the_score_decide_if_a_token_attends_to_itself():
     def make_spec_of(**changes) -> attentions.Spec:
-        return models.make_block_spec(tiny.settings("vision", **changes).model).attention
+        return build.make_block_spec(tiny.settings("vision", **changes).model).attention
 
     assert make_spec_of(model__cap=9.0).cap == 9
     for name, variant in SCORES.items():
@@ -148,7 +148,7 @@ def test_the_config_and_the_score_decide_if_a_token_attends_to_itself():
 def test_score_std_and_output_std_scale_initial_values_by_config_or_by_run():
     def initialise(numbers: dict, **changes: float) -> dict:
         m = tiny.settings("vision", **changes).model
-        model = models.build_vision_model(m, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+        model = build.vision_model(m, output="pooled", Y=4, X=4, Z=1, patch=2, C=3)
         return jax.device_get(shapes.flat(model.init(jax.random.key(0), **numbers)))
 
     default = initialise({})
@@ -163,4 +163,4 @@ def test_score_std_and_output_std_scale_initial_values_by_config_or_by_run():
             assert np.any(leaf) or not is_scaled
     for field in ("score_std", "output_std"):
         with raises(errors.UserError, f"model.{field} = -1"):
-            models.make_block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)
+            build.make_block_spec(tiny.settings("vision", **{f"model.{field}": -1.0}).model)
