@@ -6,11 +6,10 @@ decay (`is_matrix`). The same functions read an optimiser's state, because optax
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 _SUFFIX = re.compile(r"_([A-ZΓ-ΩБ-Я][A-ZΓ-ΩБ-Я1-9]*)$")  # Greek, Cyrillic: axes of a module that is not ours
@@ -113,22 +112,3 @@ def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def total(params: Any) -> int:
     """Return the total number of elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def check_shape(function: Callable, result: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the result of a stage's function. Raises ValueError unless it has the shape of the array `like`.
-
-    Without this check, an addition would broadcast a wrong shape, such as (B, N, 1), to the right one.
-    """
-    if jnp.shape(result) != like.shape:
-        difference = f"the shape {jnp.shape(result)}, not {like.shape}"
-        raise ValueError(f"{describe_function(function)} returns an array of {difference}")
-    return result
-
-
-def describe_function(function: Callable) -> str:
-    """Return the name of a function, its file and its line, also of one inside functools.partial or a wrapper."""
-    while inner := getattr(function, "func", getattr(function, "__wrapped__", None)):
-        function = inner
-    name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
-    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code else name

@@ -22,7 +22,7 @@ from tfm import (
     transformer,
     variant,
 )
-from tfm.attention import implementations, mask as masks, score, spec as attentions
+from tfm.attention import heads as attentions, implementations, mask as masks, score
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the parameters
 # Models with more layers use a loop over layers: the limit on a TPU or GPU, and the limit on a CPU (`fit_spec`).
@@ -248,9 +248,9 @@ def choose_attention(
         params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
         params, x_BND = transformer.cast(params, spec.dtype), x_BND.astype(spec.dtype or x_BND.dtype)
         pair = attention.score.apply(params["score"], x_BND, x_BND)
-        (q, k), _ = variant.split_measures(attention.score, pair)
+        q, k = variant.take_measures(attention.score, pair, {})
         v = attention.value.apply(params["value"], k if attention.value.from_keys else x_BND)
-        return q, k, variant.split_measures(attention.value, v)[0]
+        return q, k, variant.take_measures(attention.value, v, {})
 
     x_BND = jax.ShapeDtypeStruct((1, sizes["N"], m.D), jnp.float32)
     q, k, v = jax.eval_shape(project, jax.random.key(0), x_BND)

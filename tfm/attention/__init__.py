@@ -13,10 +13,9 @@
 | ring.py                                    | ring attention: flash attention for sequences sharded over devices      |
 | splash.py, fused.py                        | flash attention by kernels: JAX's splash on TPUs, cuDNN on GPUs         |
 | implementations.py                         | the choice between explicit, flash and the kernels                      |
-| spec.py                                    | Spec: the functions of a layer; Call: the arguments of a forward pass   |
 """
 
 from tfm.attention import block_mask, explicit, flash, fused, heads, implementations, mask  # noqa: F401
 
 # isort: split
-from tfm.attention import online_softmax, relative_position, ring, score, score_symmetric, spec, splash, value  # noqa: F401
+from tfm.attention import online_softmax, relative_position, ring, score, score_symmetric, splash, value  # noqa: F401

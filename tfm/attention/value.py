@@ -17,16 +17,11 @@ from tfm.attention import groups
 EPS = 1e-12  # added to a squared length, so that a zero vector has zero gradient
 
 
-def keep_average(params: dict, y_BHNV: jax.Array, x_BND: jax.Array, v_BHNV: jax.Array | None) -> jax.Array:
-    """Return the averages unchanged."""
-    return y_BHNV
-
-
 class Value(NamedTuple):
     """`init(key, *, H, K, D, M, bias) -> params`, `apply` and `out_proj`, described above.
 
-    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj. x: the tokens that
-    attend. v: their own values in self-attention, None in cross-attention.
+    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj; None: no change. x: the
+    tokens that attend. v: their own values in self-attention, None in cross-attention.
     from_keys: True if `apply` takes the score's keys instead of the tokens.
     supports_gqa: True if `init` also takes G, the number of heads of values (groups.py).
     takes_layout: True if out_proj sums over the devices that each hold some heads (layout.py).
@@ -37,7 +32,7 @@ class Value(NamedTuple):
     init: Callable[..., dict]
     apply: Callable[[dict, jax.Array], jax.Array]
     out_proj: Callable[..., jax.Array]
-    post_process: Callable[..., jax.Array] = keep_average
+    post_process: Callable[..., jax.Array] | None = None
     from_keys: bool = False
     supports_gqa: bool = False
     takes_layout: bool = False
