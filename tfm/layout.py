@@ -56,18 +56,13 @@ PCAST = functools.partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcas
 AXES = operator.attrgetter("vma" if hasattr(jax.typeof(0), "vma") else "manual_axis_type.varying")
 
 
-def varying(tree: Any) -> frozenset[str]:
-    """Return the mesh axes over which the type of a leaf of the tree varies, inside `jax.shard_map`."""
-    return frozenset().union(*map(AXES, map(jax.typeof, jax.tree.leaves(tree))))
-
-
 def vary_alike(tree: Any, *others: Any, axes: tuple[str, ...] = ()) -> Any:
     """Return the tree with types that vary over every mesh axis over which a leaf of it or of the other trees varies.
 
     axes: further mesh axes over which the types then vary. The values are unchanged. Loops and branches inside
     `jax.shard_map` need equal types. JAX sums the gradient of the tree over these axes, once.
     """
-    all_axes = varying((tree, others)) | {*axes}
+    all_axes = {*axes}.union(*map(AXES, map(jax.typeof, jax.tree.leaves((tree, others)))))
 
     def cast(x: jax.Array) -> jax.Array:
         missing = tuple(sorted(all_axes - AXES(jax.typeof(x))))

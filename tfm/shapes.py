@@ -6,7 +6,7 @@ decay (`is_matrix`). The same functions read an optimiser's state, because optax
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -112,3 +112,11 @@ def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def total(params: Any) -> int:
     """Return the total number of elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def describe_function(function: Callable) -> str:
+    """Return the name of a function, its file and its line, also of one inside functools.partial or a wrapper."""
+    while inner := getattr(function, "func", getattr(function, "__wrapped__", None)):
+        function = inner
+    name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code else name

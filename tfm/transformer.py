@@ -153,17 +153,17 @@ def embed(params: dict, inputs: Any, spec: Spec, call: Call, aux: dict) -> tuple
 
     aux: receives the batch statistics and the measures of the norm of the embedding, if it has one.
     """
-    params = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
-    params = layouts.gather_features(params, call.layout)
     with jax.named_scope("embed"):
-        x_BND = spec.embed.apply(params["embed"], inputs, layout=call.layout)
+        embedding = layouts.gather_features(params["embed"], call.layout)
+        x_BND = spec.embed.apply(embedding, inputs, layout=call.layout)
         if "class" in params:
-            x_BND = embeds.class_token(params["class"], x_BND)
+            x_BND = embeds.class_token(layouts.gather_features(params["class"], call.layout), x_BND)
         if call.n is None:
             call = call._replace(n=layouts.positions(call.layout, x_BND.shape[1]))
-        x_BND = spec.position.apply(params["position"], x_BND, call.n if call.code_n is None else call.code_n)
-        if "norm" in params["embed"]:
-            x_BND = blocks.normalise("embed/norm", params["embed"]["norm"], x_BND, spec.block, call, aux)
+        code, code_n = layouts.gather_features(params["position"], call.layout), call.code_n
+        x_BND = spec.position.apply(code, x_BND, call.n if code_n is None else code_n)
+        if "norm" in embedding:
+            x_BND = blocks.normalise("embed/norm", embedding["norm"], x_BND, spec.block, call, aux)
         return blocks.dropout("embed", x_BND, spec.block, call), call
 
 

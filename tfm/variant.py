@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tfm import shapes
+
 Measures = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 Weights = Mapping[str, float] | tuple[()]  # an empty tuple can be hashed, and so can a variant
 
@@ -57,13 +59,5 @@ def check_shape(function: Callable, result: jax.Array, like: jax.Array) -> jax.A
     """
     if jax.numpy.shape(result) != like.shape:
         difference = f"the shape {jax.numpy.shape(result)}, not {like.shape}"
-        raise ValueError(f"{describe_function(function)} returns an array of {difference}")
+        raise ValueError(f"{shapes.describe_function(function)} returns an array of {difference}")
     return result
-
-
-def describe_function(function: Callable) -> str:
-    """Return the name of a function, its file and its line, also of one inside functools.partial or a wrapper."""
-    while inner := getattr(function, "func", getattr(function, "__wrapped__", None)):
-        function = inner
-    name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
-    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code else name

@@ -120,8 +120,10 @@ def gradient(
     def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
         params = freeze.stop_gradients(params, frozen) if frozen else params
         metrics, aux = task.loss(params, batch, key_B=key_B, layout=task.layout)
-        statistics = shapes.flat(aux.get(RUNNING, {}))
-        running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if path not in frozen}
+        running: Ratios = {}
+        if RUNNING in aux:
+            statistics = shapes.flat(aux[RUNNING]).items()
+            running = {path: (x, jnp.float32(1)) for path, x in statistics if path not in frozen}
         metrics, running = meshes.total((join_metrics(metrics, aux), running), mesh)
         losses, count = metrics[LOSS]
         for name, weight in task.weights.items():
@@ -135,9 +137,9 @@ def gradient(
         microbatches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
         varying = 0 * jax.random.key_data(key)[0]  # 0, which varies over the mesh as the key does
         grads, (metrics, running) = _accumulate(gradient_of, params, microbatches, varying)
-    grads = jax.tree.map(lambda g: _divide(g, metrics[LOSS][1]), grads)
-    means = [{name: _divide(*ratio) for name, ratio in ratios.items()} for ratios in (metrics, running)]
-    return grads, *means
+    grads = jax.tree.map(functools.partial(_divide, count=metrics[LOSS][1]), grads)
+    statistics = {path: _divide(*ratio) for path, ratio in running.items()}
+    return grads, {name: _divide(*ratio) for name, ratio in metrics.items()}, statistics
 
 
 def join_metrics(metrics: Ratios, aux: dict) -> Ratios:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.config import by_name, errors
-from tfm import shapes, variant
+from tfm import shapes
 
 RESERVED = ("gradient_norm", "learning_rate", "alive", "skipped", "step")  # other numbers of a training step
 PREFIXES = ("probe/", "train/", "eval/")  # of other numbers in the log
@@ -75,7 +75,7 @@ def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[s
         named = isinstance(numbers, dict) and all(isinstance(key, str) for key in numbers)
         if not named or any(x.shape for x in jax.tree.leaves(numbers)) or not _is_like(new, state):
             raise errors.UserError(
-                f"{label}: {variant.describe_function(watch.update)} must return (state, {{name: number}}). The state "
+                f"{label}: {shapes.describe_function(watch.update)} must return (state, {{name: number}}). The state "
                 "has the shapes and types of that of `init`, and a name is a text"
             )
         if wrong := [key for key in numbers if key in used or key.startswith(PREFIXES)]:

@@ -186,7 +186,7 @@ def _trace_untyped(function: Callable, *arguments: Tree) -> Tree:
     Each result then varies over all axes over which an argument varies.
     """
     leaves = jax.tree.leaves(arguments)
-    if not layouts.varying(leaves):
+    if not any(map(layouts.AXES, map(jax.typeof, leaves))):
         return function(*arguments)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     with futures.ThreadPoolExecutor(1) as thread:
