@@ -11,6 +11,7 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training starts, Ctrl-C ends launch.py without a traceback
 
+import contextlib
 import datetime
 import importlib
 import os
@@ -150,26 +151,30 @@ def train(
     changes: settings by key, as values or as text. grid: see `sweep`. The other arguments are flags. Return None after
     a dry run.
     """
-    folder = None if dry_run else pathlib.Path(workdir)
-    settings = warm_start.adopt_architecture(sweeps.load_settings(config, changes, grid), folder)
-    compilation.enable_cache()
+    folder, settings = None if dry_run else pathlib.Path(workdir), sweeps.load_settings(config, changes, grid)
     experiment = by_name.load_experiment(settings.experiment)
-    target = topologies.describe(topology) if topology else None
-    devices = target.devices if target else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
-    signals.current().raise_if_requested()
-    if not hasattr(experiment, "prepare"):  # a study, which prepares and trains many runs
-        if resume is not None:
-            raise errors.UserError(f"--resume={resume} is not for studies, which resume by themselves. Leave it out")
-        earlier_study = pathlib.Path(workdir) if dry_run and workdir else None
-        result = experiment.run(settings, folder, earlier_study, device, devices, target, json)
-        return sweeps.compare(settings, result) if grid and result else result
-    mesh = runs.make_mesh(settings, device, chips=devices)
-    work = adapters.prepare_work(settings, experiment, mesh)  # data, initial parameters, loss, figures; also optim.lora
-    work = warm_start.add_parameters(settings, work, resumed=workdirs.has_checkpoint(folder))  # init_from
-    signals.current().raise_if_requested()
-    if dry_run:
-        return dry_runs.dry_run(settings, work, mesh, target, json)
-    return runs.run(settings, folder, work, mesh, resume=resume)
+    is_study = not hasattr(experiment, "prepare")  # which prepares and trains many runs
+    fault = f"--resume={resume} is not for studies, which resume by themselves. Leave it out"
+    errors.refuse((is_study and resume is not None, fault))
+    # An existing run is locked before its files are read. A refused run makes no folder.
+    is_locked = not (dry_run or is_study or distributed.is_joined()) and folder.is_dir()
+    with workdirs.lock(folder) if is_locked else contextlib.nullcontext():
+        settings = warm_start.adopt_architecture(settings, folder)
+        compilation.enable_cache()
+        target = topologies.describe(topology) if topology else None
+        devices = target.devices if target else compilation.split(settings.to_dict()["mesh"], device, fake=dry_run)
+        signals.current().raise_if_requested()
+        if is_study:
+            earlier_study = pathlib.Path(workdir) if dry_run and workdir else None
+            result = experiment.run(settings, folder, earlier_study, device, devices, target, json)
+            return sweeps.compare(settings, result) if grid and result else result
+        mesh = runs.make_mesh(settings, device, chips=devices)
+        work = adapters.prepare_work(settings, experiment, mesh)  # data, parameters, loss, figures; also optim.lora
+        work = warm_start.add_parameters(settings, work, resumed=workdirs.has_checkpoint(folder))  # init_from
+        signals.current().raise_if_requested()
+        if dry_run:
+            return dry_runs.dry_run(settings, work, mesh, target, json)
+        return runs.run(settings, folder, work, mesh, resume=resume, is_locked=is_locked)
 
 
 def parse(argv: list[str]) -> dict[str, str]:
@@ -192,10 +197,10 @@ def parse(argv: list[str]) -> dict[str, str]:
     try:
         extra_arguments = flags.FLAGS(flag_arguments)[1:]
     except flags.Error as error:
-        hint, unknown = "", re.match("Unknown command line flag '(.*?)'", str(error))
-        if keys := unknown and by_name.translate_foreign(unknown[1], by_name.FOREIGN_NAMES | configs.flat(base.FIELDS)):
-            hint = f". Write settings as --config.{keys[0]}=VALUE"
-        raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
+        name = "".join(re.findall("Unknown command line flag '(.*?)'", str(error)))
+        keys = [*by_name.find_settings(name, configs.flat(base.FIELDS)), *by_name.translate(name)]
+        hints = [f". Write settings as --config.{key}=VALUE" for key in keys if "=" not in key]
+        raise errors.UserError(f"{str(error).rstrip('.')}{''.join(hints[:1])}") from error
     if extra_arguments or not CONFIG.value:
         reason = f'invalid argument "{extra_arguments[0]}"' if extra_arguments else "--config is missing"
         raise errors.UserError(f"{reason}. Write python launch.py --config configs/vit.py --config.train.steps=100")

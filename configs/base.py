@@ -21,9 +21,8 @@ FIELDS: dict[str, Any] = {
     "init_fresh": ("", "with init_from: parts that start anew or are left out: 'head,embed/h_D', 'blocks/mlp/b*'"),
     "log": (
         ["tensorboard"],
-        "outputs in addition to metrics.jsonl: tensorboard; wandb (Weights & Biases; the environment variable "
-        "WANDB_MODE=offline sends nothing); symmetry (symmetry and directionality of every layer's attention scores, "
-        "logged with the loss; on by default in a study)",
+        "outputs in addition to metrics.jsonl: tensorboard; wandb (with WANDB_MODE=offline it sends nothing); symmetry "
+        "(symmetry and directionality of every layer's attention scores; on by default in a study)",
     ),
     # The mesh of devices. The product of these numbers is the number of devices; one number may be -1: all remaining
     # devices. A CPU is one device, or is split into as many as the mesh needs, at most one for each core.
@@ -65,19 +64,14 @@ FIELDS: dict[str, Any] = {
         "mup": (0, "base width of maximal update parametrisation (tfm/mup.py): rates suit all D with this H; 0: none"),
         "mup_depth": (
             "",
-            "with model.mup, learning rates that are best at every depth too: depth_mup:M_0 (residual branches scaled "
-            "by 1/sqrt(M), Yang et al. 2024) or completep:M_0 (by 1/M, Dey et al. 2025), with M_0 layers in the base "
-            "model; '': the rates depend on the depth",
+            "with model.mup, rates for all depths: depth_mup:M_0 (residual branches scaled by 1/sqrt(M), Yang "
+            "et al. 2024) or completep:M_0 (by 1/M, Dey et al. 2025), with M_0 layers in the base model; '': none",
         ),
-        "embed_std": (
-            1.0,
-            "factor on the initial deviation of embedding, learned positions, class token; dyt: sqrt(D)",
-        ),
+        "embed_std": (1.0, "factor on the initial deviation of embedding, positions and class token; dyt: sqrt(D)"),
         "norm": (
             "token",
             "token, token_plain, rms, batch, batch_features, instance, layer_sequence, dyt, none (tfm/norm.py). token "
-            "is layer norm, dyt dynamic tanh. rms:1e-6 sets eps, the number added inside the square root; default: "
-            "1e-5",
+            "is layer norm, dyt dynamic tanh. rms:1e-6 sets eps, which is added inside the square root; default: 1e-5",
         ),
         "mlp": (
             "gelu",
@@ -99,32 +93,26 @@ FIELDS: dict[str, Any] = {
         "bias": ("all", "which matrix products have a bias: all, none, attention, mlp, qkv (tfm/block.py)"),
         "dropout": (0.0, "probability that an output of the embedding, attention or MLP is set to 0 in training"),
         "attention": ("flash", "explicit, flash (explicit has all weights in memory; flash, linear in N, has kernels)"),
-        "compute_dtype": (
-            "float32",
-            "of products and tokens: float32, bfloat16 (softmax, norms, logits, loss: float32)",
-        ),
+        "compute_dtype": ("float32", "of products and tokens: float32, bfloat16 (softmax, norms, loss: float32)"),
         "remat": (
             "none",
-            "what the backward pass computes again to save memory: none, products (norms, and activations and gates of "
-            "the MLP), full (whole blocks; tfm/transformer.py)",
+            "what the backward pass computes again to save memory: none, products (norms, activations), full (blocks)",
         ),
     },
     # The optimiser and its learning rate.
     "optim": {
         "name": (
             "adamw",
-            "adamw; muon (orthogonal steps for the matrices inside the blocks, AdamW for all other parameters); "
-            "or a factory, such as optax:lion or my_file:my_rule, which receives the learning rate and the settings of "
-            "this section that are among its arguments",
+            "adamw; muon (orthogonal steps for the matrices inside the blocks, AdamW for all others); or a factory, "
+            "optax:lion or my_file:my_rule, of the rate and the settings of this section that are among its arguments",
         ),
         "muon_lr_multiplier": (20.0, "learning rate of the matrices inside blocks, in units of learning_rate (muon)"),
         "momentum": (0.95, "momentum of the matrices inside the blocks (muon)"),
         "learning_rate": (1e-3, "peak of the learning rate"),
         "schedule": (
             "cosine",
-            "learning rate after the warm-up: constant; cosine, linear or wsd (constant, then linear in the last fifth "
-            "of the steps), which end at a tenth of the peak. A number sets another end: linear:0 falls to 0. Your own "
-            "my_file:fall is a function (step, steps) -> the fraction of the peak",
+            "after the warm-up: constant; cosine, linear or wsd (linear in the last fifth), which end at "
+            "a tenth of the peak, or at another part: linear:0. my_file:fall: (step, steps) -> fraction of the peak",
         ),
         "warmup_steps": (100, "steps of the linear warm-up; if the default reaches train.steps, a tenth of them"),
         "betas": ([0.9, 0.99], "decay of the averages of gradients and of squared gradients (AdamW)"),
@@ -132,8 +120,8 @@ FIELDS: dict[str, Any] = {
         "frozen": ([], 'paths of parameters that are not trained: ["embed/E_WD"]; all but the head: ["*", "!head"]'),
         "lora": (
             "",
-            "train only LoRA adapters, and the parts in init_fresh: '8:score,value:16' is rank, parts and alpha; by "
-            "default parts are all blocks, and alpha is the rank; '': no adapters",
+            "train only LoRA adapters, and the parts in init_fresh: '8:score,value:16' is rank, parts (default: all "
+            "blocks) and alpha (default: the rank); '': no adapters",
         ),
         "ema": (0.0, "decay per step of the average of parameters that is evaluated and saved; 0: no average"),
         "clip": (1.0, "largest global norm of the gradient, to which a larger one is scaled; 0: no clipping"),
@@ -153,8 +141,7 @@ FIELDS: dict[str, Any] = {
         ),
         "watch": (
             [],
-            "further numbers of a step in the log: gradient_norms and update_ratios (by layer), or my_file:my_watch: "
-            "a pair (init, update) as in experiments/engine/watch.py",
+            "numbers of a step to log: gradient_norms, update_ratios (by layer), or my_file:my_watch (engine/watch.py)",
         ),
         "batch_size": (64, "examples of a step, over all devices and microbatches"),
         "growth": ([], "changes of the batch size: [[500, 128], [800, 256]]: 128 after 500 steps, 256 after 800"),

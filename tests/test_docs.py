@@ -154,7 +154,7 @@ def test_names_of_other_projects_lead_to_our_settings() -> None:
     assert len(rows) == 16
     for our_name, *foreign in rows:
         for name in foreign:
-            assert by_name.translate_foreign(name) == [our_name] or name in (our_name, our_name.partition(".")[2]), name
+            assert by_name.translate(name) == [our_name] or name in (our_name, our_name.partition(".")[2]), name
 
 
 def test_the_library_and_the_score_in_readme() -> None:

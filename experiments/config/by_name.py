@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import pathlib
-import pkgutil
 import re
 import sys
 import sysconfig
@@ -23,99 +22,83 @@ ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # names the user's code: my_file:my_variant
 HUB = "hub:"  # prefix of the name of a data set of the Hugging Face hub, which is no code
 SHARED = re.compile(r"\s*(.+):(\d*\.?\d+)\s*")  # a source and its share
-# Our settings -> their names in other projects (nanoGPT, Hugging Face, big_vision, MaxText).
-FOREIGN_NAMES = {
-    "optim.learning_rate": "lr max_lr base_lr peak_lr",
-    "optim.weight_decay": "wd adam_weight_decay",
-    "optim.betas": "b1 b2 beta1 beta2 adam_beta1 adam_beta2 adam_b1 adam_b2",
-    "optim.clip": "grad_clip grad_clip_norm max_grad_norm gradient_clipping clip_norm",
-    "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
-    "optim.schedule": "lr_schedule lr_scheduler lr_scheduler_type decay_type",
-    "optim.name": "optimizer optimiser opt_type",
-    "model.M": "n_layer n_layers num_layers num_hidden_layers layers depth num_decoder_layers",
-    "model.D": "n_embd n_embed d_model hidden_size width dim embed_dim emb_dim hidden_dim base_emb_dim",
-    "model.H": "n_head n_heads num_heads num_attention_heads heads num_query_heads",
-    "model.G": "n_kv_head n_kv_heads num_kv_heads num_key_value_heads",
-    "model.K": "head_dim d_head d_kv",
-    "model.F": "n_inner mlp_dim d_ff ffn_dim intermediate_size",
-    "model.mlp": "activation hidden_act activation_function act",
-    "model.compute_dtype": "dtype precision bf16 mixed_precision",
-    "model.relative_position": "rope_theta",
-    "text.N": "block_size seq_len seq_length max_length context_length max_seq_len n_ctx max_position_embeddings",
-    "text.source": "dataset dataset_name data data_path data_dir train_file",
-    "text.tokenizer": "vocab_size tokenizer_name tokenizer_path",
-    "text.head": "tie_word_embeddings tie_weights weight_tying",
-    "image.patch": "patch_size",
-    "train.steps": "max_iters max_steps total_steps num_steps iters iterations num_train_steps epochs num_train_epochs",
-    "train.batch_size": "bs per_device_train_batch_size global_batch_size per_device_batch_size device_batch_size",
-    "train.accumulation": "gradient_accumulation_steps grad_accum grad_accum_steps accumulate",
-    "train.evaluate_every": "eval_interval eval_steps eval_every eval_freq",
-    "train.log_every": "log_interval logging_steps log_freq log_training_steps",
-    "train.save_every": "save_steps save_interval checkpoint_every ckpt_steps checkpoint_period",
-    "init_from": "pretrained checkpoint ckpt model_name_or_path load_from",
-    "seed": "random_seed rng_seed",
-    "log": "report_to wandb_log use_wandb logger",
-}
-# Settings -> our values = their names in other projects and papers, without _ and -. "": values of any setting.
-FOREIGN_VALUES = {
-    "model.norm": "token=layernorm,layer,ln rms=rmsnorm,llamarmsnorm batch=batchnorm,bn dyt=dynamictanh",
-    "model.relative_position": (
-        "rotary=rope,rotary,rotaryembedding,rotaryemb,rotaryposemb,gptj "
-        "rotary_halves=rope,ropeneox,neox,rotatehalf,llamarope buckets=t5,t5bias,relativebias,t5relative alibi=alibi"
-    ),
-    "model.position": (
-        "learned=absolute,learned,learnable,wpe,trainable sinusoidal=sin,sincos,sincos2d,sinusoid,sinusoidal,fixed "
-        "none=nope"
-    ),
-    "model.score": (
-        "asymmetric_qknorm=qknorm,qklayernorm,qkrmsnorm,useqknorm,normalizeqk "
-        "asymmetric=sdpa,dotproduct,scaleddotproduct,softmax,standard,vanilla,untied tied=symmetric,sharedqk,tiedqk "
-        "pairwise_sym=symmetric"
-    ),
-    "model.attention": (
-        "flash=flashattention,flashattention2,flashattention3,flashattn,sdpa,memoryefficient,xformers "
-        "explicit=eager,naive,math,dotproduct"
-    ),
-    "model.mlp": (
-        "silu=swish relu_squared=relu2,squaredrelu,sqrelu "
-        "gelu_tanh=gelunew,gelupytorchtanh,gelufast,geluapproximate,tanhgelu swiglu=glu,siluglu,gatedsilu "
-        "geglu=glu,gegelu,gatedgelu reglu=glu,gatedrelu"
-    ),
-    "model.block": "pre_norm=pre,preln,prelayernorm,normfirst post_norm=post,postln,postlayernorm",
-    "model.remat": "full=block,gradientcheckpointing",
-    "": "full=true,yes,on,all all=true,yes,on none=false,no,off",
-    "model.compute_dtype": "float32=fp32,f32 bfloat16=bf16",
-    "image.head": "class_token=cls,clstoken,token,tok pooled=gap,avg,mean,average,globalaverage",
-    "text.head": "linear=untied tied=shared,tieembeddings,tiewordembeddings",
-    "text.objective": "causal=clm,lm,autoregressive,nexttoken masked=mlm,bert,cloze",
-    "text.tokenizer": "characters=char,chars",
-    "optim.name": "adamw=adam,adamwtorch,adamwtorchfused,fusedadamw",
-    "optim.schedule": (
-        "cosine=cosinedecay,cosineannealing,cosinewithwarmup,warmupcosine,warmupcosinedecay "
-        "linear=lineardecay,linearwithwarmup,linearwarmup wsd=warmupstabledecay,trapezoidal,trapezoid"
-    ),
-}
+# setting: its names in other projects (nanoGPT, Hugging Face, big_vision, MaxText), and value=names of the value there
+# and in papers. "_" and "-" do not count. "*": values of any setting.
+FOREIGN = """
+optim.learning_rate: lr max_lr base_lr peak_lr
+optim.weight_decay: wd adam_weight_decay
+optim.betas: b1 b2 beta1 beta2 adam_beta1 adam_beta2 adam_b1 adam_b2
+optim.clip: grad_clip grad_clip_norm max_grad_norm gradient_clipping clip_norm
+optim.warmup_steps: warmup warmup_iters num_warmup_steps
+optim.schedule: lr_schedule lr_scheduler lr_scheduler_type decay_type
+    cosine=cosinedecay,cosineannealing,cosinewithwarmup,warmupcosine,warmupcosinedecay
+    linear=lineardecay,linearwithwarmup,linearwarmup wsd=warmupstabledecay,trapezoidal,trapezoid
+optim.name: optimizer optimiser opt_type adamw=adam,adamwtorch,adamwtorchfused,fusedadamw
+model.M: n_layer n_layers num_layers num_hidden_layers layers depth num_decoder_layers
+model.D: n_embd n_embed d_model hidden_size width dim embed_dim emb_dim hidden_dim base_emb_dim
+model.H: n_head n_heads num_heads num_attention_heads heads num_query_heads
+model.G: n_kv_head n_kv_heads num_kv_heads num_key_value_heads
+model.K: head_dim d_head d_kv
+model.F: n_inner mlp_dim d_ff ffn_dim intermediate_size
+model.norm: token=layernorm,layer,ln rms=rmsnorm,llamarmsnorm batch=batchnorm,bn dyt=dynamictanh
+model.mlp: activation hidden_act activation_function act silu=swish relu_squared=relu2,squaredrelu,sqrelu
+    gelu_tanh=gelunew,gelupytorchtanh,gelufast,geluapproximate,tanhgelu swiglu=glu,siluglu,gatedsilu
+    geglu=glu,gegelu,gatedgelu reglu=glu,gatedrelu
+model.block: pre_norm=pre,preln,prelayernorm,normfirst post_norm=post,postln,postlayernorm
+model.position: learned=absolute,learned,learnable,wpe,trainable
+    sinusoidal=sin,sincos,sincos2d,sinusoid,sinusoidal,fixed none=nope
+model.relative_position: rope_theta rotary=rope,rotary,rotaryembedding,rotaryemb,rotaryposemb,gptj
+    rotary_halves=rope,ropeneox,neox,rotatehalf,llamarope buckets=t5,t5bias,relativebias,t5relative alibi=alibi
+model.score: asymmetric_qknorm=qknorm,qklayernorm,qkrmsnorm,useqknorm,normalizeqk
+    asymmetric=sdpa,dotproduct,scaleddotproduct,softmax,standard,vanilla,untied tied=symmetric,sharedqk,tiedqk
+    pairwise_sym=symmetric
+model.attention: flash=flashattention,flashattention2,flashattention3,flashattn,sdpa,memoryefficient,xformers
+    explicit=eager,naive,math,dotproduct
+model.compute_dtype: dtype precision bf16 mixed_precision float32=fp32,f32 bfloat16=bf16
+model.remat: full=block,gradientcheckpointing
+text.N: block_size seq_len seq_length max_length context_length max_seq_len n_ctx max_position_embeddings
+text.source: dataset dataset_name data data_path data_dir train_file
+text.objective: causal=clm,lm,autoregressive,nexttoken masked=mlm,bert,cloze
+text.tokenizer: vocab_size tokenizer_name tokenizer_path characters=char,chars
+text.head: tie_word_embeddings tie_weights weight_tying linear=untied tied=shared,tieembeddings,tiewordembeddings
+image.head: class_token=cls,clstoken,token,tok pooled=gap,avg,mean,average,globalaverage
+image.patch: patch_size
+train.steps: max_iters max_steps total_steps num_steps iters iterations num_train_steps epochs num_train_epochs
+train.batch_size: bs per_device_train_batch_size global_batch_size per_device_batch_size device_batch_size
+train.accumulation: gradient_accumulation_steps grad_accum grad_accum_steps accumulate
+train.evaluate_every: eval_interval eval_steps eval_every eval_freq
+train.log_every: log_interval logging_steps log_freq log_training_steps
+train.save_every: save_steps save_interval checkpoint_every ckpt_steps checkpoint_period
+init_from: pretrained checkpoint ckpt model_name_or_path load_from
+seed: random_seed rng_seed
+log: report_to wandb_log use_wandb logger
+*: full=true,yes,on,all all=true,yes,on none=false,no,off
+"""
 # Parts that we lack: similar names are other parts.
 LACKING = "elu selu celu prelu leakyrelu mish softplus sigmoid groupnorm float16 fp16 float64 inversesqrt".split()
 # A similar name with another of these beginnings is the opposite, or no part at all.
 SIGNS = re.compile(r"^(asym|anti|un|none?$|no_|non_|pre|post)")
 
 
-def translate_foreign(name: str, settings: Iterable[str] = FOREIGN_NAMES) -> list[str]:
-    """Return our settings that other projects call `name`, and those that are called `name` in their section."""
-    last = name.rpartition(".")[2].lower()
-    return [
-        setting
-        for setting in settings
-        if last in FOREIGN_NAMES.get(setting, "").split() or setting.partition(".")[2].lower() == last
-    ]
+def translate(name: str) -> list[str]:
+    """Return our settings, and our values as "model.norm=token", that other projects call `name`.
+
+    "=none" is a value of any setting.
+    """
+    ours, setting, plain = [], "", _simplify(name.rpartition(".")[2])
+    for word in FOREIGN.split():
+        value, equals, names = word.rpartition("=")
+        if word.endswith(":"):
+            setting = word.strip("*:")
+        elif plain in map(_simplify, names.split(",")):
+            ours.append(f"{setting}{equals}{value}")
+    return ours
 
 
-def translate_value(name: str) -> list[str]:
-    """Return what we call the value `name` of other projects, as "model.norm=token", or "=none" for any setting."""
-    plain = _simplify(name.rpartition(".")[2])
-    entries = ((setting, *entry.split("=")) for setting, text in FOREIGN_VALUES.items() for entry in text.split())
-    return [f"{setting}={value}" for setting, value, names in entries if plain in names.split(",")]
+def find_settings(name: str, settings: Iterable[str]) -> list[str]:
+    """Return the settings that other projects call `name`, or that are called `name` in their section."""
+    ours, plain = translate(name), _simplify(name.rpartition(".")[2])
+    return [setting for setting in settings if setting in ours or _simplify(setting.rpartition(".")[2]) == plain]
 
 
 def _simplify(name: str) -> str:
@@ -128,11 +111,12 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
 
     A value of another setting is suggested with it: "model.relative_position=rotary". Opposites are not similar.
     """
-    allowed, values, plain = list(allowed), translate_value(name), _simplify(name)
+    allowed, plain = list(allowed), _simplify(name)
+    values = [entry.partition("=") for entry in translate(name) if "=" in entry]
     # Before difflib, for which "d" is as far from "D" as from "M".
     similar = [one for one in allowed if _simplify(one) == plain][:1]
-    similar = similar or [value for _, _, value in (entry.partition("=") for entry in values) if value in allowed]
-    similar = similar or translate_foreign(name, allowed)[:1] or [entry for entry in values if entry[0] != "="]
+    similar = similar or [value for _, _, value in values if value in allowed]
+    similar = similar or find_settings(name, allowed)[:1] or ["".join(entry) for entry in values if entry[0]]
     if not similar and plain not in LACKING:
         alike = [one for one in allowed if SIGNS.findall(one) == SIGNS.findall(name.lower().replace("ass", "as"))]
         similar = difflib.get_close_matches(name, alike, n=1, cutoff=0.55)
@@ -175,15 +159,14 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") 
     a noun for the variants, and setting: the setting if it has another name, for messages. Raises UserError if the name
     is unknown or the user's variant is invalid.
     """
-    example = next(iter(allowed.values()))
-    accepts_users = callable(example) or hasattr(example, "_fields")
-    if ":" not in name or not accepts_users:
-        if name not in allowed:
-            names = ", ".join(allowed) + (f", or my_file:my_{kind}" if accepts_users else "")
-            place = f" in {setting}" if setting else ""
-            raise errors.UserError(f'unknown {kind} "{name}"{place}{suggest(name, allowed)}; choose one of: {names}')
+    if name in allowed:
         return allowed[name]
-    module, _, attribute = name.partition(":")
+    example, (module, colon, attribute) = next(iter(allowed.values())), name.partition(":")
+    accepts_users = callable(example) or hasattr(example, "_fields")
+    if not (colon and accepts_users):
+        names = ", ".join(allowed) + (f", or my_file:my_{kind}" if accepts_users else "")
+        place = f" in {setting}" if setting else ""
+        raise errors.UserError(f'unknown {kind} "{name}"{place}{suggest(name, allowed)}; choose one of: {names}')
     if not CODE.fullmatch(name):
         raise errors.UserError(f'the {kind} "{name}" must have the form my_file:my_variant{suggest(module, allowed)}')
     loaded = import_user_module(kind, name, module.removesuffix(".py"), attribute)
@@ -196,8 +179,8 @@ def _as_variant(label: str, variant: Any, example: Any) -> Any:
     The variant may be a plain tuple, or an object with the attributes; those with a default may be missing. Raises
     UserError for anything else.
     """
-    fields, defaults = getattr(example, "_fields", ()), getattr(example, "_field_defaults", {})
-    required = [field for field in fields if field not in defaults]
+    fields = getattr(example, "_fields", ())
+    required = [field for field in fields if field not in example._field_defaults]
     if required and not isinstance(variant, type(example)):
         if all(hasattr(variant, field) for field in required):
             variant = type(example)(**{field: getattr(variant, field) for field in fields if hasattr(variant, field)})
@@ -225,9 +208,8 @@ def import_user_module(kind: str, name: str, module: str, *attributes: str) -> M
             folders = [path for path in sys.path if is_user_code(f"{path}{os.sep}") and os.path.isdir(path or ".")]
             places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
             raise errors.UserError(f"{label}: there is no {module.replace('.', os.sep)}.py in {places}") from error
-    for attribute in attributes:
-        if not hasattr(loaded, attribute):
-            raise errors.UserError(f"{label}: {getattr(loaded, '__file__', None) or module} has no {attribute}")
+    file = getattr(loaded, "__file__", None) or module
+    errors.refuse(*((not hasattr(loaded, name), f"{label}: {file} has no {name}") for name in attributes))
     return loaded
 
 
@@ -246,38 +228,26 @@ def load_experiment(name: str) -> ModuleType:
     """
     if is_user_experiment(name):
         return import_user_module("experiment", name, name, "config", "prepare")
-    if (module := _built_in(name)) is not None:
-        return module
     names = list_experiments()
-    raise errors.UserError(
-        f'unknown experiment "{name}"{suggest(name, names)}; choose one of: {", ".join(names)}, or a file of yours '
-        "next to the config"
-    )
+    rule = f"choose one of: {', '.join(names)}, or a file of yours next to the config"
+    errors.refuse((name not in names, f'unknown experiment "{name}"{suggest(name, names)}; {rule}'))
+    return importlib.import_module(f"experiments.{name}")
 
 
 def list_experiments() -> list[str]:
     """Return the names of the built-in experiments."""
-    names = [module.name for module in pkgutil.iter_modules([str(ROOT / "experiments")])]
-    return [name for name in names if _built_in(name) is not None]
+    return sorted(file.stem for file in (ROOT / "experiments").glob("[a-z]*.py") if file.stem != "command")
 
 
 def is_user_experiment(name: str) -> bool:
     """Return True if `name` is a module that can be imported, and no built-in experiment."""
-    if _built_in(name) is not None or not all(part.isidentifier() for part in name.split(".")):
+    if name in list_experiments() or not all(part.isidentifier() for part in name.split(".")):
         return False
     _search_working_directory()
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _built_in(name: str) -> ModuleType | None:
-    """Return the built-in experiment of this name, or None."""
-    if not name.isidentifier() or not (ROOT / "experiments" / f"{name}.py").is_file():
-        return None
-    module = importlib.import_module(f"experiments.{name}")
-    return module if hasattr(module, "prepare") or hasattr(module, "run") else None
 
 
 @contextlib.contextmanager

@@ -11,19 +11,18 @@ import secrets
 import shutil
 import stat
 import struct
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+import psutil
 
 from experiments.config import errors
 
 DRAFT = ".tfm-draft"  # suffix of a file that is being written; a killed process leaves such a file
 LONGEST_NAME = 255 - len(f".{secrets.token_hex(4)}{DRAFT}")  # bytes of the name of a file that has a draft
-MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
 GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container or batch job (cgroup v2)
 MOST_BYTES = 2**28  # of a file that is read whole; a tokenizer.json has up to 2**25
 OTHER_CACHE = ". Free disk space, or set $XDG_CACHE_HOME to another folder"
@@ -92,18 +91,6 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         if (n := os.fstat(file.fileno()).st_size) > MOST_BYTES:
             raise ValueError(f"it has {size(n)}, more than the {size(MOST_BYTES)} that such a file may have")
         return file.read(n)
-
-
-def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
-    """Return the JSON object in the file. says: what the file records, for the message if it is missing.
-
-    Raises UserError if the file is missing or holds no JSON object.
-    """
-    errors.refuse((not file.exists(), f"{file} is missing. It records {says}"))
-    with reading(file):
-        content = json.loads(read_bytes(file))
-    errors.refuse((not isinstance(content, dict), f"{file} must hold a JSON object, {{...}}"))
-    return content
 
 
 def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dict[str, np.ndarray]:
@@ -187,8 +174,7 @@ def escape_cell(cell: Any) -> Any:
 def write_new(file: pathlib.Path, content: bytes) -> None:
     """Write the file atomically, and create its folder if it is missing. Raises UserError if this fails."""
     with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, content)
+        write(folder(file.parent) / file.name, content)
 
 
 def folder(parent: pathlib.Path, *names: str) -> pathlib.Path:
@@ -226,16 +212,10 @@ def remove(path: pathlib.Path) -> None:
 
 
 def host_memory() -> int:
-    """Return the available bytes of the host's memory, at most the cgroup's limit; sys.maxsize if both are unknown."""
-    limits = [sys.maxsize]
+    """Return the available bytes of the host's memory, at most the cgroup's limit."""
+    limits = [psutil.virtual_memory().available]
     with contextlib.suppress(OSError, ValueError):  # no such file, or no limit ("max")
         limits.append(int(GROUP.read_text()))
-    try:
-        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, ValueError, LookupError):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits)
 
 

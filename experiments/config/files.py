@@ -42,11 +42,11 @@ def find_config(path: str) -> str:
     """
     file, built_in = pathlib.Path(path), by_name.ROOT / "configs"
     folders = [file.parent] + [built_in] * (str(file.parent) in (".", "configs"))
-    for candidate in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
-        if os.path.isfile(candidate):  # also False for a name that is too long
-            return str(candidate)
+    candidates = [str(folder / f"{file.name}{end}") for folder in folders for end in ("", ".py")]
+    found = next(filter(os.path.isfile, candidates), "")  # isfile is also False for a name that is too long
     hint = by_name.suggest(file.stem, [config.stem for config in built_in.glob("[a-z]*.py")])
-    raise errors.UserError(f"there is no config file {path}{hint}")
+    errors.refuse((not found, f"there is no config file {path}{hint}"))
+    return found
 
 
 def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({})) -> ml_collections.ConfigDict:
@@ -57,27 +57,24 @@ def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({}))
     """
     file = pathlib.Path(path)
     errors.refuse((file.suffix not in (".py", ".json"), f"{path} must be a .py or a .json file"))
-    config = _from_python(file) if file.suffix == ".py" else _from_json(file)
+    config = _from_python(file) if file.suffix == ".py" else None
     try:
         if file.suffix == ".json":
-            return _trust(configs.flat(config), explicit)
+            return _from_json(file, explicit)
         configs.load_defaults(config)
         return config
     except errors.UserError as error:
         raise errors.UserError(f"{file}: {error}") from error
 
 
-def _from_json(file: pathlib.Path) -> dict[str, Any]:
-    """Return the settings in a JSON file. Raises UserError if it has no object of settings."""
+def _from_json(file: pathlib.Path, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Return the config in a JSON file. Raises UserError if it names code, except of the keys `explicit`."""
     try:
         saved = json.loads(disk.read_bytes(file))
-        return dict(saved.get("config", saved))
+        values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.UserError(f"{file} cannot be read as a config in JSON, an object of settings: {error}") from error
-
-
-def _trust(values: dict[str, Any], explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return the config with these values of a JSON file. Raises UserError for code, except of the keys `explicit`."""
+        raise errors.UserError(f"it cannot be read as a config in JSON, an object of settings: {error}") from error
+    values = configs.flat(values)
     code = {key: texts for key, value in values.items() if (texts := [*configs.find_code(key, value)])}
     for inside, [(key, value), *_] in code.items():
         if inside not in explicit:
@@ -103,8 +100,8 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     with by_name.user_errors(str(file), explain=_explain):
         spec.loader.exec_module(module)
         config = module.get_config()
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
+    mistake = f'{file}: get_config() must return the ConfigDict of base.get_config("...")'
+    errors.refuse((not isinstance(config, ml_collections.ConfigDict), mistake))
     return config
 
 
@@ -114,7 +111,7 @@ def _explain(error: BaseException) -> str:
         return f'the config of this experiment has no "{section[1]}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
         name, close = unknown[1], re.findall(r'Did you mean "(.*?)"', str(error))
-        return f'unknown config key "{name}"{by_name.suggest(name, [*by_name.FOREIGN_NAMES, *close])}'
+        return f'unknown config key "{name}"{by_name.suggest(name, [*by_name.translate(name), *close])}'
     return by_name.describe_error(error)
 
 

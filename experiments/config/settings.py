@@ -1,6 +1,7 @@
 """Settings: read, assign and check the values of a config, and reject settings that nothing reads."""
 
 import ast
+import contextlib
 import copy
 import importlib
 import json
@@ -15,9 +16,11 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+from flax import traverse_util
 
 from experiments.config import by_name, errors
 
+LONGEST = 200  # letters of a value in a message
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 SEEDS = ("seed", "study.seeds", "study.tune_seeds")
 # Ranges of numbers: those of the sections model, optim and train are at least 0, these at least 1, or less than 1.
@@ -43,21 +46,12 @@ def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any
     try:
         values = values.to_dict() if isinstance(values, ml_collections.ConfigDict) else values
         for name, value in values.items():
-            settings |= _leaves(name, value)
+            settings |= traverse_util.flatten_dict({name: value}, sep=".")
+        return {name: _lists(value) for name, value in settings.items()}
     except ZeroDivisionError as error:
         raise errors.UserError("model.H = 0 must be at least 1, because model.K is model.D // model.H") from error
     except RecursionError as error:
         raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
-    return settings
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of every setting in a value, with keys such as "train.steps"."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    else:
-        yield key, _lists(value)
 
 
 def _lists(value: Any) -> Any:
@@ -78,25 +72,24 @@ def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDic
     """Return the defaults of the config's experiment. Raises UserError if the config has other keys or types."""
     values = flat(config)
     defaults = get_base(*(values.get(key, "") for key in EXPERIMENT_KEYS))
-    expected = flat(defaults)
+    expected, of = flat(defaults), ', of="language"' * ("study" in defaults)
+    begin = f'A config of the experiment {config.experiment} must begin with base.get_config("{config.experiment}"{of})'
     for key in sorted(values.keys() ^ expected.keys()):  # the file unlocked the config, or used another experiment's
-        fault, of = "has the unknown" if key in values else "lacks the", ', of="language"' * ("study" in defaults)
-        raise errors.UserError(
-            f'the config {fault} key "{key}". A config of the experiment {config.experiment} must begin with '
-            f'base.get_config("{config.experiment}"{of})'
-        )
+        fault = "has the unknown" if key in values else "lacks the"
+        raise errors.UserError(f'the config {fault} key "{key}". {begin}')
     for key, value in values.items():  # a ConfigDict accepts None for any type, and True for an int
         check_type(key, value, type(expected[key]))
     return defaults
 
 
-def check_known(key: str, settings: Mapping[str, Any]) -> str:
-    """Return the key. Raises UserError if it is not one of the settings."""
+def find_value(config: ml_collections.ConfigDict, key: str) -> Any:
+    """Return the value of a setting. Raises UserError if there is no such setting."""
+    settings = flat(config)
     if key not in settings:
         sections = ", ".join(dict.fromkeys(name.partition(".")[0] for name in settings if "." in name))
         hint = f"; the sections of {settings['experiment'] or 'a config'} are: {sections}" if "." in key else ""
-        raise errors.UserError(f'unknown config key "{shorten(key)}"{by_name.suggest(key[:100], settings) or hint}')
-    return key
+        raise errors.UserError(f'unknown config key "{key[:LONGEST]}"{by_name.suggest(key[:100], settings) or hint}')
+    return settings[key]
 
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -104,14 +97,10 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
     Raises UserError if the key is unknown, or if the value has another type.
     """
-    values, value = flat(config), to_plain(value)
-    kind = type(values[check_known(key, values)])
-    example = f", as '{_write_list(value)}'" if kind is list else ""
-    try:
-        if isinstance(value, str) or (kind is float and type(value) is int):
+    kind, value = type(find_value(config, key)), to_plain(value)
+    if isinstance(value, str) or (kind is float and type(value) is int):
+        with contextlib.suppress(ValueError, KeyError, OverflowError, RecursionError):
             value = PARSERS[kind](value)
-    except (ValueError, KeyError, OverflowError, RecursionError) as error:
-        raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}{example}") from error
     check_type(key, value, kind)
     config.update_from_flattened_dict({key: value})
 
@@ -123,27 +112,27 @@ def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list
     """
     changed = []
     for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
-        settings = flat(config)
-        current, value = settings[check_known(key, settings)], to_plain(values[key])
+        current, value = find_value(config, key), to_plain(values[key])
         if type(value) is not type(current) or value != current:
             assign(config, key, value)
             changed.append(key)
     return changed
 
 
-def _write_list(value: Any) -> str:
+def check_type(key: str, value: Any, kind: type) -> None:
+    """Raise UserError if a value does not have the type of its setting."""
+    example = f", as '{_write_list(value)}'" if kind is list and isinstance(value, str) else ""
+    fault = f"{key} = {format_value(value)} must be of type {kind.__name__}{example}"
+    errors.refuse((type(value) is not kind, fault))
+
+
+def _write_list(text: str) -> str:
     """Return the list, in JSON, that a text without brackets and quotes means: 0.9,.95 is [0.9, 0.95]."""
-    text = shorten(str(value)).strip(" []()")
+    text = text[:LONGEST].strip(" []()")
     try:
         return json.dumps(ast.literal_eval(f"[{text}]"))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return json.dumps([item.strip(" '\"") for item in text.split(",")])
-
-
-def check_type(key: str, value: Any, kind: type) -> None:
-    """Raise UserError if a value does not have the type of its setting."""
-    if type(value) is not kind:
-        raise errors.UserError(f"{key} = {format_value(value)} must be of type {kind.__name__}")
 
 
 def to_plain(value: Any) -> Any:
@@ -193,9 +182,8 @@ def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str
         if isinstance(field, Mapping):
             yield from describe_fields(field, f"{prefix}{name}.")
         else:
-            comment = f"  # {field[1]}" if isinstance(field, tuple) else ""
             value = json.dumps(values[name]) if isinstance(values[name], str) else repr(values[name])
-            line = f"{prefix}{name} = {value}{comment}"
+            line = f"{prefix}{name} = {value}" + (f"  # {field[1]}" if isinstance(field, tuple) else "")
             yield textwrap.fill(line, 120, subsequent_indent="    # ", break_on_hyphens=False, break_long_words=False)
 
 
@@ -204,26 +192,33 @@ def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
     with by_name.user_errors(label):
         added = {key: section(fields) for key, fields in module.config().items()}
+    types = ", ".join(kind.__name__ for kind in PARSERS)
     for key, value in flat(ml_collections.ConfigDict(added)).items():
-        if type(value) not in PARSERS:
-            types = ", ".join(kind.__name__ for kind in PARSERS)
-            raise errors.UserError(f"{label}: {key} = {format_value(value)} must have one of the types {types}")
+        rule = f"{key} = {format_value(value)} must have one of the types {types}"
+        errors.refuse((type(value) not in PARSERS, f"{label}: {rule}"))
     return added
 
 
-def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
-    """Raise UserError unless the value of each key is a finite number from `least` to `most`."""
+def at_least(least: float, values: Mapping[str, Any], most: float | None = None) -> None:
+    """Raise UserError unless each number in the value of each key is finite and from `least` to `most`.
+
+    Without `most`, a number may be as large as an int32, or a float32.
+    """
     for key, value in values.items():
-        _check_range(f"{key} = {format_value(value)}", value, least, most)
+        label = f"{key} = {format_value(value)}"
+        for number in _list_numbers(value):
+            largest = most if most is not None else LARGEST_FLOAT if isinstance(number, float) else LARGEST
+            errors.refuse(
+                (number > largest, f"{label} must be at most {largest:,}"),
+                (number < max(least, -largest), f"{label} must be at least {max(least, -largest):,}"),
+                (not abs(number) < math.inf, f"{label} must be a finite number"),
+            )
 
 
-def _check_range(label: str, number: float, least: float, most: float) -> None:
-    """Raise UserError, which begins with the label, unless the number is finite and from `least` to `most`."""
-    errors.refuse(
-        (number > most, f"{label} must be at most {most:,}"),
-        (number < least, f"{label} must be at least {least:,}"),
-        (not abs(number) < math.inf, f"{label} must be a finite number"),
-    )
+def _list_numbers(value: Any) -> list[float]:
+    """Return the numbers in a value, which may be a list of lists."""
+    leaves = jax.tree.leaves(value, is_leaf=lambda item: isinstance(item, Mapping))
+    return [leaf for leaf in leaves if isinstance(leaf, int | float)]
 
 
 def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None:
@@ -232,30 +227,26 @@ def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None
     FROM_ONE and BELOW_ONE have the ranges.
     """
     for key, value in flat(values).items():
-        label, in_sections = f"{key} = {format_value(value)}", key.startswith(("model.", "optim.", "train."))
-        for number in jax.tree.leaves(value, is_leaf=lambda item: isinstance(item, Mapping)):
-            if isinstance(number, int | float):
-                most = LARGEST_FLOAT if isinstance(number, float) else LARGEST_SEED if key in SEEDS else LARGEST
-                least = int(key in FROM_ONE) if in_sections or key in SEEDS else -most
-                _check_range(label, number, least, most)
-                errors.refuse((key in BELOW_ONE and number >= 1, f"{label} must be less than 1"))
+        is_ranged = key in SEEDS or key.startswith(("model.", "optim.", "train."))
+        at_least(int(key in FROM_ONE) if is_ranged else -math.inf, {key: value}, LARGEST_SEED if key in SEEDS else None)
+        too_large = key in BELOW_ONE and max(_list_numbers(value), default=0) >= 1
+        errors.refuse((too_large, f"{key} = {format_value(value)} must be less than 1"))
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a short text for a message. Python raises ValueError for integers of thousands of digits."""
+    """Return a value as a short text for a message, also if its repr fails (an integer of thousands of digits)."""
     try:
-        return shorten(repr(value))
+        text = repr(value)
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to show"
-
-
-def shorten(text: str) -> str:
-    """Return a text, cut to at most 200 characters."""
-    return text if len(text) <= 200 else text[:197] + "..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 class Settings:
-    """A read-only view of a config that records which settings are read, so that unused settings can be rejected."""
+    """A read-only view of a config that records which settings are read, so that unused settings can be rejected.
+
+    The methods are for a whole config, not for a section of it.
+    """
 
     def __init__(
         self,
@@ -290,8 +281,7 @@ class Settings:
     def replace(self, changes: Mapping[str, Any], *, without: str = "", explicit: Iterable[str] = ()) -> "Settings":
         """Return a copy of these settings with the changes, key -> value. Derived values are recomputed.
 
-        without: the name of a section to remove. explicit: further keys that count as set by the user. Call this for a
-        whole config, not for a section.
+        without: the name of a section to remove. explicit: further keys that count as set by the user.
         """
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
         for part in (config, defaults) if without else ():
@@ -304,8 +294,7 @@ class Settings:
         """Return the keys whose values the user chose.
 
         These are all keys that the command line, or an arm or condition of a study, sets. Of the config, they are the
-        keys with another value than the default, or than the one derived from other settings (F from D). Call this for
-        a whole config, not for a section.
+        keys with another value than the default, or than the one derived from other settings (F from D).
         """
         return {*self._explicit, *update(copy.deepcopy(self._base), flat(self._values))}
 
@@ -336,10 +325,10 @@ class Settings:
     def refuse_unused(self) -> None:
         """Raise UserError if the user chose a value of a setting other than its default, but nothing has read it."""
         values, chosen = flat(self._values), self.list_chosen() - self._read
-        if unused := [key for key in values if key in chosen and values[key] != self._defaults[key]]:
-            defaults = " ".join(f"--config.{key}={format_value(self._defaults[key])}" for key in unused)
-            rule = f"Remove these settings, or set the defaults: {defaults}"
-            raise errors.UserError(f"this experiment does not use {', '.join(unused)}. {rule}")
+        unused = [key for key in values if key in chosen and values[key] != self._defaults[key]]
+        defaults = " ".join(f"--config.{key}={format_value(self._defaults[key])}" for key in unused)
+        rule = f"Remove these settings, or set the defaults: {defaults}"
+        errors.refuse((unused, f"this experiment does not use {', '.join(unused)}. {rule}"))
 
 
 def warmup_steps(settings: Settings) -> int:

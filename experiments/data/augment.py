@@ -105,8 +105,7 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
     """Return a function that makes the changes of image.augment. Raises UserError if one does not suit Y x X pixels."""
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]
-    if len(mixing) > 1:
-        raise errors.UserError(f"{KEY} mixes images by {mixing[0]} and by {mixing[1]}. Keep one of them.")
+    errors.refuse((len(mixing) > 1, f"{KEY} mixes images by {' and by '.join(map(str, mixing))}. Keep one of them."))
 
     def change(image_BYXZ: np.ndarray, rng: np.random.Generator) -> Result:
         share_B = None

@@ -25,12 +25,10 @@ VERSION = 2  # of the format of the cached files
 def size(name: str) -> int:
     """Return the number of token ids in 'bpe:8192', or 0 for another name. Raises UserError for too few or too many."""
     match = re.fullmatch(r"bpe:(\d{1,9})", name)
-    if match and not LEAST <= int(match[1]) <= MOST:
-        raise errors.UserError(
-            f"text.tokenizer = {name} must have from {LEAST} (bytes and special tokens) to {MOST:,} token ids. "
-            f"Choose for example {tokenization.BPE}."
-        )
-    return int(match[1]) if match else 0
+    W = int(match[1]) if match else 0
+    allowed = f"from {LEAST} (bytes and special tokens) to {MOST:,} token ids. Choose for example {tokenization.BPE}"
+    errors.refuse((match and not LEAST <= W <= MOST, f"text.tokenizer = {name} must have {allowed}."))
+    return W
 
 
 def train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
@@ -74,10 +72,7 @@ def cut(texts: Iterable[str]) -> Iterator[str]:
 
 
 def find_or_train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...]) -> pathlib.Path:
-    """Return a folder of the cache with the files of `train`. They are trained once for the same arguments.
-
-    text: a text.Part.
-    """
+    """Return a folder of the cache with the files of `train`, made once for the same arguments. text: a text.Part."""
     key = repr([VERSION, text.digest, W, specials]).encode()
     folder = disk.cache_folder() / "tokenizers" / hashlib.sha256(key).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():  # written last

@@ -26,7 +26,7 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 def check_trained(source: str, trained: Collection[str], evaluated: Collection[str]) -> None:
     """Raise UserError unless all classes that are evaluated are trained on."""
     if new := sort_names({*evaluated} - {*trained}):
-        names = ", ".join(f'"{name}"' for name in new[:SHOWN]) + f" and {len(new) - SHOWN:,} more" * (len(new) > SHOWN)
+        names = data_files.join_names([f'"{name}"' for name in new])
         problem = f"{len(new):,} of the classes that are evaluated have no training data: {names}"
         raise errors.UserError(f"{source}: {problem}. Train on examples of each class, or remove it.")
 
@@ -34,10 +34,9 @@ def check_trained(source: str, trained: Collection[str], evaluated: Collection[s
 def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, list[tuple], list[str]]:
     """Return the files of each part of a folder with their classes, its folders of classes, and lines for the user.
 
-    The first is {part: [(file, class)]}, with TRAIN first, and only TRAIN if folders define no parts.
-    path/train/cat/2019/a.jpg has the class cat. A file in no folder of a class has the class ''. Files in folders of
-    UNLABELLED are left out, unless there are no others. The second is a list of (folders above classes, the classes in
-    them). Raises UserError as `name_parts`.
+    The first is {part: files}, with TRAIN first, and only TRAIN if folders define no parts. path/train/cat/2019/a.jpg
+    has the label cat, a file in no folder of a class ''. Files in folders of UNLABELLED are left out, unless there are
+    no others. The second is a list of (folders above classes, the classes in them). Raises UserError as `name_parts`.
     """
     inside = [{step.lower() for step in file.inside.parts[:-1]} & UNLABELLED for file in files]
     labelled, lines = [file for file, steps in zip(files, inside, strict=True) if not steps], []
@@ -49,11 +48,12 @@ def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, 
     part_of_top = name_parts(path, tops, at)
     groups = [(part_of_top[top], group) for top, group in tops.items()] if part_of_top else [(data_files.TRAIN, files)]
     for part, group in sorted(groups, key=lambda pair: pair[0] != data_files.TRAIN):
-        trained = {name for _, name in parts.get(data_files.TRAIN, [])}
+        trained = {file.label for file in parts.get(data_files.TRAIN, [])}
         level = first_level(group, at + 1, trained) if part_of_top else at  # of the classes
-        rows = [(file, file.inside.parts[level] if len(file.inside.parts) > level + 1 else "") for file in group]
-        parts[part] = parts.get(part, []) + rows
-        above.append((group[0].inside.parts[:level], {name for _, name in rows}))
+        names = [file.inside.parts[level] if len(file.inside.parts) > level + 1 else "" for file in group]
+        labelled = [file._replace(label=name) for file, name in zip(group, names, strict=True)]
+        parts[part] = parts.get(part, []) + labelled
+        above.append((group[0].inside.parts[:level], {*names}))
     return parts, above, lines
 
 
@@ -109,10 +109,8 @@ def read_names(splits: Sequence[data_files.File], column: str) -> tuple[str, ...
             kind = (split.open().features or {}).get(column)
             names.add(tuple(kind.names) if type(kind).__name__ == "ClassLabel" else ())
     if len(names) > 1:
-        raise errors.UserError(
-            f"the splits of {splits[0].name} have different classes in their column {column!r}. "
-            "Choose another column or another data set."
-        )
+        problem = f"the splits of {splits[0].name} have different classes in their column {column!r}"
+        raise errors.UserError(f"{problem}. Choose another column or another data set.")
     return names.pop() if names else ()
 
 

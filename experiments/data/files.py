@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gzip
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -55,6 +54,7 @@ class File(NamedTuple):
     open: Callable[[], BinaryIO]
     translation: "File | None" = None  # the file whose lines are the translations of this file's lines
     version: str = ""  # identifies the rows of a data set, which `open` then returns; "" for a file
+    label: str = ""  # the class of what it contains; "" if it is not known
 
     def __str__(self) -> str:
         name = str(self.inside) if self.inside.parts else self.name
@@ -83,23 +83,20 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     return File(pathlib.PurePath(inside), str(path), size, functools.partial(disk.open_regular, path))
 
 
-def is_data(inside: pathlib.PurePath, hidden: tuple[str, ...] = ()) -> bool:
-    """Return False for the files of NOT_DATA, hidden files, and other names that begin with one of `hidden`."""
-    return not any(step.startswith((".", *hidden)) or step.lower() in NOT_DATA for step in inside.parts)
+def is_data(inside: pathlib.PurePath) -> bool:
+    """Return False for the files of NOT_DATA and hidden files."""
+    return not any(step.startswith(".") or step.lower() in NOT_DATA for step in inside.parts)
 
 
-def find(source: str, alternatives: str, *, hint: str = "", hidden: tuple[str, ...] = ()) -> list[File]:
-    """Return the file at a path, or the files of a folder.
-
-    Raises UserError, with the `alternatives`, if the path does not exist.
-    """
+def find(source: str, alternatives: str, hint: str = "") -> list[File]:
+    """Return the file at a path, or the files of a folder. Raises UserError, with `alternatives`, if it is missing."""
     path = pathlib.Path(os.path.expanduser(source))
     if not source or not os.path.exists(path):
         raise errors.UserError(f"{source!r} is neither {alternatives} nor a path that exists ({path.absolute()}){hint}")
-    return folder(path, hidden) if os.path.isdir(path) else [on_disk(path)]
+    return folder(path) if os.path.isdir(path) else [on_disk(path)]
 
 
-def folder(path: pathlib.Path, hidden: tuple[str, ...] = ()) -> list[File]:
+def folder(path: pathlib.Path) -> list[File]:
     """Return the files in a folder and below, sorted, except links to folders and what is not data (`is_data`).
 
     Their paths inside the folder are in Unicode's form NFC: folders of macOS may have the form NFD.
@@ -111,55 +108,59 @@ def folder(path: pathlib.Path, hidden: tuple[str, ...] = ()) -> list[File]:
     paths = []
     with disk.reading(path):
         for parent, folders, names in os.walk(path, onerror=fail):
-            folders[:] = [name for name in folders if is_data(pathlib.PurePath(name), hidden)]
-            paths += [pathlib.Path(parent, name) for name in names if is_data(pathlib.PurePath(name), hidden)]
+            folders[:] = [name for name in folders if is_data(pathlib.PurePath(name))]
+            paths += [pathlib.Path(parent, name) for name in names if is_data(pathlib.PurePath(name))]
     files = [on_disk(file, unicodedata.normalize("NFC", str(file.relative_to(path)))) for file in sorted(paths)]
     return sorted(files, key=lambda file: file.inside)
 
 
-def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, ...]) -> list[File]:
+def members(path: pathlib.Path, zips: contextlib.ExitStack) -> list[File]:
     """Return the members of a zip, like `folder`. They are read without unpacking; `zips` keeps the zip open."""
     with disk.reading(path):
         file = zips.enter_context(zipfile.ZipFile(zips.enter_context(disk.open_regular(path))))
     visible = []
     for member in file.infolist():
         inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"
-        if not member.is_dir() and is_data(inside, hidden):
+        if not member.is_dir() and is_data(inside):
             check_size(name, member.file_size, member.compress_size)
             visible.append(File(inside, name, member.file_size, functools.partial(file.open, member)))
     return visible
 
 
-def describe_skipped(path: pathlib.Path, files: Sequence[File], used: Sequence[File]) -> list[str]:
-    """Return lines about the unused files of a folder, by their suffixes, and about links to folders."""
-    paths, lines = {file.inside for file in used}, []
+def describe_skipped(source: str | pathlib.Path, files: Sequence[File], used: Sequence[File]) -> list[str]:
+    """Return lines about the unused files of a source, by their suffixes, and about its links to folders."""
+    paths, lines, top = {file.inside for file in used}, [], os.path.expanduser(source)
     suffixes = Counter(file.inside.suffix.lower() or "no ending" for file in files if file.inside not in paths)
     if suffixes:
         counts = ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(LISTED))
         lines.append(f"files skipped: {counts}" + ", ..." * (len(suffixes) > LISTED))
-    folders = [pathlib.Path(parent, name) for parent, names, _ in os.walk(path) for name in names]
-    if links := [folder.relative_to(path) for folder in folders if folder.is_symlink()]:
+    folders = [os.path.join(parent, name) for parent, names, _ in os.walk(top) for name in names]
+    if links := [os.path.relpath(folder, top) for folder in folders if os.path.islink(folder)]:
         lines.append(f"links to folders not followed: {len(links):,}, {join_names(links)}")
     return lines
 
 
-def pieces(file: File, *, text: bool = True, utf8: bool = True) -> Iterator[bytes]:
+def pieces(file: File, *, text: bool = True) -> Iterator[bytes]:
     """Yield the content of a file in chunks, decompressed if it begins like gzip or zstd, whatever its name.
 
-    text: remove the byte order mark, and refuse content that is not text. utf8: refuse other encodings.
+    text: remove the byte order mark, and refuse NUL. Raises UserError also for a file that unpacks to too much.
     """
     with disk.reading(file.name, RuntimeError), file.open() as content:  # RuntimeError: a zip that needs a password
-        begin = content.peek(len(ZSTD))
+        begin, n = content.peek(len(ZSTD)), 0
         if begin.startswith(GZIP):
             content = gzip.GzipFile(fileobj=content)
         elif begin.startswith(ZSTD):
             with require_extra(f"{file.name}, compressed with zstd,"):
                 import pyarrow
             content = pyarrow.input_stream(content, compression="zstd")
-        chunks = iter(lambda: content.read(CHUNK), b"")
-        if file.size and begin.startswith((GZIP, ZSTD)):
-            chunks = limit(chunks, file)
-        yield from check_text(chunks, utf8=utf8) if text else chunks
+        for chunk in iter(lambda: content.read(CHUNK), b""):
+            if text and b"\0" in chunk:
+                nul = f"it has a NUL at byte {n + chunk.index(0)}, as binary files and text in UTF-16 do"
+                raise ValueError(f"not text in UTF-8: {nul}. Convert or remove it.")
+            yield chunk.removeprefix(codecs.BOM_UTF8) if text and n == 0 else chunk
+            n += len(chunk)
+            if file.size and begin.startswith((GZIP, ZSTD)):
+                check_size(file.name, n, file.size)
 
 
 def check_size(name: str, unpacked: int, packed: int) -> None:
@@ -168,59 +169,44 @@ def check_size(name: str, unpacked: int, packed: int) -> None:
     errors.refuse((unpacked > max(BOMB, BOMB_RATIO * packed), f"{name}: {sizes}. Remove or unpack the file."))
 
 
-def limit(chunks: Iterable[bytes], file: File) -> Iterator[bytes]:
-    """Yield the unpacked chunks of a packed file. Raises UserError as `check_size`."""
-    n = 0
-    for chunk in chunks:
-        check_size(file.name, n := n + len(chunk), file.size)
-        yield chunk
-
-
-def check_text(chunks: Iterable[bytes], *, utf8: bool) -> Iterator[bytes]:
-    """Yield the chunks of a text, without the byte order mark.
-
-    Raises ValueError for NUL, and, if utf8, for bytes of other encodings.
-    """
-    n, line, decoder = 0, 1, codecs.getincrementaldecoder("utf-8")()
-    for chunk in itertools.chain(chunks, [b""]):
-        if b"\0" in chunk:
-            nul = f"it has a NUL at byte {n + chunk.index(0)}, as binary files and text in UTF-16 do"
-            raise ValueError(f"not text in UTF-8: {nul}. Convert or remove it.")
-        try:
-            decoder.decode(chunk if utf8 else b"", final=not chunk)
-        except UnicodeDecodeError as error:
-            line += error.object[: error.start].count(b"\n")
-            byte = error.object[error.start : error.end]
-            raise ValueError(f"not text in UTF-8 in line {line:,} ({byte!r}). Convert it to UTF-8.") from error
-        if chunk:
-            yield chunk.removeprefix(codecs.BOM_UTF8) if n == 0 else chunk
-        n, line = n + len(chunk), line + chunk.count(b"\n")
-
-
-def lines(file: File) -> Iterator[bytes]:
+def lines(file: File) -> Iterator[str]:
     """Yield the lines of a text, without line ends (\\n, or \\r in a file without \\n).
 
-    Raises UserError as `pieces` does, and for a line of more than LONGEST bytes.
+    Raises UserError as `pieces` does, for bytes that are not UTF-8, and for a line of more than LONGEST bytes.
     """
     rest, size, number = [], 0, 1  # the pieces of the line that has not ended yet, and their bytes
     for piece in pieces(file):
         *complete, last = piece.split(b"\n")
-        if complete:
-            yield b"".join([*rest, complete[0]])
-            yield from complete[1:]
-            rest, size, number = [], 0, number + len(complete)
+        for end in complete:
+            yield decode(file, b"".join([*rest, end]), number)
+            rest, size, number = [], 0, number + 1
         rest.append(last)
         size += len(last)
         if size > LONGEST:
             raise errors.UserError(f"{file.name}: line {number:,} has more than {disk.size(LONGEST)}. Shorten it.")
     if size:
-        line = b"".join(rest)
-        yield from line.removesuffix(b"\r").split(b"\r") if number == 1 else [line]
+        line = decode(file, b"".join(rest), number)
+        yield from line.removesuffix("\r").split("\r") if number == 1 else [line]
 
 
-def read(file: File, *, text: bool = True) -> bytes:
-    """Return all `pieces` of a file."""
-    return b"".join(pieces(file, text=text))
+def decode(file: File, content: bytes, line: int = 1) -> str:
+    """Return bytes of a text in UTF-8, which begin in this line. Raises UserError for another encoding."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line += content.count(b"\n", 0, error.start)
+        problem = f"not text in UTF-8 in line {line:,} ({content[error.start : error.end]!r})"
+        raise errors.UserError(f"{file.name}: {problem}. Convert it to UTF-8.") from error
+
+
+def read(file: File) -> bytes:
+    """Return the content of a file, decompressed."""
+    return b"".join(pieces(file, text=False))
+
+
+def load_text(file: File) -> str:
+    """Return the content of a text. Raises UserError if it is not UTF-8, or has a NUL."""
+    return decode(file, b"".join(pieces(file)))
 
 
 @contextlib.contextmanager
@@ -260,20 +246,19 @@ def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]
         if kind in (VALID, TEST):
             bare |= {name.lower().split(".")[0].rstrip(DIGITS) for name in file.inside.parts}
     mostly = size.get(TRAIN, 0) > size.get(OTHER, 0)
-    large = bare & PARTS.keys() and size[evaluation_part(size)] >= LEAST * sum(size.values())
+    large = bare & PARTS.keys() and (size.get(VALID) or size.get(TEST, 0)) >= LEAST * sum(size.values())
     if not bare or not (mostly or large):
         return {}
     if not mostly:
         kinds = [part or TRAIN for part in kinds]
-    if TRAIN not in kinds:
-        problem = f"every file is named as one to evaluate ({join_names(files)})"
-        raise errors.UserError(f"{problem}. {section}.source needs files to train on.")
+    problem = f"every file is named as one to evaluate ({join_names(files)})"
+    errors.refuse((TRAIN not in kinds, f"{problem}. {section}.source needs files to train on."))
     return {part: [file for file, kind in zip(files, kinds, strict=True) if kind == part] for part in kinds}
 
 
-def evaluation_part(parts: Mapping[str, object]) -> str:
-    """Return the part to evaluate: the validation part, or else the test part."""
-    return VALID if VALID in parts else TEST
+def used_parts(parts: Mapping[str, Any]) -> list[Any]:
+    """Return the training part and the part to evaluate (valid, or else test), or only the one that exists."""
+    return [parts[part] for part in (TRAIN, VALID if VALID in parts else TEST) if part in parts]
 
 
 def split_rows(
@@ -284,37 +269,27 @@ def split_rows(
     By content, about this share of the rows is held out; rows whose first texts have the same `key` stay together.
     form: what the rows are, for messages. Raises UserError if a part has no row.
     """
-    used = [by_name[part] for part in (TRAIN, evaluation_part(by_name))] if by_name else [files]
+    used = used_parts(by_name) if by_name else [files]
     parts = [[row for file in group for row in rows(file)] for group in used]
-    if empty := [group for group, part in zip(used, parts, strict=True) if not part]:
-        files_of_part = f" ({join_names(empty[0])})" if by_name else ""
-        raise errors.UserError(f"{name}{files_of_part} has no {form}")
-    keys, *evaluated_keys = ([key(first) for first, _ in part] for part in parts)
-    if not by_name:
-        out_B = held_out(map(str.encode, keys), share=share)
-        train, evaluation = ([parts[0][b] for b in np.flatnonzero(out_B == held)] for held in (False, True))
-        return Rows(name, train, evaluation, "")
-    return Rows(name, *parts, describe_named(name, by_name, keys, *evaluated_keys))
+    for group, part in zip(used, parts, strict=True):
+        files_of_part = f" ({join_names(group)})" if by_name else ""
+        errors.refuse((not part, f"{name}{files_of_part} has no {form}"))
+    keys = [[key(first) for first, _ in part] for part in parts]
+    if by_name:
+        return Rows(name, *parts, describe_parts(name, "by their names,", by_name) + describe_repeated(*keys))
+    return Rows(name, *divide(parts[0], [digest(key.encode()) for key in keys[0]], share=share), "")
 
 
-def describe_named(name: str, by_name: Mapping[str, Sequence], trained: Iterable, held_out: Sequence) -> str:
-    """Return a line about the part of each file, and about held-out keys that are also in the training data."""
-    return describe_parts(name, "by their names,", by_name) + describe_repeated(trained, held_out)
-
-
-def describe_repeated(trained: Iterable, held_out: Sequence) -> str:
+def describe_repeated(trained: Iterable, held_out: Iterable) -> str:
     """Return " (the number of held-out keys that are also in the training data)", or "" if there is none."""
-    repeated = {*held_out}.intersection(trained)
-    n = sum(key in repeated for key in held_out)
+    keys, held_out = {*trained}, [*held_out]
+    n = sum(key in keys for key in held_out)
     return f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
-    """Return a line that says what the files of each part are used for.
-
-    parts: the files of each part. decision: how they were assigned, "by their names," or "by their contents,".
-    """
-    test = "not used" if evaluation_part(parts) == VALID else "to evaluate"
+    """Return a line that says what the files of each part are used for. decision: such as "by their names,"."""
+    test = "not used" if VALID in parts else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: test, OTHER: "left out"}
     phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)
     return f"{name}: {decision} " + "; ".join(phrases)
@@ -330,24 +305,18 @@ def join_lines(name: str, description: str, lines: Iterable[str]) -> str:
     return "\n".join(filter(None, [description, *(f"{name}: {line}" for line in lines)]))
 
 
-def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
-    """Return a boolean for each content: True (held out) for about `share` of the different contents.
+def divide(rows: Sequence, digests: Iterable[bytes], *, share: float) -> list[list]:
+    """Return the rows to train on, and those that are held out: about `share` of the different contents.
 
-    These are the contents with the smallest `digest`, so that equal contents fall on the same side. Neither side is
-    empty: the smallest digest is held out, the largest is not.
-    Raises UserError for fewer than two different contents.
+    digests: of the rows' contents (`digest`). Rows with the smallest ones are held out, so that equal contents fall on
+    the same side. Neither side is empty. Raises UserError if all contents are equal.
     """
-    digest_B = [*map(digest, contents)]
-    bound = held_out_below(digest_B, share=share)
-    return np.array([digest < bound for digest in digest_B])
-
-
-def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:
-    """Return the bound of `held_out`: contents with smaller digests are held out. Raises UserError as `held_out`."""
+    digests = [*digests]
     different = sorted({*digests})
-    if len(different) < 2:
-        raise errors.UserError("the data needs two examples that differ, so that one can be held out for evaluation")
-    return min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
+    errors.refuse((len(different) < 2, "the data needs two examples that differ, so that one can be held out"))
+    bound = min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
+    sides = [[b for b, digest in enumerate(digests) if (digest < bound) == is_out] for is_out in (False, True)]
+    return [[rows[b] for b in side] for side in sides]
 
 
 def digest(content: bytes) -> bytes:

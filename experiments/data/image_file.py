@@ -16,20 +16,11 @@ LARGEST = 2**26  # pixels of an image
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # decoding these runs no program, unlike EPS
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's names for Z channels
 # Defaults of the fields of transformers' image processors for ViTs.
-VIT = {
-    "do_resize": True,
-    "size": None,  # 224 in transformers; here the size that the model reads
-    "default_to_square": True,  # a `size` of one number means both sides (True) or the shorter side (False)
-    "resample": 2,  # bilinear, in Pillow's numbers
-    "do_center_crop": False,
-    "crop_size": None,
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": 0.5,
-    "image_std": 0.5,
-    "do_convert_rgb": False,
-}
+VIT = {"do_resize": True, "do_center_crop": False, "do_rescale": True, "do_normalize": True, "do_convert_rgb": False}
+VIT |= {"rescale_factor": 1 / 255, "image_mean": 0.5, "image_std": 0.5, "resample": 2}  # bilinear, in Pillow's numbers
+# size: 224 in transformers; here the size that the model reads. default_to_square: a single number means both sides
+# (True) or the shorter side (False).
+VIT |= {"size": None, "default_to_square": True, "crop_size": None}
 NAME = "ViTImageProcessor"  # the default
 PROCESSORS = {NAME: VIT, "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224}}
 HARMLESS = {  # fields that change no pixel of an image
@@ -38,7 +29,6 @@ HARMLESS = {  # fields that change no pixel of an image
     *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
 }
 SLACK = 0.05  # how far values may lie outside the range of the training images, as a share of this range
-PLAIN = {"mean": 0, "std": 1}  # for images that are not normalised
 GREY = ("1", "L", "LA")  # Pillow's modes of grey images
 ORIENTATION = 0x0112  # the Exif tag for the camera's rotation
 COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
@@ -51,7 +41,12 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
     `processor`: the steps that make a file such an image, as fields of transformers. `assumed`: True if no file
     describes these steps. Raises UserError if the files are missing or damaged, or need a step that is not supported.
     """
-    file, form = read_published_format(path, extras, Z=Z) if "image" in extras else read_run_format(path)
+    if "image" in extras:
+        file, form = read_published_format(path, extras, Z=Z)
+    else:
+        file, data = path / records.DATA, records.read_data(path)
+        with disk.reading(file):
+            form = {name: data[name] for name in ("values", "mean", "std", "classes")} | describe_size(*data["image"])
     with disk.reading(file, TypeError):
         numbers = np.array([*form["values"], *form["mean"], *form["std"]], np.float32)
     lengths = {len(form["mean"]), len(form["std"])}
@@ -63,47 +58,33 @@ def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int
     return form
 
 
-def read_run_format(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Return the path of a run's data.json, which describes its images, and the fields that `load_format` returns."""
-    file = path / "data.json"
-    data = records.read_data(path)
-    with disk.reading(file):
-        form = {name: data[name] for name in ("values", "mean", "std", "classes")} | describe_size(*data["image"])
-    return file, form | {"assumed": False}
-
-
 def read_published_format(
     path: pathlib.Path, extras: Mapping[str, Any], *, Z: int
 ) -> tuple[pathlib.Path, dict[str, Any]]:
-    """Return the path of the file that describes a published model's images, and the fields of `load_format`."""
-    folder, saved = path if path.is_dir() else path.parent, None
-    file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
-    if file.exists():
-        saved = disk.read_json(file, says="how images are normalised")
-    elif newest.exists():
-        file, saved = newest, disk.read_json(newest, says="how images are normalised").get("image_processor", {})
-    fields = complete(file, saved or {})
-    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
-    normal = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
-    form = {name: value if isinstance(value, list) else [value] * Z for name, value in normal.items()}
-    form |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
-    return file, form | {"processor": choose_steps(file, fields, *extras["image"]), "assumed": saved is None}
+    """Return the path of the file that describes a published model's images, and the fields of `load_format`.
 
-
-def complete(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a file, completed by the defaults of its image processor.
-
-    Raises UserError for an unknown image processor or field.
+    Fields that the file lacks have the defaults of its image processor. Raises UserError for an unknown processor or
+    field.
     """
+    folder = path if path.is_dir() else path.parent
+    file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if not file.exists() and newest.exists():
+        file = newest
+    saved, assumed = records.read_object(file, {}), not file.exists()
+    saved = saved.get("image_processor", {}) if file == newest else saved
     kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or NAME)
     kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # the older name
     check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
     for name in sorted(saved.keys() - VIT.keys() - HARMLESS):
-        off = saved[name] is None or saved[name] is False
-        check(file, name[:60], off, "absent or false, because it is not supported", saved[name])
-    fields = PROCESSORS[kind] | saved
-    switches = {name: bool(fields[name]) for name, default in VIT.items() if isinstance(default, bool)}
-    return fields | switches | {"image_processor_type": kind}
+        check(file, name[:60], not saved[name], "absent or false, because it is not supported", saved[name])
+    fields = PROCESSORS[kind] | saved | {"image_processor_type": kind}
+    fields |= {name: bool(fields[name]) for name, default in VIT.items() if isinstance(default, bool)}
+    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
+    normal = [fields["image_mean"], fields["image_std"]] if fields["do_normalize"] else [0, 1]
+    mean, std = (value if isinstance(value, list) else [value] * Z for value in normal)
+    form = {"values": [0, 255 * factor], "mean": mean, "std": std, "classes": extras["class_names"]}
+    form |= {"image": [*extras["image"], Z], "processor": choose_steps(file, fields, *extras["image"])}
+    return file, form | {"assumed": assumed}
 
 
 def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> dict[str, Any]:
@@ -137,12 +118,11 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
 
     sides: the value in a file. square: a single number means both sides, else the shorter side.
     """
+    size = sides
     if type(sides) is int:
-        size = {"height": sides, "width": sides} if square else {"shortest_edge": sides}
-    elif isinstance(sides, list) and len(sides) == 2:
-        size = {"height": sides[0], "width": sides[1]}
-    else:
-        size = sides
+        size = [sides, sides] if square else {"shortest_edge": sides}
+    if isinstance(size, list) and len(size) == 2:
+        size = {"height": size[0], "width": size[1]}
     valid = isinstance(size, dict) and size.keys() in ({"height", "width"}, {"shortest_edge"})
     valid = valid and all(type(side) is int and 0 < side <= LARGEST for side in size.values())
     check(file, name, valid, "a positive integer, two (height and width), or shortest_edge", sides)
@@ -151,14 +131,13 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
 
 def check(file: str | pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
     """Raise UserError unless the field of the file is valid."""
-    if not valid:
-        raise errors.UserError(f"{file}: {name} is {str(value)[:60]}, but must be {allowed}.")
+    errors.refuse((not valid, f"{file}: {name} is {str(value)[:60]}, but must be {allowed}."))
 
 
 def describe_size(Y: int, X: int, Z: int) -> dict[str, Any]:
     """Return the `form` that `pixels` needs to resize images to Y x X pixels of Z channels, as runs of tfm do."""
     processor = choose_steps(pathlib.Path(), VIT | {"image_processor_type": NAME}, Y, X)
-    return {"image": [Y, X, Z], "processor": processor, "draft": True}
+    return {"image": [Y, X, Z], "processor": processor, "draft": True, "assumed": False}
 
 
 @contextlib.contextmanager
@@ -197,9 +176,8 @@ def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, 
     if Z in (1, 3) and ("A" in image.getbands() or "transparency" in image.info):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     image, steps = resize(image.convert(MODES.get(Z, "RGB")), processor)
-    size = (image.height, image.width, len(image.getbands()))
-    allowed, value = ("{} x {} pixels of {} channels".format(*sides) for sides in ((Y, X, Z), size))
-    check(name, "the processed image", size == (Y, X, Z), allowed, value)
+    value = f"{image.height} x {image.width} pixels of {len(image.getbands())} channels"
+    check(name, "the processed image", value == (allowed := f"{Y} x {X} pixels of {Z} channels"), allowed, value)
     return np.asarray(image).reshape(Y, X, Z), steps
 
 
@@ -226,8 +204,7 @@ def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
 
     Black and white become the two numbers `values` of the form. Then image = (image - mean) / std.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a large size, and about damaged metadata
+    with warnings.catch_warnings(action="ignore"):  # about a large size, and about damaged metadata
         with open_image(data_files.on_disk(path)) as image:
             original = f"{image.height} x {image.width} pixels, {COLOURS.get(image.mode, 'mode ' + image.mode)}"
             image_YXZ, steps = pixels(str(path), image, form)
@@ -235,18 +212,17 @@ def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     colours = f"{COLOURS[MODES[form['image'][2]]]}, black {low:g} and white {high:g}"
     line = f"{path}: {original}; {steps}; {colours} like the model's images"
     line += " (assumed: there is no preprocessor_config.json)" * form["assumed"]
-    return normalise(scale(image_YXZ[None], form), form), line
+    return normalise(image_YXZ[None], form), line
 
 
-def scale(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
-    """Map images from 0 (black) ... 255 (white) to the two `values` of the form, float32."""
-    low, high = form["values"]
-    return low + (high - low) / 255 * image_BYXZ.astype(np.float32)
+def normalise(image_BYXZ: np.ndarray, form: Mapping[str, Any], *, is_scaled: bool = False) -> np.ndarray:
+    """Return (image - mean) / std, float32. Before, 0 (black) ... 255 (white) become the two `values` of the form.
 
-
-def normalise(image_BYXZ: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
-    """Return (image - mean) / std, float32."""
-    return (image_BYXZ.astype(np.float32) - np.float32(form["mean"])) / np.float32(form["std"])
+    is_scaled: the images have these values already.
+    """
+    (low, high), image_BYXZ = form["values"], image_BYXZ.astype(np.float32)
+    image_BYXZ = image_BYXZ if is_scaled else low + (high - low) / 255 * image_BYXZ
+    return (image_BYXZ - np.float32(form["mean"])) / np.float32(form["std"])
 
 
 def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
@@ -261,29 +237,25 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
 
     (Y, X, Z), (low, high) = form["image"], form["values"]
     if isinstance(images, Image.Image) and Z in MODES and not images.mode.startswith(("I", "F")):
-        image_1YXZ = pixels("the image", images.copy(), form)[0][None]  # a copy, since `draft` changes it
-        return normalise(scale(image_1YXZ, form), form)
+        return normalise(pixels("the image", images.copy(), form)[0][None], form)  # a copy, since `draft` changes it
     if isinstance(images, list | tuple) and any(isinstance(image, Image.Image | np.ndarray) for image in images):
         return np.concatenate([prepare(image, form) for image in images])
     array = np.asarray(images)
     image_BYXZ, label, slack = add_axes(array, Y, X, Z), f"images of shape {array.shape}", SLACK * (high - low)
-    valid, least, most = image_BYXZ.ndim == 4 and image_BYXZ.size > 0 and image_BYXZ.dtype.kind in "fiu", 0.0, 0.0
-    if valid:
-        least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
-    if valid and image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
-        same = image_BYXZ.shape[1:] == (Y, X, Z)
-        if (not same or "draft" not in form) and image_BYXZ.shape[3] in MODES and Z in MODES:
-            squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
-            image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
-        image_BYXZ = scale(image_BYXZ, form)
-    elif not low - slack * (low < 0) <= least <= most <= high + slack or 0 < most <= 1 < high / 4:
-        valid = False
-    if not valid or image_BYXZ.shape[1:] != (Y, X, Z):
-        raise errors.UserError(
-            f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} from"
-            f" {low:g} to {high:g}. Pass such numbers, or uint8 from 0 to 255. For normalised images use model.logits."
-        )
-    return normalise(image_BYXZ, form)
+    valid = image_BYXZ.ndim == 4 and image_BYXZ.size > 0 and image_BYXZ.dtype.kind in "fiu"
+    least, most = (float(image_BYXZ.min()), float(image_BYXZ.max())) if valid else (0.0, 0.0)
+    is_raw = valid and image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255
+    is_scaled = low - slack * (low < 0) <= least <= most <= high + slack and not 0 < most <= 1 < high / 4
+    needs_steps = "draft" not in form or image_BYXZ.shape[1:] != (Y, X, Z)
+    if is_raw and needs_steps and image_BYXZ.shape[3] in MODES and Z in MODES:
+        squeezed = [image[..., 0] if image.shape[-1] == 1 else image for image in image_BYXZ]
+        image_BYXZ = np.stack([pixels(label, Image.fromarray(image), form)[0] for image in squeezed])
+    problem = (
+        f"{label}, type {array.dtype} and values from {least:g} to {most:g}: the model reads {Y} x {X} x {Z} from"
+        f" {low:g} to {high:g}. Pass such numbers, or uint8 from 0 to 255. For normalised images use model.logits."
+    )
+    errors.refuse((not valid or not (is_raw or is_scaled) or image_BYXZ.shape[1:] != (Y, X, Z), problem))
+    return normalise(image_BYXZ, form, is_scaled=not is_raw)
 
 
 def add_axes(array: np.ndarray, Y: int, X: int, Z: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import mimetypes
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -32,8 +32,7 @@ EVALUATION_SHARE = 0.2
 LISTED = 10  # damaged files in a message
 NO_CLASS = "{} is not in a folder of a class. {} needs a folder per class."
 TEXT = ("text/", "application/")  # MIME types of other files that may be next to images
-Row = tuple[data_files.File, str]  # an image file, and its class
-Parts = dict[str, list[Row]]  # part -> its image files
+Parts = dict[str, list[data_files.File]]  # part -> its image files, with their classes
 
 
 class Splits(NamedTuple):
@@ -53,41 +52,41 @@ def load(source: str, size: int) -> Splits:
     UserError if there is no image, an image without a class, or a class or part without images, and as `read` does.
     """
     (train, evaluation), places, names, lines = find_parts(source)
-    if not names:
-        raise errors.UserError(NO_CLASS.format(train[0][0].name, source))
-    rows = [*train, *evaluation]
-    number = {name: c for c, name in enumerate(names)}
-    label_B, image_BYXZ = np.array([number[name] for _, name in rows]), read([file for file, _ in rows], size)
-    n = len(train)
-    arrays = [(image_BYXZ[:n], label_B[:n]), (image_BYXZ[n:], label_B[n:])]
+    errors.refuse((not names, NO_CLASS.format(train[0].name, source)))
+    files, number = [*train, *evaluation], {name: c for c, name in enumerate(names)}
+    label_B, image_BYXZ = np.array([number[file.label] for file in files]), read(files, size)
+    arrays = [*zip(*(np.split(array, [len(train)]) for array in (image_BYXZ, label_B)), strict=True)]
     return Splits(arrays, places, names, (0.0, 255.0), lines)
 
 
-def find_parts(source: str) -> tuple[list[list[Row]], Sequence, tuple[str, ...], list[str]]:
-    """Return the rows of both parts, and the fields places, classes and lines of `Splits`.
+def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tuple[str, ...], list[str]]:
+    """Return the image files of both parts, and the fields places, classes and lines of `Splits`.
 
-    If no image has a class, all rows are in the first part, and there are no classes. Raises UserError as `load` does.
+    If no image has a class, all are in the first part, and there are no classes. Raises UserError as `load` does.
     """
     hub = source.startswith(tables.HUB)
     parts, names, lines = find_rows(source) if hub else find_files(pathlib.Path(os.path.expanduser(source)))
-    used = [parts[part] for part in (data_files.TRAIN, data_files.evaluation_part(parts)) if part in parts]
+    used = data_files.used_parts(parts)
     if unused := sum(map(len, parts.values())) - sum(map(len, used)):
         lines.append(f"images left out, because they are in other folders or splits: {unused:,}")
-    unlabelled = [file.name for part in used for file, name in part if not name]
-    if len(unlabelled) == sum(map(len, used)):
-        return [[row for part in used for row in part], []], [], (), lines
+    files = [file for part in used for file in part]
+    unlabelled = [file.name for file in files if not file.label]
+    if len(unlabelled) == len(files):
+        return [files, []], [], (), lines
     if unlabelled:
         raise errors.UserError(NO_CLASS.format(unlabelled[0], source))
-    places = [os.path.join(source, os.path.commonpath([file.inside.parent for file, _ in part])) for part in used]
+    places = [os.path.join(source, os.path.commonpath([file.inside.parent for file in part])) for part in used]
     if len(used) == 1:
-        contents = (data_files.read(file, text=False) for file, _ in used[0])
-        out_B, places = data_files.held_out(contents, share=EVALUATION_SHARE), []
-        used = [[used[0][b] for b in np.flatnonzero(out_B == side)] for side in (False, True)]
-    return used, places, names or class_names.sort_names(name for part in used for _, name in part), lines
+        digests = (data_files.digest(data_files.read(file)) for file in files)
+        used, places = data_files.divide(files, digests, share=EVALUATION_SHARE), []
+    return used, places, names or class_names.sort_names(file.label for file in files), lines
 
 
 def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
-    """Return a folder's image files by their part, () for class names, and lines about files that are left out."""
+    """Return a folder's image files by their part, () for class names, and lines about files that are left out.
+
+    Raises UserError if there is no image, and for a class that has only images of unsupported formats.
+    """
     files = data_files.folder(path)
     images = [file for file in files if file.inside.suffix.lower() in ENDS]
     not_images = [file for file in files if file.inside.suffix.lower() not in ENDS]
@@ -97,22 +96,14 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
         raise errors.UserError("; ".join([f"{path} has neither {formats} nor train.npz nor IDX files", *lines]))
     parts, folders, more = class_names.divide(path, images)
     for above, names in folders:
-        check_classes(names, above, not_images)
+        level = len(above)
+        for file in not_images:
+            inside, kind = file.inside.parts, mimetypes.guess_type(file.name)[0] or ""
+            in_class = inside[:level] == above and len(inside) > level + 1
+            if in_class and inside[level] not in names and not kind.startswith(TEXT):
+                problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
+                raise errors.UserError(f"{problem}. Convert its files, for example to .png, or remove its folder.")
     return parts, (), lines + more
-
-
-def check_classes(names: Collection[str], above: tuple[str, ...], not_images: Sequence[data_files.File]) -> None:
-    """Raise UserError if a folder at the level of the classes has only images of unsupported formats.
-
-    names: the classes with images. above: the folders above the classes.
-    """
-    level = len(above)
-    for file in not_images:
-        inside, kind = file.inside.parts, mimetypes.guess_type(file.name)[0] or ""
-        in_class = inside[:level] == above and len(inside) > level + 1
-        if in_class and inside[level] not in names and not kind.startswith(TEXT):
-            problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
-            raise errors.UserError(f"{problem}. Convert its files, for example to .png, or remove its folder.")
 
 
 def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
@@ -120,26 +111,23 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
 
     Raises UserError if a column of images or of classes is missing, or the training split.
     """
-    parts, lines, splits = {}, [], tables.load_hub(source, stream=False)
+    parts, lines, splits = {}, [], tables.find(source, stream=False)
     for split in splits:
         rows = split.open()
         columns = {type(kind).__name__: name for name, kind in reversed(rows.features.items())}  # the first of each
         if not {"Image", "ClassLabel"} <= columns.keys():
             kinds = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in rows.features.items())
             raise errors.UserError(f"{split.name} needs a column Image and a column ClassLabel, but has {kinds}.")
-        images, names = columns["Image"], class_names.read_names(splits, columns["ClassLabel"])
-        packed = rows.cast_column(images, type(rows.features[images])(decode=False))
-        part = (
-            data_files.PARTS.get(str(split.inside).lower(), data_files.OTHER) if len(splits) > 1 else data_files.TRAIN
-        )
-        labelled = {b: label for b, label in enumerate(rows[columns["ClassLabel"]]) if label is not None and label >= 0}
-        for b, label in labelled.items():
-            inside, name = split.inside / str(b), f"{split.name}, row {b:,}"
-            file = data_files.File(
-                inside, name, 0, functools.partial(open_image, packed, b, images), version=split.version
-            )
-            parts.setdefault(part, []).append((file, names[label]))
-        if unlabelled := len(rows) - len(labelled):
+        column, names = columns["Image"], class_names.read_names(splits, columns["ClassLabel"])
+        packed = rows.cast_column(column, type(rows.features[column])(decode=False))
+        part = data_files.part_of_name(split.inside) if len(splits) > 1 else data_files.TRAIN
+        labels = [tables.name_class(label, names) for label in rows[columns["ClassLabel"]]]
+        for b in filter(labels.__getitem__, range(len(labels))):
+            read_row = functools.partial(open_image, packed, b, column)
+            fields = {"version": split.version, "label": labels[b]}
+            file = data_files.File(split.inside / str(b), f"{split.name}, row {b:,}", 0, read_row, **fields)
+            parts.setdefault(part, []).append(file)
+        if unlabelled := labels.count(""):
             lines.append(f"rows left out, because they have no class, in the split {split.inside}: {unlabelled:,}")
     if data_files.TRAIN not in parts:
         available = ", ".join(str(split.inside) for split in splits)
@@ -167,8 +155,7 @@ def read(images: Sequence[data_files.File], size: int) -> np.ndarray:
     cache = disk.cache_folder() / "images" / f"{digest[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged
         return np.load(cache, mmap_mode="r", allow_pickle=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damaged metadata
+    with warnings.catch_warnings(action="ignore"):  # about damaged metadata
         form = choose_size(images, size)
         shape = (len(images), *form["image"])
         if math.prod(shape) < CACHED:
@@ -220,10 +207,9 @@ def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator
 
 def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.ndarray:
     """Return the images of the files as image_BYXZ (float32), processed and normalised as `form` says."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damaged metadata
+    with warnings.catch_warnings(action="ignore"):  # about damaged metadata
         image_BYXZ = np.stack([*make(files, form)])
-    return image_file.normalise(image_file.scale(image_BYXZ, form), form)
+    return image_file.normalise(image_BYXZ, form)
 
 
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 The files are .npz, MNIST's IDX files (http://yann.lecun.com/exdb/mnist), gzipped or not, or images in folders.
 """
 
-import functools
 import math
 import os
 import pathlib
@@ -12,27 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.config import disk, errors, settings as configs
-from experiments.data import (
-    augment,
-    classes as class_names,
-    download,
-    files as data_files,
-    image_file,
-    image_folder,
-    tables,
-)
+from experiments.config import by_name, disk, errors, settings as configs
+from experiments.data import augment, classes as class_names, download, files as data_files, image_file, image_folder
 from experiments.engine import batches
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that exists is evaluated
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, by type code
-GARMENTS = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+GARMENTS = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")
 DIGITS = tuple("0123456789")
-FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
+FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", tuple(GARMENTS))}  # name -> (folder, classes)
 SHOWN = 10  # names of classes without an image in a line
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 CHANNELS = 4  # the most channels of an image: three colours and opacity
@@ -80,10 +69,10 @@ def load_described(source: str, size: int = 0) -> Images:
 def load(source: str, size: int = 0) -> Images:
     """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
 
-    The path leads to an .npz file (ARRAYS) or to a folder. The folder contains MNIST's four IDX files, .npz files named
+    The path leads to an .npz file (ARRAYS) or to a folder. The folder has MNIST's four IDX files, .npz files named
     after the parts (train.npz), or image files in folders of their classes. Image files, and images of a data set
     'hub:NAME', become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A
-    single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, and for damaged or
+    single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, for damaged or
     contradictory files, and for a class that is evaluated but not trained on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
@@ -99,12 +88,15 @@ def read_arrays(source: str) -> image_folder.Splits | None:
     """Return the images of a source of arrays; None if it has image files. Raises UserError for a missing source."""
     path = pathlib.Path(os.path.expanduser(source))
     if source == "digits":
-        return image_folder.Splits([load_digits()], classes=DIGITS)
+        from sklearn import datasets  # imported only here, because it takes a second
+
+        digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
+        return image_folder.Splits([(digits.images.astype(np.uint8), digits.target)], classes=DIGITS)
     if source in FOLDERS:
         folder, names = FOLDERS[source]
         paths = [place / folder for place in download.places()]
         return read_idx_files(next(filter(os.path.isdir, paths), paths[0]), names)
-    if source.startswith(tables.HUB):
+    if source.startswith(by_name.HUB):
         return None
     if source and os.path.isdir(path):
         return read_idx_files(path) or read_npz_files(path)
@@ -112,15 +104,6 @@ def read_arrays(source: str) -> image_folder.Splits | None:
     content = disk.read_npz(path, ARRAYS)
     names, arrays = [*content], [*content.values()]
     return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
-
-
-@functools.cache
-def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels of scikit-learn's digits."""
-    from sklearn import datasets  # imported only here, because it takes a second
-
-    digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
-    return digits.images.astype(np.uint8), digits.target
 
 
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:
@@ -144,7 +127,7 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
     (big-endian). Raises UserError for other content.
     """
     with disk.reading(path):
-        content = data_files.read(data_files.on_disk(path), text=False)
+        content = data_files.read(data_files.on_disk(path))
         if content[:2] != b"\0\0" or len(content) < 4 or content[2] not in DTYPES:
             raise ValueError(f"not an IDX file: it begins with the bytes {content[:4].hex(' ') or '(none)'}")
         dtype, axes = np.dtype(DTYPES[content[2]]), content[3]
@@ -155,12 +138,11 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
 def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
     """Return the images in a folder's .npz files, such as train.npz and test.npz; None if it has no training part."""
-    paths = {
-        part: path / f"{name}.npz" for name, part in data_files.PARTS.items() if os.path.isfile(path / f"{name}.npz")
-    }
+    names = ((part, path / f"{name}.npz") for name, part in data_files.PARTS.items())
+    paths = {part: file for part, file in names if os.path.isfile(file)}
     if data_files.TRAIN not in paths:
         return None
-    used = [paths[part] for part in (data_files.TRAIN, data_files.evaluation_part(paths)) if part in paths]
+    used = data_files.used_parts(paths)
     return image_folder.Splits([[*disk.read_npz(file, [("x", "y")]).values()] for file in used], used)
 
 
@@ -184,14 +166,12 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
         lines.insert(0, split)
     if not two:
         image_BYXZ, label_B = parts[0]
-        out_B = data_files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=image_folder.EVALUATION_SHARE)
-        parts = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
+        digests, share = (data_files.digest(pixels.tobytes()) for pixels in image_BYXZ), image_folder.EVALUATION_SHARE
+        parts = [(image_BYXZ[b], label_B[b]) for b in data_files.divide(range(len(label_B)), digests, share=share)]
     dtype = np.result_type(*(image_BYXZ for image_BYXZ, _ in parts))
-    (train_BYXZ, train_B), (evaluation_BYXZ, evaluation_B) = (
-        (image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in parts
-    )
-    values = splits.values or (float(train_BYXZ.min()), float(train_BYXZ.max()))
-    return Images(name, train_BYXZ, train_B, evaluation_BYXZ, evaluation_B, classes, lines, values)
+    arrays = [x for image, label in parts for x in (image.astype(dtype, copy=False), label.astype(np.int32))]
+    values = splits.values or (float(arrays[0].min()), float(arrays[0].max()))
+    return Images(name, *arrays, classes, lines, values)
 
 
 def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -201,8 +181,7 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
     they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
     """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
-        problem = f"the images are {image.dtype} of shape {image.shape}, but must be numbers with the axes (B, Y, X) or"
-        problem += " (B, Y, X, Z)."
+        problem = f"the images are {image.dtype} of shape {image.shape}, not numbers with the axes (B, Y, X[, Z])."
     elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
         problem = f"the images of shape {image.shape} seem to have their channels Z first, but must have the axes"
         problem += " (B, Y, X, Z). Move that axis with np.moveaxis(x, 1, -1)."

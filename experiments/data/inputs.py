@@ -7,15 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.config import errors
-from experiments.data import (
-    classes as class_names,
-    files as data_files,
-    image_folder,
-    images,
-    labelled,
-    tables,
-    text,
-)
+from experiments.data import files as data_files, image_folder, images, labelled, tables, text
 
 
 class Inputs(NamedTuple):
@@ -40,15 +32,12 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
     if not source:
         return Inputs(["the prompt"], [prompt], [""], is_single=True)
     column, _, label_column = (name.strip() for name in field.partition(","))
-    files, used = text.find(source, column)
+    files, used = text.find(source, column, *filter(None, [label_column]))
     rows = [row for file in used for row in read_file(file, column, label_column)]
-    if not any(content.strip() for _, content, _ in rows):
-        raise errors.UserError(f"{source} contains no text. Give a file or folder with text.")
+    has_text = any(content.strip() for _, content, _ in rows)
+    errors.refuse((not has_text, f"{source} contains no text. Give a file or folder with text."))
     names, texts, labels = zip(*rows, strict=True)
-    if label_column and (label_names := class_names.read_names(used, label_column)):  # labels are numbers, -1: none
-        labels = [label_names[int(label)] if label.isdecimal() else "" for label in labels]
-    path = pathlib.Path(source).expanduser()
-    return Inputs(names, texts, labels, data_files.describe_skipped(path, files, used) if path.is_dir() else [])
+    return Inputs(names, texts, labels, data_files.describe_skipped(source, files, used))
 
 
 def read_file(file: data_files.File, column: str, label_column: str) -> Iterator[tuple[str, str, str]]:
@@ -57,10 +46,10 @@ def read_file(file: data_files.File, column: str, label_column: str) -> Iterator
         rows = tables.read(file, column, label_column)
         yield from ((f"{file}, {place}", content, label) for place, content, label in rows)
     elif file.inside.parts:
-        yield str(file), data_files.read(file).decode(), file.inside.parent.name
+        yield str(file), data_files.load_text(file), file.inside.parent.name
     else:
         for number, line in enumerate(data_files.lines(file), 1):
-            yield f"{file}, line {number:,}", line.decode().removesuffix("\r"), ""
+            yield f"{file}, line {number:,}", line.removesuffix("\r"), ""
 
 
 def read_text_set(source: str, field: str) -> Inputs:
@@ -87,11 +76,10 @@ def read_images(source: str) -> Inputs:
     if not path.is_dir():
         return Inputs([str(path)], [data_files.on_disk(path)], [""], is_single=True)
     files = data_files.folder(path)
-    found = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
-    if not found:
-        raise errors.UserError(f"{path} contains no images ({', '.join(image_folder.ENDS)}).")
-    labels = [file.inside.parent.name for file in found]
-    return Inputs([*map(str, found)], found, labels, data_files.describe_skipped(path, files, found))
+    image_files = [file for file in files if file.inside.suffix.lower() in image_folder.ENDS]
+    errors.refuse((not image_files, f"{path} contains no images ({', '.join(image_folder.ENDS)})."))
+    labels = [file.inside.parent.name for file in image_files]
+    return Inputs([*map(str, image_files)], image_files, labels, data_files.describe_skipped(path, files, image_files))
 
 
 def read_image_set(source: str) -> Inputs:
@@ -106,5 +94,5 @@ def read_image_set(source: str) -> Inputs:
         names, n = [*map(str, range(len(image_BYXZ)))], len(data.evaluation_label_B)
         return Inputs(names, image_BYXZ, labels, [], False, data.classes, n)
     (train, evaluation), _, classes, lines = image_folder.find_parts(source)
-    files, labels = zip(*train, *evaluation, strict=True)
-    return Inputs([*map(str, files)], files, labels, lines, False, classes, len(evaluation))
+    files = [*train, *evaluation]
+    return Inputs([*map(str, files)], files, [file.label for file in files], lines, False, classes, len(evaluation))

@@ -4,7 +4,7 @@ import os
 import pathlib
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -33,34 +33,37 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
     if len(names) != 2 or not all(names):
         raise errors.UserError(f'text.field = {field!r} must name two columns, texts and classes: "text,label".')
     files, lines = find(source, names)
-    by_name, class_of = {}, {}
+    by_name = {}
     if source != DOCSTRINGS and files and not tables.kind(files[0]):
-        files, by_name, class_of, more = divide(source, files)
+        files, by_name, more = divide(source, files)
         lines += more
     if source != DOCSTRINGS:
         by_name = by_name or data_files.split_by_names("text", files)
-    names_of_file, missing = class_names.read_names(files, names[1]), Counter()
+    classes, missing = class_names.read_names(files, names[1]), Counter()
 
     def rows(file: data_files.File) -> Iterator[Row]:
         """Yield the texts of a file that are not empty, each with its class."""
-        for content, label in read_rows(file, source, names, class_of):
-            if not label or names_of_file and int(label) < 0:
-                missing["missing"] += 1
-            elif content.strip():
-                yield content, names_of_file[int(label)] if names_of_file else label
+        if tables.kind(file):
+            texts = (row for _, *row in tables.read(file, *names) if row[0])
+        else:
+            contents = text.list_docstrings(file) if source == DOCSTRINGS else [data_files.load_text(file)]
+            texts = ((content, file.label) for content in contents)
+        for content, label in texts:
+            missing.update(["missing"] * (not label))
+            if label and content.strip():
+                yield content, label
 
     form = f"texts with classes. Give {HINT}."
     data = data_files.split_rows(source, by_name, files, rows, form=form, share=EVALUATION_SHARE)
-    data = data if names_of_file or class_of else check_numbers(data, names[1], missing)
+    data = data if classes or files[0].label else check_numbers(data, names[1], missing)
     trained, evaluated = ({name for _, name in part} for part in (data.train, data.evaluation))
     class_names.check_trained(source, trained, evaluated)
-    if len(trained) < 2:
-        raise errors.UserError(f"{source}: only {len(trained)} class. Give texts of at least two classes.")
+    errors.refuse((len(trained) < 2, f"{source}: only {len(trained)} class. Give texts of at least two classes."))
     if missing:
         counts = ", ".join(f"{n:,} {name}" for name, n in missing.most_common())
         lines.append(f"texts left out, because they have no class: {missing.total():,} ({counts})")
     description = data_files.join_lines(source, data.description, lines)
-    return data._replace(description=description, classes=names_of_file or class_names.sort_names(trained))
+    return data._replace(description=description, classes=classes or class_names.sort_names(trained))
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
@@ -83,8 +86,8 @@ def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> 
     return data._replace(train=train, evaluation=evaluation)
 
 
-def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[str, list], dict[str, str], list[str]]:
-    """Return the text files of classes, those of each part ({}: folders define no parts), the class by name, and lines.
+def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[str, list], list[str]]:
+    """Return the text files with their classes, those of each part ({}: folders define no parts), and lines.
 
     Files next to folders of parts or of classes, such as train/urls.txt in aclImdb, are left out.
     """
@@ -94,35 +97,25 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
     beside = [file for file in files if file.inside.parent in above]
     lines = [f"texts left out, because they are in no folder of a class: {len(beside):,}"] * bool(beside)
     files = [file for file in files if file.inside.parent not in above]
-    rows, _, more = class_names.divide(pathlib.Path(source).expanduser(), files)
-    class_of = {file.name: name for part in rows.values() for file, name in part}
-    parts = {part: [file for file, _ in group] for part, group in rows.items()}
+    parts, _, more = class_names.divide(pathlib.Path(source).expanduser(), files)
+    used, all_files = parts[data_files.TRAIN], [file for part in parts.values() for file in part]
     if {data_files.VALID, data_files.TEST} & parts.keys():
-        return [file for part in parts.values() for file in part], parts, class_of, lines + more
-    if unused := len(class_of) - len(parts[data_files.TRAIN]):
+        return all_files, parts, lines + more
+    if unused := len(all_files) - len(used):
         more.append(f"texts left out, because they are in other folders: {unused:,}")
-    return parts[data_files.TRAIN], {}, class_of, lines + more
-
-
-def read_rows(file: data_files.File, source: str, names: Sequence[str], class_of: Mapping[str, str]) -> Iterable[Row]:
-    """Return the texts of a file, each with the name of its class, or with its number as text (ClassLabel)."""
-    if source == DOCSTRINGS:
-        return ((docstring, file.inside.parts[0]) for docstring in text.list_docstrings(file))
-    if tables.kind(file):
-        return (row for _, *row in tables.read(file, *names) if row[0])
-    return [(data_files.read(file).decode(), class_of[file.name])]
+    return used, {}, lines + more
 
 
 def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list[str]]:
     """Return the files with texts, and lines about the files that are left out."""
     if source == DOCSTRINGS:
         top = pathlib.Path(sysconfig.get_path("stdlib"))
-        programs = (file for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
-        return [data_files.on_disk(file, file.relative_to(top)) for file in programs], []
+        programs = ((package, file) for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
+        return [data_files.on_disk(file)._replace(label=package) for package, file in programs], []
     files = tables.find(source, *names, alternatives=DOCSTRINGS, hint=f". Give {HINT}.")
     in_folders = [file for file in files if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
     selected = tables.select(files, in_folders)
-    return selected, data_files.describe_skipped(pathlib.Path(source).expanduser(), files, selected)
+    return selected, data_files.describe_skipped(source, files, selected)
 
 
 def encode(
@@ -139,11 +132,8 @@ def encode(
     after = len(specials) - before
     first = [id for id in reversed(range(encoder.size)) if encoder.name(id) == CLS][:1] if classifies else []
     first = [] if before else first
-    if classifies and not before and not first:
-        raise errors.UserError(
-            f"the tokenizer has no special token before a text, such as {CLS}, which predicts the class. "
-            "Choose a tokenizer that has one."
-        )
+    problem = f"the tokenizer has no special token before a text, such as {CLS}, which predicts the class"
+    errors.refuse((classifies and not before and not first, f"{problem}. Choose a tokenizer that has one."))
     before, cuts_left = before + len(first), encoder.truncation_side == "left"
     id_BN, valid_BN, truncated = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool), 0
     for b, content in enumerate(texts):

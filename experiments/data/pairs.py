@@ -28,7 +28,6 @@ NAMED = {
 }
 EVALUATION_SHARE = 0.05
 ENDINGS = (".tsv", ".txt")  # of the files with pairs in a folder or zip
-HIDDEN = ("_",)  # names of files and folders that begin like this are skipped too
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 CODES = """ar bg ca cs da de el en es et eu fa fi fr ga gl he hi hr hu id is it ja ka ko lt lv mk ms nl no pl pt ro ru
@@ -56,7 +55,13 @@ def load(source: str) -> data_files.Rows:
     counts: Counter[str] = Counter()
 
     def read(file: data_files.File) -> Iterator[Pair]:
-        return read_parallel(file, counts) if file.translation else read_lines(file, counts)
+        if not file.translation:
+            yield from read_lines(file, counts)
+            return
+        for pair in zip(*align_lines([file, file.translation]), strict=True):
+            counts["are skipped, because one side is empty"] += any(pair) and not all(pair)
+            if all(pair):
+                yield pair
 
     with contextlib.ExitStack() as zips:
         files = find(source, zips)
@@ -66,7 +71,7 @@ def load(source: str) -> data_files.Rows:
     description = rows.description
     if not description and any(file.translation for file in files):
         description = f"{source}: the lines of {data_files.join_names(files)} are pairs"
-    lines = (f"{n:,} lines {remark}" for remark, n in counts.items())
+    lines = (f"{n:,} lines {remark}" for remark, n in counts.items() if n)
     return rows._replace(description=data_files.join_lines(source, description, lines))
 
 
@@ -83,22 +88,24 @@ def find(source: str, zips: contextlib.ExitStack) -> list[data_files.File]:
         source = str(download.fetch(*NAMED[source]))
     path = pathlib.Path(os.path.expanduser(source))
     if os.path.isfile(path) and zipfile.is_zipfile(path):
-        return choose_files(data_files.members(path, zips, HIDDEN))
+        return choose_files(data_files.members(path, zips))
     if os.path.isdir(path.parent) and not os.path.exists(path):
         # The files of the path's name and a language: some.en and some.es.gz for some.
         alike = [file for file in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if file.is_file()]
         parallel = [file for file in alike if "." not in strip_gz(file).name[len(path.name) + 1 :]]
         if len(parallel) == 2:
             return [join_translation(*map(data_files.on_disk, parallel))]
-    files = data_files.find(source, f"a named set of pairs ({', '.join(NAMED)})", hidden=HIDDEN)
+    files = data_files.find(source, f"a named set of pairs ({', '.join(NAMED)})")
     return choose_files(files) if os.path.isdir(path) and source else files
 
 
 def choose_files(files: Sequence[data_files.File]) -> list[data_files.File]:
     """Return the files with tab-separated pairs, or else the parallel files, joined by `join_translation`.
 
-    Raises UserError for parallel files in more than two languages.
+    Files and folders whose names begin with _ are skipped. Raises UserError for parallel files in more than two
+    languages.
     """
+    files = [file for file in files if not any(step.startswith("_") for step in file.inside.parts)]
     if separated := [file for file in files if strip_gz(file.inside).suffix.lower() in ENDINGS]:
         return separated
     groups: dict[pathlib.PurePath, list[data_files.File]] = {}
@@ -121,15 +128,6 @@ def join_translation(source: data_files.File, translation: data_files.File) -> d
 def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
     """Return the path without .gz at its end."""
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
-
-
-def read_parallel(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of the lines of two files. Count the skipped lines in `counts`."""
-    for pair in zip(*align_lines([file, file.translation]), strict=True):
-        if all(pair):
-            yield pair
-        elif any(pair):
-            counts["are skipped, because one side is empty"] += 1
 
 
 def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
@@ -169,7 +167,7 @@ def align_lines(parallel: Sequence[data_files.File]) -> list[list[str]]:
 def read_nfc_lines(file: data_files.File) -> Iterator[str]:
     """Yield the lines of a file, in NFC."""
     for line in data_files.lines(file):
-        yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
+        yield unicodedata.normalize("NFC", line.removesuffix("\r"))
 
 
 def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:
@@ -192,11 +190,6 @@ class Subwords(pretrained_tokenizer.Published):
     def __init__(self, library: tokenizers.Tokenizer):
         super().__init__(library, {})
         library.encode_special_tokens = True
-
-    def rows(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each sentence, without special tokens. Raises UserError if one is not Unicode text."""
-        encodings = self.library.encode_batch([*map(tokenization.check_unicode, sentences)])
-        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text before the first [EOS], without special tokens, with U+FFFD for bytes that are not UTF-8."""
@@ -225,7 +218,7 @@ def pad(subwords: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
     """
     id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
-        for b, id_T in enumerate(subwords.rows(sentences[first : first + PIECE]), first):
+        for b, id_T in enumerate(subwords.encode_all(sentences[first : first + PIECE]), first):
             fits_B[b] = len(id_T) < N
             if fits_B[b]:
                 id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, EOS

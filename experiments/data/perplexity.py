@@ -1,6 +1,7 @@
 """Measures of a language model in units that do not depend on its tokens: bits per byte, word perplexity."""
 
 import math
+import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -41,8 +42,7 @@ def find_difference(tokenizer: tokenization.Tokenizer, text: Iterable[bytes], mo
     for piece in (part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)):
         result, expected = tokenizer.decode(tokenizer.encode(piece, specials=False)).lstrip(" "), piece.lstrip(" ")
         if result != expected:
-            pairs = enumerate(zip(result, expected, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), len(result))
+            at = len(os.path.commonprefix([result, expected]))
             near = slice(max(at - 10, 0), at + 10)
             return f"{expected[near]!r} becomes {result[near]!r}"
         if (most := most - len(piece)) <= 0:

@@ -16,6 +16,7 @@ import tokenizers
 
 from experiments.config import by_name, disk, errors
 from experiments.data import bpe, files as data_files, tokenization
+from experiments.folder import records
 
 JSON, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 FILES = (JSON, "vocab.txt", "vocab.json")  # in a folder; the first that exists is read
@@ -52,8 +53,7 @@ class Published(tokenization.Tokenizer):
         self.library, self.files = library, files or {}
         self.size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         ids = {role: None if name is None else library.token_to_id(name) for role, name in roles.items()}
-        for role, id in ids.items():
-            setattr(self, role, id)
+        vars(self).update(ids)
         unknown = getattr(library.model, "unk_token", None)  # not all of the library's models have it
         self.unknown = None if unknown is None else library.token_to_id(unknown)
         added = {id for id, token in library.get_added_tokens_decoder().items() if token.special}
@@ -61,18 +61,17 @@ class Published(tokenization.Tokenizer):
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         """Return the ids of a text."""
-        return np.asarray(
-            self.library.encode(tokenization.check_unicode(text), add_special_tokens=specials).ids, np.int32
-        )
+        text = tokenization.check_unicode(text)
+        return np.asarray(self.library.encode(text, add_special_tokens=specials).ids, np.int32)
 
-    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-        return (encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False))
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        valid = [*map(tokenization.check_unicode, texts)]
+        return [encoding.ids for encoding in self.library.encode_batch_fast(valid, add_special_tokens=False)]
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
         complete, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
-        starts = (i for i in range(len(complete)) if complete[i : i + len(bare)] == bare)
-        start = next(starts, 0)
+        start = next((i for i in range(len(complete)) if complete[i : i + len(bare)] == bare), 0)
         return complete[:start], complete[start + len(bare) :]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -93,8 +92,7 @@ class Users(tokenization.Tokenizer):
     def __init__(self, name: str, theirs: Any):
         self.function, self.theirs, self.size = name, theirs, int(theirs.size)
         roles = {role: getattr(theirs, role, None) for role in (*DEFAULT_NAMES, "unknown")}
-        for role, id in roles.items():
-            setattr(self, role, id)
+        vars(self).update(roles)
         self.special = frozenset(id for id in roles.values() if id is not None)
         self.files = {JSON: disk.as_json({"kind": name})}
 
@@ -189,7 +187,7 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
         if "model" not in library:
             return {JSON: content}
     files = [path.with_name(name) for name in NEIGHBOURS] if path.name in FILES else []
-    contents = {file.name: disk.read_json(file, says="") for file in files if file.is_file()}
+    contents = {file.name: records.read_object(file, {}) for file in files if file.is_file()}
     config, specials, additions, model = (contents.get(name, {}) for name in NEIGHBOURS)
     if "added_tokens_decoder" not in config:  # else transformers does not read special_tokens_map.json
         config |= {key: value.get("content") if isinstance(value, dict) else value for key, value in specials.items()}
@@ -242,9 +240,8 @@ def convert(path: pathlib.Path, config: Mapping[str, Any], reason: str) -> dict[
     with disk.reading(path, Exception), warnings.catch_warnings():
         # transformers 5.15 reads vocab.txt and vocab.json by a constructor of which the tokenizers library warns.
         warnings.filterwarnings("ignore", r"Deprecated in 0\.9\.0: \w+\.__init__ will not create", DeprecationWarning)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(path.parent), local_files_only=True, trust_remote_code=False
-        )
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **options)
         content = tokenizer.backend_tokenizer.to_str().encode()
         roles = {f"{role}_token": None for role in DEFAULT_NAMES} | tokenizer.special_tokens_map
     fields = {name: config[name] for name in KEPT if name in config}

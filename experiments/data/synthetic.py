@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,13 +16,6 @@ HELD_OUT = 0x5EED  # first half of the random key of a held-out example; the sec
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # w_BN, target_BN, weight_BN
 
 
-class Rule(NamedTuple):
-    """A task: the function that makes its examples from uniform numbers in [0, 1), and its smallest N."""
-
-    make: Callable[[np.ndarray, int, int], Answer]  # (u_BRX, N, W): X is the larger of N and W
-    min_tokens: int
-
-
 def examples(task: str, *, N: int, W: int) -> batches.Fetch:
     """Return `fetch(index_B, rng)` of the task of this name. Its examples have N tokens with ids below W >= 2 N.
 
@@ -31,10 +23,9 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
     With an `rng` (training) examples are new each time. Without one (evaluation) an example depends only on its index.
     Raises UserError for an unknown task, and for too few or too many tokens.
     """
-    rule = RULES[by_name.choose("task", task, {name: name for name in RULES})]
-    if not rule.min_tokens <= N <= MAX_TOKENS:
-        allowed = f"from {rule.min_tokens} to {MAX_TOKENS}"
-        raise errors.UserError(f"synthetic.task = {task}:{N} has {N} tokens. Choose {allowed}, as in {task}:12.")
+    make, least = TASKS[by_name.choose("task", task, {name: name for name in TASKS})]
+    problem = f"synthetic.task = {task}:{N} has {N} tokens. Choose from {least} to {MAX_TOKENS}, as in {task}:12."
+    errors.refuse((not least <= N <= MAX_TOKENS, problem))
     sizes = ROWS, max(N, W)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -43,7 +34,7 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
         else:
             generators = [np.random.Generator(np.random.Philox(key=[HELD_OUT, index])) for index in index_B.tolist()]
             u_BRX = np.stack([generator.random(sizes) for generator in generators])
-        w_BN, target_BN, weight_BN = rule.make(u_BRX, N, W)
+        w_BN, target_BN, weight_BN = make(u_BRX, N, W)
         w_BN, target_BN = w_BN.astype(np.int32), target_BN.astype(np.int32)
         return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN.astype(np.float32)}
 
@@ -142,11 +133,11 @@ def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     return w_BN, unique_BN * np.take_along_axis(payload_BN, distance_BNS.argmin(axis=2), axis=1), unique_BN
 
 
-RULES = {
-    "ring": Rule(make_ring, 3),
-    "previous": Rule(make_previous, 2),
-    "reachability": Rule(make_reachability, 3),
-    "beats": Rule(make_beats, 3),
-    "membership": Rule(make_membership, 2),
-    "nearest": Rule(make_nearest, 2),
+TASKS = {  # name -> (the function that makes examples from uniform numbers u_BRX in [0, 1), N and W; the smallest N)
+    "ring": (make_ring, 3),
+    "previous": (make_previous, 2),
+    "reachability": (make_reachability, 3),
+    "beats": (make_beats, 3),
+    "membership": (make_membership, 2),
+    "nearest": (make_nearest, 2),
 }

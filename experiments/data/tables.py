@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.config import by_name, disk
@@ -22,7 +22,7 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
     is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
-    for number, line in enumerate([data_files.read(file)] if is_list else data_files.lines(file), 1):
+    for number, line in enumerate([data_files.load_text(file)] if is_list else data_files.lines(file), 1):
         place = f"line {number:,}"
         with disk.reading(f"{file.name}, {place}"):
             rows = json.loads(line) if is_list else [json.loads(line)] if line.strip() else []
@@ -39,21 +39,22 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
     """
     separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
     csv.field_size_limit(data_files.LONGEST)
-    lines = (line.decode() + "\n" for line in data_files.lines(file))
-    begin, form = [next(lines, "")], {"delimiter": separator, "quoting": quoting}
-    while begin[-1].isspace():
-        begin.append(next(lines, ""))
+    form, header = {"delimiter": separator, "quoting": quoting}, next(filter(str.strip, data_files.lines(file)), "")
     # If the header has spaces after its separators, as in "text, label", all rows may have them.
-    form["skipinitialspace"] = any(name.startswith(" ") for name in next(csv.reader(begin[-1:], **form), [])[1:])
-    rows, names, last = csv.reader(itertools.chain(begin, lines), strict=True, **form), [], 0
+    form["skipinitialspace"] = any(name.startswith(" ") for name in next(csv.reader([header], **form), [])[1:])
+    rows = csv.reader((line + "\n" for line in data_files.lines(file)), strict=True, **form)
+    names, last = [], 0
     try:
-        for cells in rows:
+        for cells in filter(any, rows):  # not the empty lines
             place, last = f"line {rows.line_num:,}", rows.line_num
-            if not any(cells):  # an empty line
-                continue
             if not names:
                 names = [cell.strip() for cell in cells]
-                check_header(place, names, separator)
+                others = [other for other in OTHERS if len(names) == 1 and other in names[0]]
+                if len({*names}) < len(names):
+                    repeated = next(name for i, name in enumerate(names) if name in names[:i])
+                    raise ValueError(f"{place}: two columns have the name {repeated!r}. Rename one of them.")
+                if others:
+                    raise ValueError(f"{place}: the columns are separated by {others[0]!r}. Use {separator!r}.")
             elif len(cells) != len(names):
                 problem = f"has {len(cells)} cells, but the header has {len(names)} (separator {separator!r})"
                 raise ValueError(f"{place} {problem}")
@@ -62,16 +63,6 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
     except csv.Error as error:
         remedy = 'Put quotation marks around a cell that has quotation marks or line ends, and write "" inside.'
         raise ValueError(f"the row that begins in line {last + 1:,}: {error}. {remedy}") from error
-
-
-def check_header(place: str, names: Sequence[str], separator: str) -> None:
-    """Raise ValueError if names of columns repeat, or have another separator between them."""
-    if len({*names}) < len(names):
-        repeated = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{place}: two columns have the name {repeated!r}. Rename one of them.")
-    separators = [character for character in OTHERS if character in names[0]]
-    if len(names) == 1 and separators:
-        raise ValueError(f"{place}: {separators[0]!r} separates the columns. The separator must be {separator!r}.")
 
 
 def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
@@ -117,22 +108,17 @@ def select(files: Sequence[data_files.File], in_folders: Sequence[data_files.Fil
     return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
 
-def content(file: data_files.File) -> Iterable[bytes]:
-    """Return bytes that identify a table: its content, or the version of a data set."""
-    return [file.version.encode()] if file.version else data_files.pieces(file, text=kind(file) is not read_parquet)
-
-
 def rows(file: data_files.File, field: str) -> Iterator[bytes]:
     """Yield the documents in a field of a table that are not empty, in UTF-8. Raises UserError as `read` does."""
     return (text.encode() for _, text, _ in read(file, field) if text)
 
 
 def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the place of each row of a table, its text in a field, and its field `label`; '' for a missing one.
+    """Yield the place of each row of a table, its text in a field, and its class in the field `label`; '': missing.
 
     Raises UserError if a field is missing or not text, or if a label is not the name of a class.
     """
-    names = [field, label] if label else [field]
+    names, classes = [field, label] if label else [field], class_names.read_names([file], label)
     with disk.reading(file.name):
         for place, row in kind(file)(file, *names):
             if missing := [name for name in names if name not in row]:
@@ -140,12 +126,19 @@ def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[s
                 raise ValueError(f"{place}: no column {missing[0]!r}. {rule}")
             if row[field] or not isinstance(row[field], str | None):
                 check_row(place, row, field, label)
-            yield place, row[field] or "", name_class(row[label]) if label else ""
+            yield place, row[field] or "", name_class(row[label], classes) if label else ""
 
 
-def name_class(value: Any) -> str:
-    """Return a cell as the name of a class, in NFC: '' if it is missing (None, NaN), '2' for 2, 2.0 and ' 2.0 '."""
-    name = "" if value is None or value != value else unicodedata.normalize("NFC", str(value)).strip()
+def name_class(value: Any, classes: Sequence[str] = ()) -> str:
+    """Return a cell as the name of a class: '' if it is missing (None, NaN, -1), '2' for 2, 2.0 and ' 2.0 '; in NFC.
+
+    classes: the names of the numbers 0, 1, ... in a column ClassLabel.
+    """
+    if value is None or value != value:
+        return ""
+    if classes:
+        return classes[value] if value >= 0 else ""
+    name = unicodedata.normalize("NFC", str(value)).strip()
     return name.partition(".")[0] if class_names.INTEGER.fullmatch(name) else name
 
 
@@ -161,17 +154,17 @@ def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> Non
         raise ValueError(f"{place}: {problems[0]}")
 
 
-def find(source: str, *fields: str, alternatives: str, hint: str = "") -> list[data_files.File]:
-    """Return the file at a path, the files of a folder (`data_files.find`), or a data set's splits (`load_hub`)."""
-    return load_hub(source, *fields) if source.startswith(HUB) else data_files.find(source, alternatives, hint=hint)
+def find(
+    source: str, *fields: str, alternatives: str = "", hint: str = "", stream: bool = True
+) -> list[data_files.File]:
+    """Return the file at a path, the files of a folder (`data_files.find`), or the splits of a data set as `File`s.
 
-
-def load_hub(source: str, *fields: str, stream: bool = True) -> list[data_files.File]:
-    """Return the splits of 'hub:NAME' or 'hub:NAME:CONFIG' as `File`s. fields: the columns to load, () for all.
-
-    NAME is a data set of the Hugging Face hub, streamed or downloaded, a folder of data files, or a folder that
-    `save_to_disk` has written. Raises UserError if it is missing.
+    A data set is 'hub:NAME' or 'hub:NAME:CONFIG'. NAME is one of the Hugging Face hub, streamed or downloaded, a folder
+    of data files, or a folder that `save_to_disk` has written. fields: the columns to load, () for all. Raises
+    UserError if it is missing.
     """
+    if not source.startswith(HUB):
+        return data_files.find(source, alternatives, hint)
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
     with data_files.require_extra(source):

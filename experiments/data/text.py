@@ -1,7 +1,6 @@
 """Texts: find their files, and split them into training and held-out data by the files' names or contents."""
 
 import ast
-import dataclasses
 import functools
 import hashlib
 import io
@@ -26,29 +25,27 @@ class Source(NamedTuple):
 
     file: data_files.File
     read: Read
-    size: int  # bytes, unpacked
+    size: int  # bytes, unpacked; an estimate for a data set of the hub
     digest: bytes  # identifies the documents
     rows: Read | None = None  # the documents of a table, one by one
 
 
-@dataclasses.dataclass(frozen=True)
 class Part:
-    """Documents: the training or the held-out part of a text.
+    """Documents: the training or the held-out part of a text. digest: identifies the documents.
 
     Iteration yields their bytes in pieces that end anywhere, with NUL between two documents. It reads the documents
     again each time, and never holds all of them in memory.
     """
 
-    reads: tuple[Read, ...]
-    size: int  # bytes; an estimate for rows of tables
-    digest: str  # identifies the documents
-    names: tuple[str, ...]  # the file of each of `reads`
+    def __init__(self, sources: Sequence[Source], digest: str):
+        self.sources, self.digest = sources, digest
+        self.size, self.names = sum(source.size for source in sources), [source.file.name for source in sources]
 
     def __iter__(self) -> Iterator[bytes]:
         is_first = True
-        for read in self.reads:
+        for source in self.sources:
             separator = b"" if is_first else SEPARATOR
-            for piece in read():
+            for piece in source.read():
                 yield separator + piece
                 separator, is_first = b"", False
 
@@ -77,17 +74,13 @@ def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Text, floa
         return load(sources, field), []
     shared = [(load(source, field), share) for source, share in shares]
     texts = [text for text, _ in shared]
-    train, evaluation = map(concatenate, ([text.train for text in texts], [text.evaluation for text in texts]))
+    train, evaluation = (
+        Part([source for part in parts for source in part.sources], data_files.sha256(*(part.digest for part in parts)))
+        for parts in ([text.train for text in texts], [text.evaluation for text in texts])
+    )
     counts = ", ".join(f"{text.name} {text.evaluation.size:,}" for text in texts)
     lines = [text.description for text in texts] + [f"held out of all sources, one after another, bytes: {counts}"]
-    description = "\n".join(filter(None, lines))
-    return Text(sources, train, evaluation, description), shared
-
-
-def concatenate(parts: Sequence[Part]) -> Part:
-    """Return a part with the documents of all parts."""
-    reads, names = (sum(tuples, ()) for tuples in ([part.reads for part in parts], [part.names for part in parts]))
-    return Part(reads, sum(part.size for part in parts), data_files.sha256(*(part.digest for part in parts)), names)
+    return Text(sources, train, evaluation, "\n".join(filter(None, lines))), shared
 
 
 def load(source: str, field: str = "") -> Text:
@@ -104,12 +97,10 @@ def load(source: str, field: str = "") -> Text:
         errors.refuse((field, f"text.field = {field!r} is for tables, and {source} is your function. Leave it empty."))
         return load_users(source)
     files, used = find(source, field)
-    if parts := data_files.split_by_names("text", used):  # files that are not in a folder have no such names
-        text = divide_by_names(source, parts, field)
-    else:
-        text = divide_by_contents(source, read_once(source, used, field))
-    path, empty = pathlib.Path(source).expanduser(), sum(not file.size for file in used)
-    lines = data_files.describe_skipped(path, files, used) if source not in NAMED and path.is_dir() else []
+    parts = data_files.split_by_names("text", used)  # files that are not in a folder have no such names
+    text = divide_by_names(source, parts, field) if parts else divide(source, read_once(source, used, field))
+    empty = sum(not file.size for file in used)
+    lines = [] if source in NAMED else data_files.describe_skipped(source, files, used)
     lines += [f"empty files left out: {empty:,}"] * bool(empty)
     return text._replace(description=data_files.join_lines(source, text.description, lines))
 
@@ -131,7 +122,7 @@ def load_users(source: str) -> Text:
         (not all(map(any, contents)), f"{label} must return {form}, but one of them has no text"),
     )
     train, evaluation = ([hold(source, item) for item in part if item] for part in contents)
-    remark = data_files.describe_repeated(digests(train), [*digests(evaluation)])
+    remark = data_files.describe_repeated(digests(train), digests(evaluation))
     description = f"{source}: {len(train):,} documents to train on; {len(evaluation):,} to evaluate{remark}"
     return Text(source, make_part(train), make_part(evaluation), description)
 
@@ -147,7 +138,7 @@ def load_whole(source: str, field: str = "") -> Part:
     return make_part(read_once(source, find(source, field)[1], field))
 
 
-def find(source: str, field: str) -> tuple[list[data_files.File], list[data_files.File]]:
+def find(source: str, field: str, *labels: str) -> tuple[list[data_files.File], list[data_files.File]]:
     """Return all files of a source, and those that contain its text. Raises UserError if the field does not fit."""
     if source in (STDLIB, DOCSTRINGS):
         files = [data_files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
@@ -156,7 +147,7 @@ def find(source: str, field: str) -> tuple[list[data_files.File], list[data_file
     else:
         alternatives = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
         hint = ". Several sources need a share each: a.txt:0.7, b.txt:0.3" if by_name.SHARED.search(source) else ""
-        files = tables.find(source, field, alternatives=alternatives, hint=hint)
+        files = tables.find(source, field, *labels, alternatives=alternatives, hint=hint)
     selected, problem = tables.select(files), ""
     if files and files == selected and not field:  # without a field, a model would learn commas
         next(tables.rows(files[0], field), None)  # its error lists the fields
@@ -175,24 +166,20 @@ def read_once(name: str, candidates: Sequence[data_files.File], field: str) -> l
     """
     texts = []
     for file in (file for file in candidates if file.size):
-        kind, rows, digest = tables.kind(file), None, hashlib.sha256()
+        kind, rows, digest, size = tables.kind(file), None, hashlib.sha256(), 0
         if kind and (field or kind in (tables.read_parquet, tables.read_hub)):
             rows, digest = functools.partial(tables.rows, file, field), hashlib.sha256(field.encode())
             next(rows(), None)  # raises UserError now if the table lacks the field
             read = functools.partial(join, rows)
-        elif name == DOCSTRINGS:
-            read = functools.partial(read_docstrings, file)
         else:
-            read = functools.partial(data_files.pieces, file, utf8=False)
-        content = tables.content(file) if rows else read()
-        size = 0
-        for piece in content:
+            read = functools.partial(read_docstrings if name == DOCSTRINGS else data_files.pieces, file)
+        content = data_files.pieces(file, text=kind is not tables.read_parquet) if rows else read()
+        for piece in [file.version.encode()] if file.version else content:
             digest.update(piece)
             size += len(piece)
         if size:
             texts.append(Source(file, read, max(file.size, LARGE) if file.version else size, digest.digest(), rows))
-    if not texts:
-        raise errors.UserError(f"{name} contains no text. Give a file or folder with text.")
+    errors.refuse((not texts, f"{name} contains no text. Give a file or folder with text."))
     return texts
 
 
@@ -208,11 +195,10 @@ def documents(source: str, field: str = "") -> Iterator[tuple[str, bytes]]:
 
 def divide_by_names(name: str, by_name: Mapping[str, Sequence[data_files.File]], field: str) -> Text:
     """Return the parts that file names define. The description counts the texts that are in both parts."""
-    train, evaluation = (
-        read_once(f"{name}: the part {part} ({data_files.join_names(by_name[part])})", by_name[part], field)
-        for part in (data_files.TRAIN, data_files.evaluation_part(by_name))
-    )
-    description = data_files.describe_named(name, by_name, digests(train), [*digests(evaluation)])
+    used = data_files.used_parts(by_name)
+    train, evaluation = (read_once(f"{name} ({data_files.join_names(part)})", part, field) for part in used)
+    description = data_files.describe_parts(name, "by their names,", by_name)
+    description += data_files.describe_repeated(digests(train), digests(evaluation))
     return Text(name, make_part(train), make_part(evaluation), description)
 
 
@@ -222,44 +208,35 @@ def digests(texts: Sequence[Source]) -> Iterator[bytes]:
         yield from map(data_files.digest, text.rows()) if text.rows and not text.file.version else [text.digest[:8]]
 
 
-def divide_by_contents(name: str, texts: Sequence[Source]) -> Text:
-    """Return a single text cut in two, or several texts or rows, divided by their digests."""
-    rows = any(text.rows for text in texts)
-    if len({text.digest for text in texts}) == 1 and not rows:
-        return cut(name, texts[0])
+def divide(name: str, texts: Sequence[Source]) -> Text:
+    """Return a single text cut in two, or several texts or the rows of tables, divided by their digests."""
     share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
-    bound = int(share * 2**64).to_bytes(8, "big")  # rows with smaller digests are held out
-    if not rows:
-        bound = data_files.held_out_below([text.digest[:8] for text in texts], share=share)
-    train, evaluation = ([side for text in texts if (side := select_side(text, bound, low))] for low in (False, True))
-    if rows:
+    if texts[0].rows:  # rows with smaller digests are held out
+        bound = int(share * 2**64).to_bytes(8, "big")
+        parts = [[select_rows(text, bound, low) for text in texts] for low in (False, True)]
         names = data_files.join_names([text.file for text in texts])
         description = f"{name}: about {share:.2%} of the rows of {names} are held out, by their contents"
-    else:
-        by_part = {data_files.TRAIN: [text.file for text in train], data_files.TEST: [text.file for text in evaluation]}
-        description = "" if name in NAMED else data_files.describe_parts(name, "by their contents,", by_part)
-    return Text(name, make_part(train), make_part(evaluation), description)
+        return Text(name, *map(make_part, parts), description)
+    if len({text.digest for text in texts}) == 1:
+        return cut(name, texts[0])
+    parts = data_files.divide(texts, [text.digest[:8] for text in texts], share=share)
+    train, evaluation = ([text.file for text in part] for part in parts)
+    by_part = {data_files.TRAIN: train, data_files.TEST: evaluation}
+    description = "" if name in NAMED else data_files.describe_parts(name, "by their contents,", by_part)
+    return Text(name, *map(make_part, parts), description)
 
 
-def select_side(text: Source, bound: bytes, low: bool) -> Source | None:
-    """Return a source with its rows on one side of the bound (low: below it); a document, if it is there, else None."""
-    if not text.rows:
-        return text if (text.digest[:8] < bound) == low else None
+def select_rows(text: Source, bound: bytes, low: bool) -> Source:
+    """Return a table with its rows on one side of the bound (low: below it)."""
     digest = hashlib.sha256(text.digest + bound + bytes([low])).digest()
     return text._replace(read=functools.partial(join, text.rows, bound, low), digest=digest)
 
 
 def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
     """Yield the rows on one side of the bound, joined to larger pieces, with NUL between two rows."""
-    batch, n = [], 0
-    for row in (row for row in rows() if (data_files.digest(row) < bound) == low):
-        batch.append(row)
-        n += len(row)
-        if n >= data_files.CHUNK:
-            yield SEPARATOR.join(batch)
-            batch, n = [b""], 0
-    if any(batch):
-        yield SEPARATOR.join(batch)
+    selected = (row for row in rows() if (data_files.digest(row) < bound) == low)
+    for number, batch in enumerate(tokenization.gather(selected, data_files.CHUNK)):
+        yield SEPARATOR * (number > 0) + SEPARATOR.join(batch)
 
 
 def cut(name: str, text: Source) -> Text:
@@ -269,10 +246,11 @@ def cut(name: str, text: Source) -> Text:
     near = b"".join(slice_bytes(text.read, first, at + 1))
     while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
         at -= 1
-    if not 0 < at < text.size:
-        raise errors.UserError(f"{name} has too little text to hold out a part of it. Give more text.")
-    ends = (0, at), (at, text.size)
-    parts = (make_part([text._replace(read=functools.partial(slice_bytes, text.read, *end))], end) for end in ends)
+    errors.refuse((not 0 < at < text.size, f"{name} has too little text to hold out a part of it. Give more text."))
+    parts = []
+    for ends in ((0, at), (at, text.size)):
+        piece = text._replace(read=functools.partial(slice_bytes, text.read, *ends), size=ends[1] - ends[0])
+        parts.append(make_part([piece], ends))
     description = f"{name}: the first {100 * at / text.size:.4g} % are for training, the rest is held out"
     return Text(name, *parts, "" if name in NAMED else description)
 
@@ -288,11 +266,9 @@ def slice_bytes(read: Read, start: int, stop: int) -> Iterator[bytes]:
             return
 
 
-def make_part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
-    """Return these texts as a part. ends: for a piece of one document, its first byte and the byte after its last."""
-    size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
-    digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
-    return Part(tuple(text.read for text in texts), size, digest.hexdigest(), tuple(text.file.name for text in texts))
+def make_part(sources: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
+    """Return these sources as a part. ends: for a piece of one document, its first byte and the byte after its last."""
+    return Part(sources, hashlib.sha256(repr([*(text.digest.hex() for text in sources), ends]).encode()).hexdigest())
 
 
 def read_docstrings(file: data_files.File) -> Iterator[bytes]:
@@ -306,5 +282,5 @@ def read_docstrings(file: data_files.File) -> Iterator[bytes]:
 def list_docstrings(file: data_files.File, *extra: type) -> Iterator[str]:
     """Yield the docstrings of a program's classes and functions, and of nodes of the types `extra`."""
     described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *extra)
-    nodes = (node for node in ast.walk(ast.parse(data_files.read(file))) if isinstance(node, described))
+    nodes = (node for node in ast.walk(ast.parse(data_files.load_text(file))) if isinstance(node, described))
     return filter(None, map(ast.get_docstring, nodes))

@@ -6,8 +6,8 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,8 +70,8 @@ class Tokenizer:
 
         `around` has the ids before and after each document, and `between` is the id from one to the next.
         """
-        between, (before, after), is_first = list_id(self.between), self.around, True
-        for batch in batches(documents(text)):
+        between, (before, after), is_first = [] if self.between is None else [self.between], self.around, True
+        for batch in gather(documents(text), BATCH, lambda piece: len(piece.text)):
             ids: list[int] = []
             for piece, piece_ids in zip(batch, self.encode_all([piece.text for piece in batch]), strict=True):
                 ids += [*between * (not is_first), *before] if piece.begins else []
@@ -84,7 +84,7 @@ class Tokenizer:
     def document_start(self) -> int | None:
         """The last of the tokens between two documents, from which the second's first is predicted; None: no token."""
         before, after = self.around
-        return [None, *after, *list_id(self.between), *before][-1]
+        return next((id for id in (*reversed(before), self.between, *reversed(after)) if id is not None), None)
 
     def show(self, id: int) -> str:
         """Return the text of an id, or its name if it has no text."""
@@ -225,11 +225,6 @@ def to_list(ids: Sequence[int] | np.ndarray) -> list[int]:
     return np.asarray(ids, np.int64).reshape(-1).tolist()
 
 
-def list_id(id: int | None) -> list[int]:
-    """Return the id in a list; [] for None."""
-    return [] if id is None else [id]
-
-
 def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
     """Yield the pieces of a text as characters. Raises UserError if it is not UTF-8; for a text.Part, with the file."""
     decoder, document = codecs.getincrementaldecoder("utf-8")(), 0
@@ -240,9 +235,8 @@ def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
             document += error.object[: error.start].count(b"\0")
             name = text.names[document] if hasattr(text, "names") else "a document"
             near = error.object[max(error.start - 20, 0) : error.start + 20]
-            raise errors.UserError(
-                f"{name} is not UTF-8 text, near {near!r}. Convert it or set text.tokenizer = bytes."
-            ) from error
+            problem = f"{name} is not UTF-8 text, near {near!r}"
+            raise errors.UserError(f"{problem}. Convert it or set text.tokenizer = bytes.") from error
         document += piece.count(b"\0")
 
 
@@ -268,21 +262,14 @@ def documents(text: Iterable[bytes]) -> Iterator[Piece]:
         yield Piece(rest, begins, ends=True)
 
 
-def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield lists of pieces with at least BATCH characters."""
+def gather(items: Iterable, least: int, measure: Callable[[Any], int] = len) -> Iterator[list]:
+    """Yield lists of consecutive items whose measures sum to at least `least`; in the last list perhaps less."""
     batch, n = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        n += len(piece.text)
-        if n >= BATCH:
+    for item in items:
+        batch.append(item)
+        n += measure(item)
+        if n >= least:
             yield batch
             batch, n = [], 0
-    yield batch
-
-
-def count_name(name: str, text: Iterable[bytes]) -> int:
-    """Return how often the name of a special token occurs in a text."""
-    n, rest, content = 0, b"", name.encode()
-    for piece in text:
-        n, rest = n + (rest + piece).count(content), (rest + piece)[1 - len(content) :] if content[1:] else b""
-    return n
+    if batch:
+        yield batch

@@ -21,7 +21,7 @@ def scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> 
     Both are computed over all sentences together, with sacrebleu's defaults except for the tokenizer of BLEU
     (`choose_tokenizer`). A sentence may have several references.
     """
-    return {name: metric.corpus_score(*inputs).score for name, metric, inputs in prepare(translations, references)}
+    return {name: score.score for name, (score, _) in compute(translations, references).items()}
 
 
 def choose_tokenizer(references: Sequence[Sequence[str]]) -> str:
@@ -40,20 +40,15 @@ def choose_tokenizer(references: Sequence[Sequence[str]]) -> str:
 
 def format_scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> str:
     """Return a line for each score, with the signature by which others can repeat it (Post 2018)."""
-    lines = []
-    for _, metric, inputs in prepare(translations, references):
-        score = metric.corpus_score(*inputs)
-        lines.append(score.format(signature=str(metric.get_signature())))
-    return "\n".join(lines)
+    scores = compute(translations, references).values()
+    return "\n".join(score.format(signature=str(metric.get_signature())) for score, metric in scores)
 
 
-def prepare(
-    translations: Sequence[str], references: Sequence[Sequence[str]]
-) -> list[tuple[str, Any, tuple[list, list]]]:
-    """Return each metric with its name and inputs: the translations, and a list of sentences for each translator."""
-    translators = [list(sentences) for sentences in itertools.zip_longest(*references)]
-    inputs = list(translations), translators
-    return [(name, metric, inputs) for name, metric in metrics(choose_tokenizer(references)).items()]
+def compute(translations: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[Any, Any]]:
+    """Return each score of sacrebleu, by name, and the metric that computed it."""
+    inputs = list(translations), [list(sentences) for sentences in itertools.zip_longest(*references)]
+    chosen = metrics(choose_tokenizer(references))
+    return {name: (metric.corpus_score(*inputs), metric) for name, metric in chosen.items()}
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:

@@ -41,17 +41,14 @@ def causal(
         repeat_BN = evaluation & (index_B[:, None] > 0) & (np.arange(N) < N - step)  # targets of the previous window
         is_target_BN = (position_BN < len(token_T) - 1) & ~repeat_BN & (np.arange(N) >= prefix - 1)
         batch = {"w_BN": take(token_T, position_BN), "target_BN": take(token_T, position_BN + 1)}
-        batch |= {} if document_start is None else number_documents(batch["w_BN"], document_start)
+        if document_start is not None:
+            is_start_BN, i_N = batch["w_BN"] == document_start, np.arange(N)
+            first_BN = np.maximum.accumulate(np.where(is_start_BN, i_N, 0), axis=1)
+            batch["document_BN"] = is_start_BN.cumsum(1, dtype=np.int32)
+            batch["n_BN"] = (i_N - first_BN).astype(np.int32)
         return batch | {"weight_BN": is_target_BN.astype(np.float32)}
 
     return fetch, n
-
-
-def number_documents(w_BN: np.ndarray, document_start: int) -> batches.Batch:
-    """Return document_BN and n_BN of windows, as in `causal`."""
-    is_start_BN, i_N = w_BN == document_start, np.arange(w_BN.shape[1])
-    first_BN = np.maximum.accumulate(np.where(is_start_BN, i_N, 0), axis=1)
-    return {"document_BN": is_start_BN.cumsum(1, dtype=np.int32), "n_BN": (i_N - first_BN).astype(np.int32)}
 
 
 def masked(
@@ -90,9 +87,8 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     Raises UserError for a share that masks no patch or all of them.
     """
     count = round(share * N)
-    if not 0 < count < N:
-        problem = f"a share of {share} masks none or all patches of an image (N = {N})"
-        raise errors.UserError(f"{problem}. Choose a smaller image.patch.")
+    problem = f"a share of {share} masks none or all patches of an image (N = {N})"
+    errors.refuse((not 0 < count < N, f"{problem}. Choose a smaller image.patch."))
 
     def fetch_hidden(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         image_BYXZ = fetch(index_B, rng)["image_BYXZ"]

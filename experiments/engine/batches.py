@@ -103,11 +103,9 @@ def parse_growth(batch: int, pairs: Any = ()) -> Growth:
     firsts, sizes = [0], [batch]
     for pair in pairs:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(number) is int for number in pair)
-        if not is_pair or pair[0] <= firsts[-1] or pair[1] < 1 or pair[1] == sizes[-1]:
-            raise errors.UserError(
-                f"{GROWTH}: {pair!r} must be [step, size], positive integers, with ascending steps and another size "
-                f"than before: {EXAMPLE}"
-            )
+        rule = "must be [step, size], positive integers, with ascending steps and another size than before"
+        invalid = not is_pair or pair[0] <= firsts[-1] or pair[1] < 1 or pair[1] == sizes[-1]
+        errors.refuse((invalid, f"{GROWTH}: {pair!r} {rule}: {EXAMPLE}"))
         firsts.append(pair[0])
         sizes.append(pair[1])
     return Growth(tuple(firsts), tuple(sizes))

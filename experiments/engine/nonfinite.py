@@ -64,23 +64,16 @@ def find_first_nonfinite(plan: run_plan.Plan, state: train_step.State, batch: di
     The gradient is recomputed. The order is parameters, batch, gradient, running statistics.
     """
     params, key = optim.training_params(state.params, state.opt_state), jax.random.fold_in(state.key, state.step)
-    device_gradient = functools.partial(
-        train_step.gradient, task=plan.task, mesh=plan.mesh, accumulation=plan.accumulation
-    )
-    mesh_gradient = meshes.sharded(
-        device_gradient, plan.mesh, **train_step.gradient_specs(params, batch, plan.task, plan.mesh)
-    )
-    grads, _, running = jax.jit(mesh_gradient)(params, meshes.place_batch(plan.mesh, batch), key)
+    options = {"task": plan.task, "mesh": plan.mesh, "accumulation": plan.accumulation}
+    specs = train_step.gradient_specs(params, batch, plan.task, plan.mesh)
+    gradient = meshes.sharded(functools.partial(train_step.gradient, **options), plan.mesh, **specs)
+    grads, _, running = jax.jit(gradient)(params, meshes.place_batch(plan.mesh, batch), key)
     stages = {"parameters": state.params, "batch": batch, "gradient": grads, "running statistics": running}
-    return next(
-        (
-            f"{stage}/{path}"
-            for stage, tree in stages.items()
-            for path, leaf in shapes.flat(distributed.fetch(tree)).items()
-            if not np.isfinite(np.asarray(leaf, np.float32)).all()
-        ),
-        "",
-    )
+    for stage, tree in stages.items():
+        for path, leaf in shapes.flat(distributed.fetch(tree)).items():
+            if not np.isfinite(np.asarray(leaf, np.float32)).all():
+                return f"{stage}/{path}"
+    return ""
 
 
 def check(n: int, state: train_step.State) -> None:
@@ -89,8 +82,6 @@ def check(n: int, state: train_step.State) -> None:
     Each process checks the parameters on its devices. Every process must call this; if one fails, all raise.
     """
     shards = (shard.data for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards)
+    fault = f"step {n:,}: an updated parameter is not finite, though loss and gradient are. This step is not saved. "
     if distributed.agree(not all(np.isfinite(np.asarray(part, np.float32)).all() for part in shards)):
-        raise errors.RunError(
-            f"step {n:,}: an updated parameter is not finite, though loss and gradient are. This step is not saved."
-            " Resume from the last checkpoint with a smaller optim.learning_rate"
-        )
+        raise errors.RunError(f"{fault}Resume from the last checkpoint with a smaller optim.learning_rate")

@@ -308,7 +308,7 @@ def make_optimiser(
     weight_decay of one run of a study, which replace the config's.
     """
     o = settings.optim
-    known = o.name in OPTIMISERS or by_name.translate_value(o.name)
+    known = o.name in OPTIMISERS or by_name.translate(o.name)
     if not known and callable(getattr(optax, o.name.lower(), None)):
         raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name.lower()}"?)')
     rule = by_name.choose("optimiser", o.name, OPTIMISERS)

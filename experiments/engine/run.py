@@ -79,14 +79,23 @@ def make_mesh(
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
+    settings: configs.Settings,
+    folder: pathlib.Path,
+    work: Work,
+    devices: Mesh,
+    *,
+    resume: int | None = None,
+    is_locked: bool = False,
 ) -> Result:
-    """Train, and write the results into `folder`. resume: the checkpoint's step to resume from; None: the newest."""
+    """Train, and write the results into `folder`.
+
+    resume: the checkpoint's step to resume from; None: the newest. is_locked: whether the caller has locked the folder.
+    """
     began = time.perf_counter()
     plan, state = run_plan.prepare(settings, work.task, devices)
     plan = dataclasses.replace(plan, resume=resume)
     writes = distributed.is_main()
-    with workdirs.lock(folder) if writes else contextlib.nullcontext(), file_errors(folder):
+    with workdirs.lock(folder) if writes and not is_locked else contextlib.nullcontext(), file_errors(folder):
         resumed = workdirs.has_checkpoint(folder)
         hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
         if workdirs.open_run(folder, settings.to_dict(), hardware, data=work.data, resume=resume):
@@ -100,12 +109,12 @@ def run(
                 data = batches.iterate(plan.task.train, start=start)
                 state = loop.train(training, step, state, data, start=start)
             plan = dataclasses.replace(plan, steps=training.saver.step)  # fewer with train.patience
-            summary = final_numbers(training, state) | {"compile_seconds": seconds, "sources": sources}
-            params = distributed.fetch(state.params)
+            summary, params = final_numbers(training, state), distributed.fetch(state.params)
             if writes:
-                first = {"experiment": settings.experiment, "data_sha256": work.data_sha256}
+                common = summaries.describe(plan, settings.experiment, work.data_sha256)
+                common |= {"compile_seconds": seconds, "wall_seconds": time.perf_counter() - began, "sources": sources}
                 figures = functools.partial(work.figures, work)
-                summary = summaries.write_result(plan, figures, params, folder, first | summary, began)
+                summary = summaries.write_result(plan, figures, params, folder, summary, common)
         summaries.check_result(summary, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))

@@ -63,19 +63,15 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
     """Build the optimiser and the training step. Raises UserError if settings are invalid or exclude each other."""
     t, growth = settings.train, batches.parse_growth(settings.train.batch_size, settings.train.growth)
     check_training(settings, task, growth, devices)
-    params, before, metrics = (
-        jax.eval_shape(task.init, jax.random.key(0)),
-        [*task.frozen, *task.fixed],
-        list_metrics(task),
-    )
+    params, metrics = jax.eval_shape(task.init, jax.random.key(0)), list_metrics(task)
     meshes.check_layout(devices, task.layout, params, task.train[0])
-    freeze.check_frozen(settings.optim.frozen, params, before=before)
+    freeze.check_frozen(settings.optim.frozen, params, before=[*task.frozen, *task.fixed])
     watch = watches.choose(t.watch, params, taken=[name.removeprefix(EVAL) for name in metrics])
-    frozen = [*before, *settings.optim.frozen, *task.fixed]
+    frozen = [*task.frozen, *settings.optim.frozen, *task.fixed]  # fixed last: "!" in the setting cannot free them
     task = task._replace(frozen=frozen, watch=watch, deterministic=t.deterministic)
     by_name.choose("train.keep_best", t.keep_best, dict.fromkeys(["", *metrics]))
-    if missing := [name for name in task.better if f"{EVAL}{name}" not in metrics]:
-        raise errors.UserError(f"train.metrics: this experiment does not measure {missing[0]}; set train.metrics = []")
+    problem = "train.metrics: this experiment does not measure {}; set train.metrics = []"
+    errors.refuse(*((f"{EVAL}{name}" not in metrics, problem.format(name)) for name in task.better))
     rate, rule = optim.make_optimiser(settings, task.frozen)
     if ":" in settings.optim.name:
         optim.check_updates(settings.optim.name, rule, params)
@@ -124,18 +120,15 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
     log.check(settings.log)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
-    last = growth.firsts[-1]
-    no_bilinear_form = log.SYMMETRY in settings.log and task.probe is None
-    mup = settings.model.mup
+    last, mup, patience = growth.firsts[-1], settings.model.mup, f"train.patience = {t.patience}"
+    no_interval = f"{patience} counts evaluations: set train.evaluate_every, the steps between them"
+    no_bilinear_form = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
     errors.refuse(
         (mup and task.probe is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
-        (t.patience and not t.keep_best, f"train.patience = {t.patience} needs train.keep_best, such as eval/loss"),
-        (
-            t.patience and not t.evaluate_every,
-            f"train.patience = {t.patience} counts evaluations: set train.evaluate_every, the steps between them",
-        ),
+        (t.patience and not t.keep_best, f"{patience} needs train.keep_best, such as eval/loss"),
+        (t.patience and not t.evaluate_every, no_interval),
         (last >= t.steps, f"{batches.GROWTH}: step {last} must be below train.steps = {t.steps}"),
-        (no_bilinear_form, f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"),
+        (log.SYMMETRY in settings.log and task.probe is None, no_bilinear_form),
     )
 
 

@@ -38,9 +38,8 @@ class Requests:
         Ignored signals stay ignored. Outside the main thread, no handler can be set, and nothing is recorded.
         """
         numbers = numbers or SIGNALS[jax.process_count() > 1 :]
-        handlers = {number: signal.getsignal(number) for number in numbers}
-        if threading.current_thread() is not threading.main_thread():
-            handlers = {}
+        is_main = threading.current_thread() is threading.main_thread()
+        handlers = {number: signal.getsignal(number) for number in numbers if is_main}
         with contextlib.ExitStack() as stack:
             for number, handler in handlers.items():
                 if handler not in (signal.SIG_IGN, self._record):

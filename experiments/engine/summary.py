@@ -1,13 +1,14 @@
 """Output of a run: the parameter table before the training, the summary and the figures after it."""
 
 import pathlib
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.config import disk, errors
+from experiments.devices import mesh as meshes
 from experiments.engine import freeze, run_plan, signals, train_step
 from experiments.folder import checkpoint, log, records, workdir as workdirs
 from tfm import shapes
@@ -55,26 +56,39 @@ def format_si(value: float, unit: str) -> str:
     return f"{value:.3g} {prefix}{unit}"
 
 
+def describe(plan: run_plan.Plan, experiment: str, data_sha256: str | None) -> dict[str, Any]:
+    """Return the entries of summary.json that do not depend on the training, of a run or of a run of a study."""
+    return {
+        "experiment": experiment,
+        "steps": plan.steps,
+        "params": shapes.total(jax.eval_shape(plan.task.init, jax.random.key(0))),
+        **{f"baseline/{name}": value for name, (value, _) in plan.baseline.items()},
+        "guess": {name: guess for name, (_, guess) in plan.baseline.items()},
+        **({"better": dict(plan.task.better)} if plan.task.better else {}),
+        "data_sha256": data_sha256,
+        "devices": plan.mesh.size,
+        "device": meshes.describe(plan.mesh),
+        "backend": meshes.backend(plan.mesh),
+        "versions": meshes.versions(),
+        "commit": workdirs.read_commit()[0],
+    }
+
+
 def write_result(
-    plan: run_plan.Plan, figures: Callable | None, params: Any, folder: pathlib.Path, final: dict, began: float
+    plan: run_plan.Plan, figures: Callable, params: Any, folder: pathlib.Path, final: dict, common: dict
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    figures: run.Work.figures of the work. final: the experiment's name, the digest of its data, and the final metrics.
-    began: the time of the run's start (time.perf_counter).
+    figures: run.Work.figures of the work. final: the final metrics. common: the other entries of summary.json.
     """
-    first = {"steps": plan.steps, "params": shapes.total(params), "params_sha256": checkpoint.digest(params), **final}
-    last = {f"baseline/{name}": value for name, (value, _) in plan.baseline.items()}
-    last |= {"guess": {name: guess for name, (_, guess) in plan.baseline.items()}}
-    last |= {"better": dict(plan.task.better)} if plan.task.better else {}
-    last |= {"wall_seconds": time.perf_counter() - began, **workdirs.provenance(plan.mesh)}
+    final["params_sha256"] = checkpoint.digest(params)
     if metric := plan.keep_best.metric:
         best = checkpoint.find_best(folder / records.CHECKPOINTS, plan.keep_best)
-        first["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
-    disk.write_json(folder / records.SUMMARY, first | last)
+        final["checkpoints"] = {"best": best, "last": {"step": plan.steps, metric: final[metric]}}
+    disk.write_json(folder / records.SUMMARY, final | common)
     files, metrics = draw(figures, params, folder)
-    last["guess"] |= metrics.pop("guess", {})
-    summary = first | metrics | last
+    common["guess"] |= metrics.pop("guess", {})
+    summary = final | metrics | common
     disk.write_json(folder / records.SUMMARY, summary)
     paths = [str(file) for file in [*files, folder / records.METRICS, folder / records.SUMMARY]]
     log.say(format_result(summary, paths), "\n")
@@ -86,10 +100,9 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
     loss, skipped = summary.get(f"{run_plan.EVAL}{train_step.LOSS}", 0.0), summary.get("skipped") or 0
     faults = [f"{run_plan.EVAL}{train_step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
     faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
+    remedy = "Train a new run with a smaller optim.learning_rate"
     if faults:
-        raise errors.RunError(
-            f"the run in {folder} failed: {' and '.join(faults)}. Train a new run with a smaller optim.learning_rate"
-        )
+        raise errors.RunError(f"the run in {folder} failed: {' and '.join(faults)}. {remedy}")
 
 
 def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
@@ -122,10 +135,8 @@ def format_result(summary: dict[str, Any], files: list[str]) -> str:
             number = f"{value:.4f}" if abs(value) < 1e9 else f"{value:.4g}"
             lines.append(f"  {name:<22} {number}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
     for name in guess.keys() & checkpoint.BETTER.keys():
-        measured, baseline = (
-            checkpoint.score(summary, checkpoint.Best(f"{prefix}/{name}", checkpoint.BETTER[name]))
-            for prefix in ("eval", "baseline")
-        )
+        kinds = (checkpoint.Best(f"{prefix}/{name}", checkpoint.BETTER[name]) for prefix in ("eval", "baseline"))
+        measured, baseline = (checkpoint.score(summary, kind) for kind in kinds)
         if measured <= baseline:
             lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
     for kind, row in summary.get("checkpoints", {}).items():

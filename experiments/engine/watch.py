@@ -73,7 +73,7 @@ def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[s
             result = jax.eval_shape(lambda state, trees, update=watch.update: update(state, **trees), state, trees)
         new, numbers = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
         named = isinstance(numbers, dict) and all(isinstance(key, str) for key in numbers)
-        if not named or any(x.shape for x in jax.tree.leaves(numbers)) or not _is_like(new, state):
+        if not named or any(x.shape for x in jax.tree.leaves(numbers)) or _describe(new) != _describe(state):
             raise errors.UserError(
                 f"{label}: {shapes.describe_function(watch.update)} must return (state, {{name: number}}). The state "
                 "has the shapes and types of that of `init`, and a name is a text"
@@ -84,10 +84,6 @@ def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[s
     return chosen
 
 
-def _is_like(new: Any, state: Any) -> bool:
-    """Return whether two trees of abstract arrays have the same structure, shapes and types."""
-    same = jax.tree.structure(new) == jax.tree.structure(state)
-    return same and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype)
-        for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True)
-    )
+def _describe(tree: Any) -> tuple[Any, list[tuple]]:
+    """Return the structure of a tree of abstract arrays, and their shapes and types."""
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]

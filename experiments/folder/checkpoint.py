@@ -244,18 +244,15 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 
 def _restore(checkpoint: pathlib.Path, like: Any) -> Any:
     """Return the state of a verified checkpoint, sharded as `like`. Raises UserError if its arrays differ."""
-
     arrays = jax.eval_shape(_unwrap, like)
     needed = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y.sharding), arrays, like)
     with disk.reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         saved = _describe_leaves(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)
         expected = _describe_leaves(needed)
-        if differ := sorted(name for name, _ in saved.items() ^ expected.items()):
-            has, needs = (leaves.get(differ[0], "missing") for leaves in (saved, expected))
-            raise errors.UserError(
-                f"the checkpoint {checkpoint} has another model or optimiser than this config: {differ[0]} is {has} in "
-                f"the checkpoint, and {needs} in the config"
-            )
+        for name in sorted(name for name, _ in saved.items() ^ expected.items()):
+            has, needs = (leaves.get(name, "missing") for leaves in (saved, expected))
+            fault = f"the checkpoint {checkpoint} has another model or optimiser than this config: {name} is {has}"
+            raise errors.UserError(f"{fault} in the checkpoint, and {needs} in the config")
         state = reader.restore(checkpoint / manifest.STATE, args=ocp.args.StandardRestore(needed))
     return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, state)
 

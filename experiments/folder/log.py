@@ -47,13 +47,11 @@ class Log:
         if not self._writes:
             return
         rows = [json.dumps(row) + "\n" for row in records.read_metrics(folder) if row["step"] <= start]
-        disk.write(folder / "metrics.jsonl", "".join(rows).encode())
-        with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
-            self._writers = [WRITERS[name](folder, start) for name in writers if name in WRITERS]
-            for writer in self._writers:
-                stack.callback(writer.close)
-            self._open = stack.pop_all()
+        disk.write(folder / records.METRICS, "".join(rows).encode())
+        self._file = self._open.enter_context((folder / records.METRICS).open("a", encoding="utf-8"))
+        self._writers = [WRITERS[name](folder, start) for name in writers if name in WRITERS]
+        for writer in self._writers:
+            self._open.callback(writer.close)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write one line {"step": ..., name: value, ...}, with null for NaN; the writers get the finite values."""

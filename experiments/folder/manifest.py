@@ -67,8 +67,8 @@ def verify(checkpoint: pathlib.Path) -> None:
     for name, digest in _read(checkpoint)["files"].items():
         file = checkpoint / name
         with disk.reading(file):
-            if _digest(file) != digest:
-                raise errors.UserError(f"{file} is damaged: its SHA-256 differs from that in {FILE}")
+            damaged = _digest(file) != digest
+        errors.refuse((damaged, f"{file} is damaged: its SHA-256 differs from that in {FILE}"))
 
 
 def _read(checkpoint: pathlib.Path) -> dict[str, Any]:

@@ -23,17 +23,13 @@ NUMBER = (float, NULL)  # null: not finite
 NOUNS = {str: "a text", float: "a number", range: "a whole number", bool: "true or false", NULL: "null"}
 NOUNS |= {list: "a list", dict: "an object"}
 ROW = {"!step": COUNT, "*": NUMBER}
-COSTS = "wall_seconds compile_seconds tokens_per_second flops_per_step flops_per_token seconds_per_step".split()
-SUMMARY_FORM = dict.fromkeys(COSTS, float) | {"eval/": NUMBER, "baseline/": NUMBER, "initial": {"*": [NUMBER] * 4}}
-SUMMARY_FORM |= {"!steps": COUNT, "params": COUNT, "skipped": COUNT, "diverged_at": (COUNT, NULL), "data": [str]}
-SUMMARY_FORM |= {
-    "guess": TEXTS,
-    "better": TEXTS,
-    "versions": TEXTS,
-    "sources": TEXTS,
-    "checkpoints": {"*": (ROW, NULL)},
-}
-SUMMARY_FORM |= {"data_sha256": (str, NULL)} | dict.fromkeys("experiment commit device params_sha256".split(), str)
+SUMMARY_FORM = {"!steps": COUNT, "params": COUNT, "skipped": COUNT, "diverged_at": (COUNT, NULL), "data": [str]}
+SUMMARY_FORM |= {"eval/": NUMBER, "baseline/": NUMBER, "initial": {"*": [NUMBER] * 4}, "data_sha256": (str, NULL)}
+SUMMARY_FORM |= {"checkpoints": {"*": (ROW, NULL)}} | dict.fromkeys("guess better versions sources".split(), TEXTS)
+SUMMARY_FORM |= dict.fromkeys("experiment commit device params_sha256".split(), str)
+SUMMARY_FORM |= dict.fromkeys(
+    "wall_seconds compile_seconds tokens_per_second flops_per_step flops_per_token seconds_per_step".split(), float
+)
 # Types of the settings that tools read from config.json without config_file.load, which checks all of them.
 TYPES = {
     POSITIVE: "model.M model.D model.H model.G model.K model.F text.N pairs.N image.patch",
@@ -55,28 +51,32 @@ DATA_FORM |= {"mean": [float], "std": [float], "source": [str], "target": [str]}
 
 def read_object(file: pathlib.Path, form: Any) -> dict[str, Any]:
     """Return the JSON object in a file."""
-    return next(read_rows(file, form, is_whole=True), {})
+    if not os.path.lexists(file):
+        return {}
+    with disk.reading(file):
+        return _parse(disk.read_bytes(file), form)
 
 
-def read_rows(file: pathlib.Path, form: Any, *, is_whole: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line, or of the whole file. The last line may be cut off: it has no end."""
+def read_rows(file: pathlib.Path, form: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of each line. The last line may be cut off: it has no end."""
     if not os.path.lexists(file):
         return
     with disk.reading(file), disk.open_regular(file) as lines:
-        parts = [disk.read_bytes(file)] if is_whole else iter(lambda: lines.readline(disk.MOST_BYTES), b"")
-        for number, text in enumerate(parts, 1):
+        for number, text in enumerate(iter(lambda: lines.readline(disk.MOST_BYTES), b""), 1):
             try:
-                row = json.loads(text, parse_constant=lambda _: None)
-                json.dumps(row, ensure_ascii=False).encode()  # raises ValueError for half a character, "\ud800"
-                fault = find_fault(row, form)
+                yield _parse(text, form)
             except (ValueError, RecursionError) as error:
-                fault = disk.reason(error)
-            if not fault:
-                yield row
-            elif is_whole:
-                raise ValueError(fault)
-            elif text.endswith(b"\n") or len(text) == disk.MOST_BYTES:
-                raise errors.UserError(f"{file}: line {number:,} is damaged: {fault}. Correct or delete it")
+                fault = f"{file}: line {number:,} is damaged: {disk.reason(error)}. Correct or delete it"
+                errors.refuse((text.endswith(b"\n") or len(text) == disk.MOST_BYTES, fault))
+
+
+def _parse(text: bytes, form: Any) -> dict[str, Any]:
+    """Return the JSON object of a text. Raises ValueError if it has another form, and RecursionError."""
+    row = json.loads(text, parse_constant=lambda _: None)
+    json.dumps(row, ensure_ascii=False).encode()  # raises ValueError for half a character, "\ud800"
+    if fault := find_fault(row, form):
+        raise ValueError(fault)
+    return row
 
 
 def find_fault(value: Any, form: Any, key: str = "") -> str:
@@ -99,7 +99,7 @@ def find_fault(value: Any, form: Any, key: str = "") -> str:
         if not (is_number or is_count or form is object or type(value) is form and kind is not float):
             size = f" from {form.start} on" if kind is range else ""
             size += f" of {len(form)}" if isinstance(form, list) and len(form) > 1 else ""
-            place = f"{configs.shorten(key)} = " if key else ""
+            place = f"{key[: configs.LONGEST]} = " if key else ""
             return f"{place}{configs.format_value(value)} must be {NOUNS[kind]}{size}"
     return next(filter(None, (find_fault(*item) for item in inner)), "")
 
@@ -107,6 +107,11 @@ def find_fault(value: Any, form: Any, key: str = "") -> str:
 def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl."""
     return [*read_rows(folder / METRICS, ROW)]
+
+
+def read_settings(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the settings in config.json, by keys such as "train.steps"."""
+    return configs.flat(read_config(folder).get("config", {}))
 
 
 def _read(name: str, form: Any, folder: pathlib.Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jax.sharding import Mesh
-
 from experiments.config import disk, errors, settings as configs
 from experiments.devices import distributed, mesh as meshes
 from experiments.folder import checkpoint, records
@@ -51,12 +49,6 @@ def read_commit() -> tuple[str, bytes]:
     return head.decode().strip() + suffix, changes
 
 
-def provenance(mesh: Mesh) -> dict[str, Any]:
-    """Return the devices and the software of a run, for its summary.json."""
-    devices = {"devices": mesh.size, "device": meshes.describe(mesh), "backend": meshes.backend(mesh)}
-    return devices | {"versions": meshes.versions(), "commit": read_commit()[0]}
-
-
 class InUse(errors.UserError):
     """Another process has locked the folder."""
 
@@ -68,17 +60,16 @@ def lock(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
     Raises InUse if another process keeps the lock for more than `wait` seconds, and UserError if the folder cannot be
     written. The filelock package is not used: on a drive without locks, its lock outlives a killed process.
     """
-    deadline = time.monotonic() + wait
+    deadline, handle = time.monotonic() + wait, None
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        while True:
+        while handle is None:
             try:
                 handle = _acquire(folder / LOCK)
-                break
             except InUse:
                 if time.monotonic() >= deadline:
                     raise
-            time.sleep(PAUSE)
+                time.sleep(PAUSE)
     try:
         yield
     finally:
@@ -146,8 +137,7 @@ def _open(
 ) -> bool:
     """Do the work of `open_run` in one process."""
     with disk.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        disk.tidy(folder)
+        disk.tidy(disk.folder(folder))
         if previous := records.read_config(folder):
             _check_config(folder, previous["config"], config)
         elif any(entry.name != LOCK for entry in folder.iterdir()):
@@ -170,26 +160,22 @@ def _open(
 def _check_config(folder: pathlib.Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise UserError if a resume changes settings outside MAY_CHANGE."""
     old, new = configs.flat(before), configs.flat(config)
-    if changed := sorted(k for k in old | new if old.get(k) != new.get(k) and not may_change(k)):
-        values = ", ".join(f"{k} ({old.get(k)!r} -> {new.get(k)!r})" for k in changed)
-        allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
-        raise errors.UserError(
-            f"{folder} holds a run with another config, and resuming cannot change {values}. Set the old values or "
-            f"choose another --workdir. Resuming can change {allowed}"
-        )
+    changed = sorted(k for k in old | new if old.get(k) != new.get(k) and not may_change(k))
+    values = ", ".join(f"{k} ({old.get(k)!r} -> {new.get(k)!r})" for k in changed)
+    allowed = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
+    fault = f"{folder} holds a run with another config, and resuming cannot change {values}. "
+    fault += f"Set the old values or choose another --workdir. Resuming can change {allowed}"
+    errors.refuse((changed, fault))
 
 
 def _check_data(folder: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Print a warning if the data of a resumed run have changed. Raises UserError if the classes have changed."""
     old_names, new_names = old.get("classes") or [], new.get("classes") or []
-    if old_names and new_names and old_names != new_names:
-        pairs = enumerate(zip(old_names, new_names, strict=False))
-        differ = [f"class {i} was {a!r} and is {b!r}" for i, (a, b) in pairs if a != b]
-        count = f"{len(old_names)} classes before, {len(new_names)} now"
-        raise errors.UserError(
-            f"{folder} holds a run with other classes ({'; '.join([count, *differ[:3]])}). Resume with the same data as"
-            " before, or choose another --workdir"
-        )
+    pairs = enumerate(zip(old_names, new_names, strict=False))
+    differ = [f"class {i} was {a!r} and is {b!r}" for i, (a, b) in pairs if a != b]
+    differ = "; ".join([f"{len(old_names)} classes before, {len(new_names)} now", *differ[:3]])
+    fault = f"{folder} holds a run with other classes ({differ}). Resume with the same data as before"
+    errors.refuse((old_names and new_names and old_names != new_names, f"{fault}, or choose another --workdir"))
     if None not in (digests := {old.get("sha256"), new.get("sha256")}) and len(digests) > 1:
         print(f"warning: the data differ from those that {folder} was trained on before", flush=True)
 
@@ -204,10 +190,9 @@ def locate(path: str | os.PathLike) -> tuple[pathlib.Path, int | None]:
 
 def suggest_newest(folder: pathlib.Path, flag: str) -> str:
     """Return the end of a message about a folder that is no run: the newest run in it, or to choose another flag."""
-    newest = max(folder.glob(f"*/{records.CONFIG}"), key=lambda file: file.stat().st_mtime, default=None)
-    return (
-        f". The newest run in it is {flag}={shlex.quote(str(newest.parent))}" if newest else f". Choose another {flag}"
-    )
+    runs = sorted(folder.glob(f"*/{records.CONFIG}"), key=os.path.getmtime)
+    newest = f"The newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}" if runs else f"Choose another {flag}"
+    return f". {newest}"
 
 
 def is_finished(folder: pathlib.Path, steps: int) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from flax import traverse_util
 
 from experiments.config import by_name, disk, errors
+from experiments.folder import records
 from experiments.model import variants
 from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
@@ -49,7 +50,8 @@ def read(path: str | pathlib.Path) -> Published:
     Raises UserError for a family or a setting that is not supported, and as `tensors.read`.
     """
     file = safetensors.file_of(path).parent / "config.json"
-    hf_config = disk.read_json(file, says="what the model next to it is")
+    errors.refuse((not file.exists(), f"{file} is missing. It records what the model next to it is"))
+    hf_config = records.read_object(file, {})
     family = choose(hf_config.get("model_type"))  # before a large file is read
     for section in (hf_config, *hf_config.values()):  # text_config has one too
         method = section.get("quantization_config") if isinstance(section, dict) else None
@@ -57,7 +59,7 @@ def read(path: str | pathlib.Path) -> Published:
     model = interpret(hf_config, safetensors.read(path), path)
     # If generation_config.json exists, transformers ignores the ids in config.json. Without ids it does not end a text.
     generation = file.with_name(GENERATION)
-    fields = disk.read_json(generation, says="what ends a text") if generation.is_file() else {}
+    fields = records.read_object(generation, {})
     fields = hf_config | {name: value for name, value in fields.items() if value is not None}
     ids = {name: fields[name] for name in family.ids if fields.get(name) is not None}
     return model._replace(extras=model.extras | ({"ids": ids} if ids else {}))

@@ -10,6 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from experiments.config import disk, errors
+from experiments.folder import records
 from experiments.pretrained import tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names of the files in the folder of a model
@@ -23,7 +24,7 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if not path.name.endswith(".index.json"):
         return _read_file(path)
     with disk.reading(path, AttributeError, TypeError):
-        files = disk.read_json(path, says="which file holds which tensor")["weight_map"]
+        files = records.read_object(path, {})["weight_map"]
         names = sorted({*files.values()})
         outside = [name for name in names if pathlib.PurePath(name).name != name]
     if outside:

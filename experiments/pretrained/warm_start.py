@@ -41,7 +41,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     if not path:
         return settings
     current = configs.flat(values)
-    if saved := configs.flat(records.read_config(folder).get("config", {})) if folder else {}:
+    if saved := records.read_settings(folder) if folder else {}:
         fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:

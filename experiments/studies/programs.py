@@ -27,7 +27,7 @@ from experiments.engine import (
     summary as summaries,
     train_step,
 )
-from experiments.folder import checkpoint, workdir as workdirs
+from experiments.folder import checkpoint
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import runs as study_runs, study as studies, vmapped_runs
 from experiments.studies.progress import Progress
@@ -228,28 +228,21 @@ def _describe(job: Checked, ready: Ready, seconds: float | None, compile_seconds
 
     seconds: the time of all runs together; None if unknown.
     """
-    task, devices, runs_together = ready.plan.task, ready.vmapped.mesh, len(job.program.runs)
+    task, runs_together = ready.plan.task, len(job.program.runs)
     held_out = task.evaluation
     times: dict[str, float] = {"compile_seconds": compile_seconds}
     if seconds is not None:
         times["wall_seconds"] = seconds / runs_together
         times["seconds_per_step"] = (seconds - compile_seconds) / runs_together / job.steps
     return {
-        "experiment": job.program.runs[0].settings.experiment,
-        "steps": job.steps,
-        "params": job.params,
+        **summaries.describe(ready.plan, job.program.runs[0].settings.experiment, ready.work.data_sha256),
         "flops_per_step": 3 * job.flops,
         "flops_per_token": job.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
-        **{f"baseline/{name}": value for name, (value, _) in ready.plan.baseline.items()},
-        "guess": {name: guess for name, (_, guess) in ready.plan.baseline.items()},
-        **({"better": dict(task.better)} if task.better else {}),
         "data": list(job.lines),
-        "data_sha256": ready.work.data_sha256,
         "evaluation_crc32": study_runs.crc32(held_out[0])
         ^ len(held_out)
         ^ (study_runs.crc32(held_out[-1]) if held_out[1:] else 0),
         "together": runs_together,
-        **workdirs.provenance(devices),
         **times,
     }
 

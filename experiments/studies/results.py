@@ -73,11 +73,10 @@ class Analysis(NamedTuple):
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
     """Load a study's config from config.json; no code of the config runs. Raises UserError if it is missing."""
-    content = records.read_config(folder)
     missing = f"{folder} has no config.json with a section study: choose the --workdir of a study"
-    errors.refuse(("study.arms" not in configs.flat(content.get("config", {})), missing))
+    errors.refuse(("study.arms" not in records.read_settings(folder), missing))
     with disk.reading(folder / records.CONFIG, TypeError, AttributeError):
-        values = ml_collections.ConfigDict(content["config"])
+        values = ml_collections.ConfigDict(records.read_config(folder)["config"])
         studies.read(settings := configs.Settings(values, values))  # raises UserError if a section is missing
     return settings
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments import command as commands
-from experiments.config import disk, errors, settings as configs
+from experiments.config import disk, errors
 from experiments.data import files as data_files, tables as data_tables
 from experiments.engine import run_plan
 from experiments.figures import plots
@@ -100,11 +100,12 @@ def load(path: str, label: str) -> Run:
     folder = pathlib.Path(path)
     if folder.is_file():
         return Run(label, read_csv(folder))
-    content = records.read_config(folder)
-    errors.refuse((not content, f"{path} is neither a CSV file nor the folder of a run, which has a config.json"))
-    settings, data = configs.flat(content["config"]), content.get("data") or {}
+    settings, data = records.read_settings(folder), records.read_config(folder).get("data") or {}
     is_study = f"{path} is a study: its report.html compares its runs. Name folders of single runs"
-    errors.refuse(("study.arms" in settings, is_study))
+    errors.refuse(
+        (not settings, f"{path} is neither a CSV file nor the folder of a run, which has a config.json"),
+        ("study.arms" in settings, is_study),
+    )
     rows, summary = records.read_metrics(folder), records.read_summary(folder)
     ends_early = settings.get("train.patience", 0) > 0
     if summary.get("steps") != settings.get("train.steps") and not ends_early:  # the run goes on with more steps

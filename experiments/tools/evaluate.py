@@ -26,7 +26,7 @@ import tqdm
 
 from experiments import command as commands
 from experiments.config import errors, settings as configs
-from experiments.data import perplexity, pretrained_tokenizer, text, tokenization, tokens, windows
+from experiments.data import corpus as corpora, perplexity, pretrained_tokenizer, text, tokenization, windows
 from experiments.engine import batches
 from experiments.model import build
 from experiments.pretrained import trained
@@ -57,7 +57,7 @@ def run(
     out, csv_file = commands.output(workdir, "evaluation.txt"), commands.output_table(output)
     model, part = commands.load(checkpoint, trust, device, "causal"), text.load_whole(str(file), field)
     tokenizer, start = load_tokenizer(model)
-    token_T = tokens.encode(tokenizer, part)
+    token_T = corpora.encode(tokenizer, part)
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens. At least 2 are needed: the first is not predicted.")
     N = min(model.facts["N"], len(token_T) - 1)
@@ -130,7 +130,7 @@ def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> C
 
 
 def sum_windows(
-    measure_batch: Callable, token_T: np.ndarray | tokens.Mapped, *, N: int, batch: int, width: int = 0, **options: Any
+    measure_batch: Callable, token_T: np.ndarray | corpora.Mapped, *, N: int, batch: int, width: int = 0, **options: Any
 ) -> np.ndarray:
     """Return the sums of `measure_batch` over windows of N tokens, padded to `width`. options: of windows.causal."""
     fetch, n = windows.causal(token_T, N=N, evaluation=True, **options)

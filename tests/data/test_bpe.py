@@ -7,13 +7,14 @@ import hypothesis
 import numpy as np
 import pytest
 import small_files
+import tiny
 import tokenizers
 from errors import raises
 from hypothesis import strategies as st
 from small_files import KING, hide_local_data  # noqa: F401
 
 from experiments.config import errors
-from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenization
+from experiments.data import bpe, corpus as corpora, perplexity, pretrained_tokenizer, text, tokenization
 
 DOCUMENTS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
 
@@ -53,6 +54,14 @@ def test_the_files_of_a_tokenizer_keep_its_separator_of_documents(tmp_path):
     assert "ĊĊ" in map(tokenizer.name, ids)  # no token spans two documents
 
 
+def test_the_name_of_the_separator_in_a_text_is_counted(tmp_path):
+    contents = {f"{part}/{i}.txt": KING + b"<|endoftext|> " * i for part in ("train", "valid") for i in range(3)}
+    source = small_files.write(tmp_path / "texts", **contents)
+    settings = tiny.settings("language", text__source=str(source), text__tokenizer="bpe:300")
+    lines = "\n".join(corpora.read_corpus(settings.text, ()).lines)
+    assert "<|endoftext|> separates documents" in lines and "contains <|endoftext|> 3 times" in lines
+
+
 @pytest.mark.parametrize(
     ("name", "part"), [("bpe:257", 258), ("bpe:2000000", "1,048,576"), ("bpe", "bpe:8192"), ("bpe:8k", "bpe:8192")]
 )
@@ -85,12 +94,9 @@ def test_perplexities_follow_their_definitions():
     np.testing.assert_allclose(metrics["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
     np.testing.assert_allclose(metrics["bits_per_byte"], -np.log2(p_T).sum() / 11)
     assert np.isfinite(perplexity.measure(1e5, tokens=4, text=perplexity.Size(4, 1))["word_perplexity"])
-
-
-@pytest.mark.parametrize(("size", "has_words"), [((50, 1), True), ((51, 1), False), ((9, 0), False)])
-def test_text_without_spaces_has_no_perplexity_of_words(size, has_words):
-    metrics = perplexity.measure(9.0, tokens=9, text=perplexity.Size(*size))
-    assert ("word_perplexity" in metrics) == has_words and {"bits_per_byte", "token_perplexity"} <= metrics.keys()
+    for size, has_words in (((50, 1), True), ((51, 1), False), ((9, 0), False)):  # text without spaces has no words
+        metrics = perplexity.measure(9.0, tokens=9, text=perplexity.Size(*size))
+        assert ("word_perplexity" in metrics) == has_words and {"bits_per_byte", "token_perplexity"} <= metrics.keys()
 
 
 def test_a_difference_between_text_and_decoded_ids_is_described(tmp_path):
@@ -126,12 +132,6 @@ def test_a_long_document_has_its_special_tokens_once(monkeypatch):
             assert published.join(pieces).tolist() == expected, (lengths, step)
 
 
-def test_special_tokens_in_the_texts_are_counted():
-    text = b"a <|end|> b<|end|>\0<|en d|> <|end|>"
-    for step in (1, 2, 5, 7, 99):
-        assert tokenization.count_name("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
-
-
 def test_learning_text_without_spaces_takes_linear_time(capsys):
     """Without cuts, these 200,000 letters took 24 seconds of processor time, and half as many 6 seconds."""
     latin = "".join(random.Random(0).choices("abcdefghijklmnop", k=100_000))
@@ -151,3 +151,45 @@ def test_text_with_spaces_is_not_cut(capsys):
     assert capsys.readouterr().out == ""
     content = "a " + "x" * (2 * bpe.RUN + 3) + " " * bpe.RUN + "b"
     assert [len(piece) for piece in bpe.cut([content])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]
+
+
+# Token ids
+
+SPACES = "a king's  two\n\n  kings,\n who  are\t\t worth 22 é漢  \n   \n\n\n\t \xa0 \xa0\x1c\x1c"
+SPECIALS = ["<|endoftext|>", tokenizers.AddedToken("[MASK]", lstrip=True, rstrip=True)]
+LIBRARY = bpe.learn([SPACES, KING.decode()] * 3, W=400, specials=SPECIALS)
+PUBLISHED = pretrained_tokenizer.Published(LIBRARY, {}, {"tokenizer.json": LIBRARY.to_str().encode()})
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "published", "of another run"])
+def test_a_large_text_is_encoded_once_to_a_file(tmp_path, monkeypatch, kind):
+    """The ids equal those in memory, and an interruption leaves no file."""
+    contents = {f"{name}.txt": b"%d " % seed * 3 + KING * (1 + seed % 5) for seed, name in enumerate("abcdefghij")}
+    part = text.load(str(small_files.write(tmp_path / "texts", **contents))).train
+    tokenizer = PUBLISHED
+    if kind != "published":
+        tokenizer = pretrained_tokenizer.make("bytes" if kind == "bytes" else "characters", part)
+    if kind == "of another run":
+        tokenizer = pretrained_tokenizer.OfRun("characters", tokenizer.characters, ())
+    expected = tokenizer.join(part)
+    for module, name in ((tokenization, "BATCH"), (tokenization, "PIECE"), (tokenization, "LONGEST")):
+        monkeypatch.setattr(module, name, 700)
+    assert corpora.encode(tokenizer, part).tolist() == expected.tolist() and not list(tmp_path.rglob("*.ids"))
+    monkeypatch.setattr(text, "LARGE", 1)
+    encode_text = type(tokenizer).encode_text
+
+    def encode_and_interrupt(self, text):
+        yield next(encode_text(self, text))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(tokenizer), "encode_text", encode_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        corpora.encode(tokenizer, part)
+    monkeypatch.setattr(type(tokenizer), "encode_text", encode_text)
+    for _ in range(2):
+        ids = corpora.encode(tokenizer, part)
+        assert ids.dtype == expected.dtype and len(ids) == len(expected)
+        indices = np.array([[0, 7], [len(expected) - 1, 3]])
+        assert np.array_equal(ids[indices], expected[indices]) and np.array_equal(ids[:], expected)
+        monkeypatch.setattr(type(tokenizer), "encode_text", None)  # the second time, the file is read
+    assert {file.suffix for file in (tmp_path / "cache/tfm/tokens").iterdir()} == {".ids", ".lock"}

@@ -1,6 +1,10 @@
 """Image files in folders of classes: the split, class and pixels of each image, and refused files."""
 
+import contextlib
+import errno
+import mmap
 import os
+import types
 
 import numpy as np
 import pytest
@@ -130,7 +134,7 @@ def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(
     assert 0 < len(held_out) < 30 and not held_out & {image.tobytes() for image in original.train_image_BYXZ}
     assert len(original.evaluation_label_B) == 2 * len(held_out)
     expected_names = {f"{b}.png" for b in range(60) if pixels(b).tobytes() in held_out}
-    expected_files = [file for file in data_files.folder(tmp_path, ()) if file.inside.name in expected_names]
+    expected_files = [file for file in data_files.folder(tmp_path) if file.inside.name in expected_names]
     for size in (2, 4, 9):
         data = images.load(str(tmp_path), size)
         assert data.evaluation_label_B.tolist() == original.evaluation_label_B.tolist()
@@ -163,7 +167,7 @@ def test_training_and_classify_process_a_photograph_in_the_same_way(tmp_path):
     contents = {"a/1.jpg": encode_image(smooth, "JPEG"), "b/3.png": encode_image(pixels(0))}
     contents["a/2.jpeg"] = encode_image(np.rot90(smooth), "JPEG", orientation=6)
     write(tmp_path / "set", **contents)
-    image_BYXZ = image_folder.read(data_files.folder(tmp_path / "set", ()), 7)
+    image_BYXZ = image_folder.read(data_files.folder(tmp_path / "set"), 7)
     assert image_BYXZ.shape == (3, 7, 7, 3)
     np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG is lossy
     boxes = np.asarray(Image.fromarray(smooth).resize((7, 7), Image.Resampling.BOX), int)
@@ -256,3 +260,65 @@ def test_a_data_set_keeps_the_order_of_its_classes_and_needs_a_training_split(tm
     monkeypatch.setattr(datasets, "load_from_disk", lambda folder: splits | {"train": splits["train"].select([])})
     with raises(errors.UserError, "other"):
         images.load(f"hub:{tmp_path / 'other'}")
+
+
+# The cache
+
+
+def test_many_images_are_cached_and_decoded_again_only_if_a_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folder, "CACHED", 1)
+    source = folder(tmp_path / "set", *(f"{part}/{name}" for part in ("train", "test") for name in NAMES))
+    paths = []
+    open_image = image_file.open_image
+    monkeypatch.setattr(image_file, "open_image", lambda file: paths.append(file) or open_image(file))
+
+    def load(size=0):
+        paths.clear()
+        data = images.load(source, size)
+        return len(paths) // 2, data.train_image_BYXZ, data.evaluation_image_BYXZ
+
+    monkeypatch.setattr(image_folder, "CHUNK", 3)
+    first, second = load(), load()
+    assert first[0] == 8 and second[0] == 0 and load(4)[0] == 8
+    for a, b in zip(first[1:], second[1:], strict=True):
+        np.testing.assert_array_equal(a, b)
+    (tmp_path / "set" / "train" / NAMES[0]).write_bytes(encode_image(pixels(9)))
+    n, train, _ = load()
+    assert n == 8 and np.array_equal(train[0], pixels(9))
+    for file in (tmp_path / "cache" / "tfm" / "images").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    assert load()[0] == 8 and load()[0] == 0
+
+    def raise_full(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "draft", raise_full)
+    with raises(errors.UserError, "cache/tfm/images", "No space left"):
+        load(3)
+
+
+def test_large_images_are_decoded_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
+    """At most CHUNK_BYTES of images are in memory, and the two splits of a set are views of the cache."""
+    monkeypatch.setattr(image_folder, "CACHED", 1)
+    monkeypatch.setattr(image_folder, "CHUNK_BYTES", 3 * Y * X * 3)
+    source = folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20)))
+    writes, decodings, in_memory = [], [], []
+    original_draft, original_pixels = disk.draft, image_file.pixels
+
+    @contextlib.contextmanager
+    def draft(file):
+        with original_draft(file) as new:
+            yield types.SimpleNamespace(write=lambda content: writes.append(content) or new.write(content))
+
+    def count_and_decode(*arguments):
+        decodings.append(1)
+        in_memory.append(len(decodings) - len(writes))
+        return original_pixels(*arguments)
+
+    monkeypatch.setattr(disk, "draft", draft)
+    monkeypatch.setattr(image_file, "pixels", count_and_decode)
+    data = images.load(source)
+    assert len(decodings) == 40 and max(in_memory) <= 4
+    for array in (data.train_image_BYXZ, data.evaluation_image_BYXZ):
+        while not isinstance(array, mmap.mmap):
+            array = array.base

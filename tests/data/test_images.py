@@ -7,8 +7,9 @@ import pathlib
 
 import numpy as np
 import pytest
+import small_files
 from errors import raises
-from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, hide_local_data, idx_folder, npz  # noqa: F401  a fixture
+from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, hide_local_data, idx, idx_folder, npz  # noqa: F401
 
 from experiments.config import errors
 from experiments.data import download, images
@@ -154,13 +155,6 @@ def test_a_single_part_is_split_by_content(tmp_path):
     assert np.array_equal(reverse.evaluation_label_B, data.evaluation_label_B[::-1])
 
 
-def test_a_folder_and_a_file_without_images_are_refused(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"text")
-    for source in (tmp_path / "a.txt", tmp_path):
-        with raises(errors.UserError, source):
-            images.load(str(source))
-
-
 RANDOM = np.random.default_rng(0)
 COLOUR = RANDOM.integers(0, 250, (60, Y, X, 3)).astype(np.uint8) // np.uint8([1, 2, 4])
 GREY = RANDOM.integers(0, 256, (60, Y, X)).astype(np.uint8)
@@ -204,24 +198,77 @@ def test_parts_that_differ_or_share_images_are_refused_or_named(tmp_path, train,
 # Examples
 
 
-def test_statistics_of_each_channel():
+def test_examples_are_normalised_by_the_statistics_of_each_channel():
     image = np.random.default_rng(0).integers(0, 256, (images.CHUNK + 5, 2, 2, 2), np.uint8)  # more than one chunk
     image[..., 1] = 7
     mean, std = images.statistics(image)
     assert mean.dtype == std.dtype == np.float32
     np.testing.assert_allclose(mean, image.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
-
-
-def test_examples_are_normalised():
-    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
-    label = (np.arange(TRAIN) % C).astype(np.int32)
-    mean, std = images.statistics(image)
+    label = (np.arange(len(image)) % C).astype(np.int32)
     fetch, n = images.examples(image, label, mean_Z=mean, std_Z=std)
     batch = fetch(np.array([10, 2, 2]), np.random.default_rng(0))
-    assert n == TRAIN and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
+    assert n == len(image) and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
     assert [batch[name].dtype for name in ("image_BYXZ", "label_B", "weight_B")] == [np.float32, np.int32, np.float32]
     np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
+
+
+# Files
+
+
+@pytest.mark.parametrize("dtype", sorted(small_files.CODES))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_idx_files_are_read_back(tmp_path, dtype, pack):
+    array = (np.random.default_rng(0).normal(size=(7, 5, 3)) * 50).astype(dtype)
+    # Gzip is recognised without .gz in the name.
+    content = images.read_idx(small_files.write(tmp_path, a=pack(idx(array))) / "a")
+    assert np.array_equal(content, array) and content.dtype == array.dtype and content.dtype.isnative
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG", idx(np.zeros((7, 5, 3))) + b"\0", b"\0\0\x0a\x03" + bytes(50)])
+def test_other_content_is_not_read_as_an_idx_file(tmp_path, content):
+    with raises(errors.UserError, tmp_path / "a"):
+        images.read_idx(small_files.write(tmp_path, a=content) / "a")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y_train": np.zeros(TRAIN + 1, np.uint8)}, ["training part", TRAIN, TRAIN + 1]),
+        ({"y_test": np.zeros(EVALUATION - 1, np.uint8)}, ["evaluation part", 7]),
+        ({"y_test": np.arange(EVALUATION, dtype=np.uint8)}, [EVALUATION - 1, "0 .. 3"]),
+        ({"y_train": np.r_[0, 1, -1, np.zeros(TRAIN - 3)].astype(np.int32)}, [-1]),
+        ({"y_train": np.full(TRAIN, 0.5, np.float32)}, ["float32"]),
+        ({"y_train": np.r_[np.zeros(TRAIN - 1), 2**31 - 1].astype(np.int32)}, [2**31 - 1]),
+        ({"y_train": np.zeros((TRAIN, 2), int)}, [(TRAIN, 2)]),
+        ({"x_test": np.zeros((EVALUATION, X, Y), np.uint8)}, [(Y, X, 1), (X, Y, 1)]),
+        ({"x_train": np.full((TRAIN, Y, X), np.nan, np.float32)}, ["training part", "finite"]),
+        ({"x_train": np.full((TRAIN, Y, X), 1e300)}, ["finite"]),
+        ({"x_train": np.array([{}] * TRAIN, object)}, []),
+        ({"x_train": np.array(["word"] * TRAIN)}, ["<U4"]),
+        ({"x_train": np.ones((TRAIN, Y, X), complex)}, ["complex"]),
+        ({"x_train": np.ones((TRAIN, Y))}, [(TRAIN, Y)]),
+        ({"x_train": np.ones((0, Y, X)), "y_train": np.ones(0, int)}, [(0, Y, X)]),
+        ({"x_train": np.ones((TRAIN, 1, 28, 28))}, ["training part", (TRAIN, 1, 28, 28), "moveaxis(x, 1, -1)"]),
+        ({"x_test": np.ones((EVALUATION, 4, 5, 5))}, ["evaluation part", (EVALUATION, 4, 5, 5), "moveaxis"]),
+    ],
+)
+def test_arrays_that_are_not_images_with_labels_are_refused(tmp_path, arrays, words):
+    with raises(errors.UserError, tmp_path / "a.npz", *words):
+        images.load(archive(tmp_path / "a.npz", **arrays))
+
+
+def test_other_files_and_parts_that_do_not_fit_are_refused(tmp_path):
+    source = idx_folder(tmp_path / "idx", y_train=np.zeros(TRAIN + 1, np.uint8))
+    small_files.write(tmp_path, **{"a.npz": npz(x=np.zeros(3), label=np.zeros(3)), "b/a.txt": b"text"})
+    for path, words in (
+        (source, ["training part", TRAIN, TRAIN + 1]),
+        (tmp_path / "a.npz", ["(x, y)", "x, label"]),
+        (tmp_path / "b", ["1 .txt"]),
+        (tmp_path / "b" / "a.txt", []),
+    ):
+        with raises(errors.UserError, path, *words):
+            images.load(str(path))
 
 
 DATA = os.environ.get("TFM_DATA", "")  # read before a fixture hides it

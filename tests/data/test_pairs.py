@@ -182,20 +182,20 @@ def subwords():
 @hypothesis.example(["[BOS]a king[EOS][PAD]"])  # in a text, these are letters, not special tokens
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_any_text_is_decoded_to_itself(subwords, sentences):
-    for text, id_T in zip(sentences, map(np.array, subwords.rows(sentences)), strict=True):
+    for text, id_T in zip(sentences, map(np.array, subwords.encode_all(sentences)), strict=True):
         assert subwords.decode(id_T) == text
         assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < subwords.size)
 
 
 def test_specials_are_ids_only_and_the_text_ends_at_eos(subwords):
-    king = subwords.rows(["a king"])[0]
+    king = subwords.encode_all(["a king"])[0]
     assert subwords.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
     assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
     assert [subwords.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not subwords.decode([0, 1])
     assert pairs.train([], W=259).size == 259
     with raises(errors.UserError, "pairs.vocabulary", 258, 259):
         pairs.train(["a"], W=258)
-    for call in (lambda: subwords.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
+    for call in (lambda: subwords.encode_all(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
         with raises(errors.UserError, repr("\ud800")):
             call()
 
@@ -205,14 +205,14 @@ def test_training_depends_on_the_sentences_alone_and_merges_frequent_pairs(subwo
     random.Random(0).shuffle(sentences)
     content = subwords.library.to_str().encode()
     assert pairs.train(sentences, W=277).library.to_str().encode() == content and subwords.size == 277
-    assert len(subwords.rows([" king"])[0]) < 5 == len(subwords.rows([" gnik"])[0])
+    assert len(subwords.encode_all([" king"])[0]) < 5 == len(subwords.encode_all([" gnik"])[0])
     small = pairs.train(["aa"], W=277)
-    assert small.size == 3 + 256 + 1 and small.rows(["aa"])[0] == [259]
+    assert small.size == 3 + 256 + 1 and small.encode_all(["aa"])[0] == [259]
     tokenizer = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
     sentence = "¿Un rey? two kings\n"
     assert tokenizer.decode(tokenizer.encode(sentence)) == sentence
     assert (tokenizer.pad, tokenizer.size) == (pairs.PAD, 277)
-    assert np.array_equal(tokenizer.encode(sentence), subwords.rows([sentence])[0])
+    assert np.array_equal(tokenizer.encode(sentence), subwords.encode_all([sentence])[0])
 
 
 # Rows
@@ -225,7 +225,7 @@ def test_rows_are_whole_sentences_in_their_order(subwords):
     assert [subwords.decode(row) for row in rows.target_BN] == ["two kings", "d"]
     fetch, n = pairs.examples(rows)
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
-    target_N, kings = batch["target_BN"][0], subwords.rows(["two kings"])[0]
+    target_N, kings = batch["target_BN"][0], subwords.encode_all(["two kings"])[0]
     length = len(kings)
     assert np.array_equal(target_N, [*kings, pairs.EOS, *[pairs.PAD] * (6 - length)])
     assert np.array_equal(batch["w_BN"][0], [pairs.BOS, *target_N[:-1]])
@@ -239,7 +239,7 @@ def test_rows_are_encoded_in_pieces_and_never_truncated(subwords):
     numbers = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
     rows = pairs.rows(subwords, numbers, N=2)
     assert rows.longer == 0 and [*map(subwords.decode, rows.source_BS[-6:])] == [source for source, _ in numbers[-6:]]
-    (id_T,) = subwords.rows(["a king who reads is worth"])
+    (id_T,) = subwords.encode_all(["a king who reads is worth"])
     for N, row in ((len(id_T) + 1, [*id_T, pairs.EOS]), (len(id_T), [pairs.PAD] * len(id_T))):
         id_BN, fits_B = pairs.pad(subwords, ["a king who reads is worth"], N=N)
         assert fits_B.tolist() == [N > len(id_T)] and id_BN.tolist() == [row]

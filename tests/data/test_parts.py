@@ -107,25 +107,25 @@ CONTENTS = st.lists(st.binary(max_size=3), min_size=2, max_size=31).filter(lambd
 
 @hypothesis.given(CONTENTS, st.sampled_from([0.001, 0.1, 0.5, 0.999]))
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_held_out_follows_content_and_leaves_neither_side_empty(contents, share):
-    out = data_files.held_out(contents, share=share)
-    evaluation, training = ({c for c, o in zip(contents, out, strict=True) if o == side} for side in (True, False))
-    assert evaluation and training and not evaluation & training
-    assert np.array_equal(data_files.held_out(contents[::-1], share=share), out[::-1])
+def test_rows_are_divided_by_their_contents_and_neither_side_is_empty(contents, share):
+    training, evaluation = divide(contents, share)
+    assert evaluation and training and not {*evaluation} & {*training}
+    assert divide(contents[::-1], share) == [training[::-1], evaluation[::-1]]
 
 
-def test_held_out_selects_this_share_with_the_smallest_digests():
+def divide(contents, share):
+    return data_files.divide(contents, map(data_files.digest, contents), share=share)
+
+
+def test_this_share_with_the_smallest_digests_is_held_out():
     contents = [str(number).encode() for number in range(10_007)]
-    out = data_files.held_out(contents, share=0.1)
-    assert abs(out.mean() - 0.1) < 5 * np.sqrt(0.09 / len(contents))
+    _, out = divide(contents, 0.1)
+    assert abs(len(out) / len(contents) - 0.1) < 5 * np.sqrt(0.09 / len(contents))
     # An additional text does not change the split of others.
-    assert np.array_equal(data_files.held_out(contents + [b"another"], share=0.1)[:-1], out)
-    three_contents = contents[:3]
-    smallest = min(three_contents, key=lambda content: hashlib.sha256(content).digest())
-    out = data_files.held_out(three_contents, share=1e-9)
-    assert [content for content, is_out in zip(three_contents, out, strict=True) if is_out] == [smallest]
+    assert [content for content in divide([*contents, b"another"], 0.1)[1] if content != b"another"] == out
+    assert divide(contents[:3], 1e-9)[1] == [min(contents[:3], key=lambda content: hashlib.sha256(content).digest())]
     with raises(errors.UserError, "differ"):
-        data_files.held_out([b"a", b"a"], share=0.1)
+        divide([b"a", b"a"], 0.1)
 
 
 @pytest.mark.parametrize("characters", ["a" * 97, "é" * 17, "aé€😀" * 5, "€" * 11, "😀" * 11, "😀a😀" * 7])
@@ -166,8 +166,7 @@ def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, m
     code, english = b"".join(modules.values()), b"".join(docstrings)
     assert inspect.getdoc(argparse).encode() in english and inspect.getdoc(textwrap.dedent).encode() in english
     assert 0.1 * len(code) < len(english) < 0.5 * len(code) and len(docstrings) == 4
-    # Docstrings are prose, not code.
-    assert english.count(b"self.") / len(english) < 0.1 * code.count(b"self.") / len(code)
+    assert english.count(b"self.") / len(english) < 0.1 * code.count(b"self.") / len(code)  # prose, not code
 
 
 @pytest.mark.parametrize("source", ["", "nothing/here", "a\0b", "tinyshakespear", "x" * 5000, "x" * 300 + "/y"])

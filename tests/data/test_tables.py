@@ -12,7 +12,7 @@ from errors import raises
 from small_files import documents, hide_local_data, write  # noqa: F401
 
 from experiments.config import errors
-from experiments.data import files as data_files, tables, text, tokenization, tokens
+from experiments.data import corpus as corpora, files as data_files, tables, text, tokenization
 
 pytestmark = pytest.mark.usefixtures("hide_local_data")
 TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]
@@ -130,14 +130,14 @@ def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
     assert [text for _, text, _ in tables.read(file, "said") if text] == cells
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 def test_lines_have_three_ends_and_any_pieces(tmp_path, end, monkeypatch):
-    rows = [b"text,label", b"a b,1", b"", b"c" * 40]
-    write(tmp_path, **{"a.csv": end.join(rows), "b.csv": end.join([*rows, b""])})
+    rows = ["text,label", "a b,1", "", "c" * 40]
+    write(tmp_path, **{"a.csv": end.join(rows).encode(), "b.csv": end.join([*rows, ""]).encode()})
     for chunk in (1, 7, 2**20):
         monkeypatch.setattr(data_files, "CHUNK", chunk)
         for file in tables.find(str(tmp_path), alternatives=""):
-            assert [line.removesuffix(b"\r") for line in data_files.lines(file)] == rows
+            assert [line.removesuffix("\r") for line in data_files.lines(file)] == rows
 
 
 def test_rows_that_are_trained_on_and_evaluated_are_counted_and_a_json_next_to_tables_is_no_table(tmp_path):
@@ -161,7 +161,7 @@ def test_a_data_set_of_a_folder_and_a_saved_one_are_text(tmp_path, monkeypatch):
     datasets.DatasetDict(dataset_parts).save_to_disk(tmp_path / "saved")
     for name in ("folder", "saved"):
         data = text.load(f"hub:{tmp_path / name}", "said")
-        ids = [tokens.encode(tokenization.make("bytes", []), part)[:] for part in data[1:3] for times in range(2)]
+        ids = [corpora.encode(tokenization.make("bytes", []), part)[:] for part in data[1:3] for times in range(2)]
         assert [bytes(row).decode() for row in ids] == ["train é\0more"] * 2 + ["test é\0more"] * 2
     with raises(errors.UserError, "'n'", "'1'"):
         text.load(f"hub:{tmp_path / 'saved'}", "n")

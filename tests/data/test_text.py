@@ -82,11 +82,13 @@ def test_pieces_may_end_inside_a_character(chunk):
             tokenization.make("characters", cut(b"\0" + before + b"\xb6" + document))
 
 
-def test_bytes_of_another_encoding_are_named_with_their_line():
-    """The third line begins in the first of three chunks, and a character may be cut by the end of a chunk."""
-    chunks = [b"one\ntwo\nth", "re\u00e9".encode()[:-1], "re\u00e9".encode()[-1:] + b"\n\xff"]
-    with raises(ValueError, "line 4 ", r"b'\xff'"):
-        list(data_files.check_text(chunks, utf8=True))
+def test_bytes_of_another_encoding_are_named_with_their_line(tmp_path, monkeypatch):
+    """A character may be cut by the end of a chunk."""
+    monkeypatch.setattr(data_files, "CHUNK", 11)
+    (file,) = data_files.folder(write(tmp_path, a="one\ntwo\nthre\u00e9\n".encode() + b"\xff"))
+    for read in (data_files.load_text, lambda file: [*data_files.lines(file)]):
+        with raises(errors.UserError, file.name, "line 4 ", r"b'\xff'"):
+            read(file)
 
 
 def test_text_that_is_not_utf8_is_named_by_its_file(tmp_path):

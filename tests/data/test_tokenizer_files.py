@@ -7,14 +7,17 @@ import socket
 import sys
 from typing import Any
 
+import hypothesis
+import numpy as np
 import pytest
 from errors import raises
+from hypothesis import strategies as st
 from libraries import BYTES, LETTERS, bert, byte_level, gpt2, llama
 from small_files import write
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from experiments.config import errors
-from experiments.data import pretrained_tokenizer
+from experiments.data import corpus as corpora, pretrained_tokenizer, tokenization
 from experiments.tools import export
 
 
@@ -230,30 +233,39 @@ def test_a_file_of_another_name_is_read_without_its_neighbours(tmp_path):
     assert pretrained_tokenizer.read(file).encode("AB").tolist() == [2, 33, 3]
 
 
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ({"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["my.Mine", null]}}'}, ("auto_map", "executed")),
-        ({"tokenizer_config.json": "{"}, ("tokenizer_config.json",)),
-        ({"special_tokens_map.json": "[]"}, ("special_tokens_map.json",)),
-        ({"tokenizer_config.json": '{"tokenizer_class": 5}'}, ("tokenizer.json",)),
-        ({"tokenizer.json": '{"model": null}'}, ("tokenizer.json",)),
-    ],
-)
+RULES = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "b", "continuing_subword_prefix": "#"}
+WITHOUT_UNKNOWN = {"model": RULES | {"max_input_chars_per_word": 9}}
+VALID = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
+CONTENTS = [b"", b"\xff", b"[]", b"{}", b'{"model": null}']
+CONTENTS += [json.dumps(x).encode() for x in (VALID | {"kind": "byte"}, {"kind": "bytes"}, WITHOUT_UNKNOWN)]
+DAMAGED = [  # (files, words of the message next to the folder or file)
+    *(({"tokenizer.json": content}, ["tokenizer.json"]) for content in CONTENTS),
+    ({"tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": ["my.Mine", null]}}'}, ["auto_map", "executed"]),
+    ({"tokenizer_config.json": b"{"}, ["tokenizer_config.json"]),
+    ({"special_tokens_map.json": b"[]"}, ["special_tokens_map.json"]),
+    ({"tokenizer_config.json": b'{"tokenizer_class": 5}'}, ["tokenizer.json"]),
+    ({"tokenizer.json": None, "vocab.json": b"{", "merges.txt": b""}, ["vocab.json"]),
+    ({"tokenizer.json": None, "vocab.json": b'{"a": 0}'}, ["vocab.json"]),
+    ({"tokenizer.json": None, "vocab.txt": b"\xff"}, ["vocab.txt"]),
+    ({"tokenizer.json": None}, ["tokenizer.json", "vocab.json"]),  # a folder without a tokenizer
+]
+
+
+@pytest.mark.parametrize(("files", "words"), DAMAGED)
 def test_damaged_files_and_code_are_refused(tmp_path, files, words):
-    files = {"tokenizer.json": gpt2().to_str()} | files
-    write(tmp_path, **{name: text.encode() for name, text in files.items()})
+    files = {"tokenizer.json": gpt2().to_str().encode()} | files
+    write(tmp_path, **{name: content for name, content in files.items() if content is not None})
     with raises(errors.UserError, tmp_path, *words):
         pretrained_tokenizer.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "files", [{"vocab.json": "{", "merges.txt": ""}, {"vocab.json": '{"a": 0}'}, {"vocab.txt": "\xff"}]
-)
-def test_damaged_vocabularies_are_refused(tmp_path, files):
-    write(tmp_path, **{name: text.encode("latin-1") for name, text in files.items()})
-    with raises(errors.UserError, tmp_path / next(iter(files))):
-        pretrained_tokenizer.read(tmp_path)
+def test_a_missing_file_and_a_lone_surrogate_are_refused(tmp_path):
+    with raises(errors.UserError, "absent.json"):
+        pretrained_tokenizer.read(tmp_path / "absent.json")
+    assert pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": json.dumps(VALID).encode()})).size == 3
+    for chosen in (tokenization.make("bytes", [b"a"]), pretrained_tokenizer.Published(gpt2(), {})):
+        with raises(errors.UserError, repr("a\udcff")):
+            chosen.encode("a\udcff")
 
 
 def test_nothing_asks_the_network(tmp_path, monkeypatch):
@@ -263,3 +275,82 @@ def test_nothing_asks_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: pytest.fail("a name of a host"))
     for case in ("config.json of GPT-2", "BERT new mask", "vocab.json"):
         pretrained_tokenizer.read(save_files(tmp_path / case, case))
+
+
+# Encoding and streaming
+
+TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
+
+
+def save_and_read(folder: pathlib.Path, chosen, **configs) -> tokenization.Tokenizer:
+    chosen.save(str(folder / "tokenizer.json"))
+    for name, value in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return pretrained_tokenizer.read(folder)
+
+
+def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
+    library = bert()
+    library.enable_padding(length=11)
+    library.enable_truncation(4)
+    chosen = save_and_read(tmp_path, library)
+    ids = chosen.encode("ab [MASK].")
+    assert [*map(chosen.name, ids)] == ["[CLS]", "ab", "[MASK]", ".", "[SEP]"] and ids.dtype == np.int32
+    assert [*map(chosen.name, chosen.encode("ab b ab b", specials=False))] == ["ab", "b"] * 2
+    assert chosen.decode(np.array([*ids, chosen.pad, -1, chosen.size, 10**12])) == "ab."
+    facts = chosen.size, chosen.bos, chosen.eos, chosen.mask, chosen.pad
+    assert facts == (library.get_vocab_size(), None, None, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "row", "start"),
+    [
+        (gpt2, ["a", "<|endoftext|>", "b"], "<|endoftext|>"),
+        (llama, ["<s>", "▁a", "<s>", "▁", "b"], "<s>"),
+        (bert, ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"], "[CLS]"),
+    ],
+)
+def test_the_end_of_text_separates_documents_if_a_text_has_no_other_specials(tmp_path, make, row, start):
+    chosen = save_and_read(tmp_path, make())
+    for text in ([b"a\0b"], [b"a", b"\0b"]):
+        assert [*map(chosen.name, chosen.join(text).tolist())] == row
+    assert chosen.name(chosen.document_start) == start and corpora.count_documents(chosen.join([b"a\0b"]), chosen) == 2
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+@hypothesis.given(first=TEXT, second=TEXT, ids=st.lists(st.integers(0, 258), max_size=23))
+@hypothesis.settings(deadline=None, max_examples=25)
+def test_the_library_streams_as_it_decodes(make, first, second, ids):
+    """Streaming also works for bytes that are not text."""
+    chosen = pretrained_tokenizer.Published(make(), {})
+    assert make is llama or "".join(chosen.stream(ids)) == chosen.decode(ids)
+    ids, continuation = chosen.encode(first), chosen.encode(second, specials=False)
+    assert chosen.decode(ids) == "".join(chosen.stream(ids.tolist())) == first
+    assert first + "".join(chosen.stream(iter(continuation), after=ids)) == chosen.decode([*ids, *continuation])
+    for piece in chosen.stream(ids):
+        assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
+
+
+ROLES = {"bos_token": None, "eos_token": "</s>", "mask_token": "<unk>", "more_token": "<s>"}
+CONFIG, NEWER_CONFIG = {"tokenizer_config": ROLES}, {"tokenizer_config": ROLES | {"added_tokens_decoder": {}}}
+SPECIALS = {"special_tokens_map": {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}}
+
+
+@pytest.mark.parametrize(
+    ("make", "configs", "roles"),
+    [
+        (llama, {}, (1, 2, None, None)),
+        (llama, SPECIALS, (1, 1, None, 0)),
+        (llama, CONFIG, (None, 2, 0, None)),
+        (llama, CONFIG | SPECIALS, (None, 1, 0, 0)),
+        (llama, NEWER_CONFIG | SPECIALS, (None, 2, 0, None)),
+        (gpt2, {"tokenizer_config": {"model_max_length": 1024}}, (259, 259, None, None)),  # as GPT-2 has it
+    ],
+)
+def test_files_next_to_tokenizer_json_define_the_special_tokens(tmp_path, make, configs, roles):
+    chosen = save_and_read(tmp_path, make(), **configs)
+    assert (chosen.bos, chosen.eos, chosen.mask, chosen.pad) == roles
+    assert {"tokenizer.json", "tokenizer_config.json"} == chosen.files.keys()
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with raises(errors.UserError, "tokenizer_config.json"):
+        pretrained_tokenizer.read(tmp_path)

@@ -12,7 +12,7 @@ import tiny
 from errors import raises
 
 from experiments.config import by_name, errors, files as config_files, settings as configs
-from experiments.data import corpus as corpora, pretrained_tokenizer, text, tokens
+from experiments.data import corpus as corpora, pretrained_tokenizer, text
 from experiments.folder import records
 from experiments.pretrained import open_model
 from experiments.tools import evaluate, sample
@@ -90,37 +90,26 @@ def test_the_documents_of_a_reader_are_the_parts(folder):
     assert text.load("mine2:read").sha256 != before
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("fails", ["KeyError", "lost", "mine.py, line 3"]),
-        ("one", ["unpack"]),
-        ("letters", ["two iterables"]),
-        ("nothing", ["no text"]),
-        ("number", ["str or bytes"]),
-        ("nul", ["NUL"]),
-        ("absent", ["no absent"]),
-    ],
-)
-def test_a_reader_that_fails_is_refused(folder, name, words):
-    with raises(errors.UserError, f"mine:{name}", *words):
-        text.load(f"mine:{name}")
-    with raises(errors.UserError, "text.field = 'said'", "mine:read"):
-        text.load("mine:read", "said")
+FAULTS = [  # (the function that reads it, the function of the user's, words of the message)
+    (text.load, "fails", ["KeyError", "lost", "mine.py, line 3"]),
+    (text.load, "one", ["unpack"]),
+    (text.load, "letters", ["two iterables"]),
+    (text.load, "nothing", ["no text"]),
+    (text.load, "number", ["str or bytes"]),
+    (text.load, "nul", ["NUL"]),
+    (text.load, "absent", ["no absent"]),
+    (lambda name: text.load(name, "said"), "read", ["text.field = 'said'"]),
+    (lambda name: read(tokenizer=name), "Large", ["encode(", "from 0 to 99"]),
+    (lambda name: read(tokenizer=name), "Fails", ["KeyError", "mine.py"]),
+    (lambda name: read(tokenizer=name), "without", ["list", "size, encode, decode", "tokenizers.Tokenizer"]),
+    (lambda name: read(tokenizer=name), "absent", ["no absent"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Large", ["encode(", "from 0 to 99"]),
-        ("Fails", ["KeyError", "mine.py"]),
-        ("without", ["list", "size, encode, decode", "tokenizers.Tokenizer"]),
-        ("absent", ["no absent"]),
-    ],
-)
-def test_a_tokenizer_that_fails_is_refused(folder, name, words):
+@pytest.mark.parametrize(("load", "name", "words"), FAULTS)
+def test_a_reader_or_a_tokenizer_that_fails_is_refused(folder, load, name, words):
     with raises(errors.UserError, f"mine:{name}", *words):
-        read(tokenizer=f"mine:{name}")
+        load(f"mine:{name}")
 
 
 def test_a_tokenizer_of_the_users_encodes_documents_and_their_separator(folder, monkeypatch):
@@ -140,7 +129,7 @@ def test_a_tokenizer_of_the_users_encodes_documents_and_their_separator(folder, 
 @pytest.mark.parametrize("shares", [(0.7, 0.3), (0.2, 0.8), (0.5, 0.5)])
 def test_a_mixture_repeats_texts_until_they_have_their_shares(separator, shares):
     texts = np.arange(5, dtype=np.uint8), np.arange(5, 8, dtype=np.uint8)
-    mixture = tokens.Mixture(texts, shares, separator)
+    mixture = corpora.Mixture(texts, shares, separator)
     end = [] if separator is None else [separator]
     expected = [np.resize([*id_T, *end], n) for id_T, n in zip(texts, mixture.lengths, strict=True)]
     np.testing.assert_array_equal(mixture[:], np.concatenate(expected))

@@ -14,7 +14,7 @@ from errors import raises
 
 import launch
 from experiments import command as commands
-from experiments.config import disk, errors
+from experiments.config import errors
 from experiments.folder import log
 
 SPY = """
@@ -158,17 +158,6 @@ def test_help_lists_the_settings_with_their_comments(capsys):
     output = capsys.readouterr().out
     assert [name for name in tiny.fields() if f"\n{name} = " not in output] == []
     assert "\nseed = 0  # seed of" in output and "\nSettings of vision:\nimage." in output
-
-
-def test_a_new_file_and_its_folder_are_made_when_it_is_written(tmp_path):
-    file = disk.check_new(tmp_path / "a" / "b" / "c.txt", "--workdir")
-    assert not (tmp_path / "a").exists()
-    disk.write_new(file, b"text")
-    assert file.read_bytes() == b"text"
-    with raises(errors.UserError, "exists already"):
-        disk.check_new(file, "--workdir")
-    with raises(errors.UserError, "cannot be written"):
-        disk.write_new(file / "d", b"")
 
 
 QUITTING_EXPERIMENT = """

@@ -38,7 +38,7 @@ def test_a_docstring_is_predicted_as_if_it_were_alone(tmp_path):
         (tmp_path / file.name).write_bytes(b"".join(text.read_docstrings(data_files.on_disk(file))))
     changes = {"text__source": str(tmp_path), "text__N": N, "model__attention": "explicit"}
     packed, parts = tiny.settings("language", **changes, text__documents=True), text.load(str(tmp_path))
-    corpus, counts = corpora.read_corpus(packed.text, ()), [len(part.reads) for part in parts[1:3]]
+    corpus, counts = corpora.read_corpus(packed.text, ()), [len(part.sources) for part in parts[1:3]]
     assert any("{:,} documents to train on, {:,} to evaluate".format(*counts) in line for line in corpus.lines)
     end = int(np.flatnonzero(corpus.train_T == 0)[0])
     start, length = end - 20, 20

@@ -16,7 +16,7 @@ from experiments.engine import batches
 from experiments.model import baselines, splits, task as tasks
 
 N, W = 11, 29
-TASKS = list(synthetic.RULES)
+TASKS = list(synthetic.TASKS)
 
 
 def ring(w_N):

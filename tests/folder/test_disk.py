@@ -15,6 +15,7 @@ from errors import raises
 
 from experiments.config import disk, errors
 from experiments.data import files as data_files, pretrained_tokenizer
+from experiments.folder import records
 
 
 def make_private_mount(commands: str, name: str) -> list[str]:
@@ -66,21 +67,12 @@ def test_an_exception_of_a_library_is_converted_only_if_it_is_listed(tmp_path):
         raise errors.UserError("train.csv, labels")
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "its result"), ("[]", "object"), ("{", "line 1")])
-def test_a_file_that_is_not_a_json_object_is_refused_by_its_path(tmp_path, content, reason):
-    file = tmp_path / "summary.json"
-    if content:
-        file.write_text(content)
-    with raises(errors.UserError, file, reason):
-        disk.read_json(file, says="its result")
-
-
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
 def test_a_pipe_and_an_endless_file_are_refused_by_all_readers(tmp_path, kind):
     for name in ("summary.json", "a.npz", "a.txt", "tokenizer.json"):
         os.mkfifo(tmp_path / name) if kind == "pipe" else (tmp_path / name).symlink_to(kind)
     for name, read in (
-        ("summary.json", lambda file: disk.read_json(file, says="its result")),
+        ("summary.json", lambda file: records.read_object(file, {})),
         ("a.npz", disk.read_npz),
         ("a.txt", lambda file: list(data_files.pieces(data_files.on_disk(file)))),
         ("tokenizer.json", pretrained_tokenizer.read),
@@ -91,7 +83,7 @@ def test_a_pipe_and_an_endless_file_are_refused_by_all_readers(tmp_path, kind):
         (tmp_path / "summary.json").unlink()
         with (tmp_path / "summary.json").open("wb") as file:
             file.truncate(disk.MOST_BYTES + 1)
-        disk.read_json(tmp_path / "summary.json", says="its result")
+        records.read_object(tmp_path / "summary.json", {})
 
 
 def test_arrays_of_an_npz_file_are_read_by_name(tmp_path, monkeypatch):

@@ -41,7 +41,8 @@ DAMAGED = [
     (SUMMARY, b'{"steps": 3, "eval/loss": 1e999}', "eval/loss = inf must be a number"),
     (SUMMARY, b'{"steps": 3, "guess": [1]}', "guess = [1] must be an object"),
     (SUMMARY, b'{"steps": 3, "initial": {"a": [1]}}', "a = [1] must be a list of 4"),
-    (METRICS, b'{"step": 1}\n{"st\n{"step": 2}\n', "line 2 "),
+    *((METRICS, b'{"step": 1}\n' + line + b'\n{"step": 2}\n', "line 2 ") for line in (b'{"st', b"\0", b"[]")),
+    (METRICS, b'{"step": "1"}\n', "line 1 is damaged: step = '1' must be a whole number"),
     (METRICS, b'{"step": 1}\n{"step": 2, "eval/loss": {}}\n', "line 2 is damaged: eval/loss = {} must be a number"),
     (DATA, b'{"values": [0]}', "values = [0] must be a list of 2"),
 ]
@@ -96,7 +97,10 @@ def test_a_new_file_is_checked_before_the_work(tmp_path):
     for name in ("link.csv", "folder.csv", "old.csv", "old.csv/new.csv", f"{'a' * 240}.csv", f"{'a' * 300}/b.csv"):
         with raises(errors.UserError, tmp_path / name, "--output"):
             commands.output_table(tmp_path / name)
-    file = commands.output_table(tmp_path / f"{'a' * (disk.LONGEST_NAME - 4)}.csv")
+    file = commands.output_table(tmp_path / "new" / f"{'a' * (disk.LONGEST_NAME - 4)}.csv")
+    assert not file.exists()
+    with raises(errors.UserError, "cannot be written"):
+        disk.write_new(tmp_path / "old.csv" / "d", b"")
     cells = ["=1+1", "+a", "-a", "@a", "-1.5", "+2", "a=", -1.5, "\t=a"]
     commands.save_table(file, ["=text"] * len(cells), [cells])
     assert file.read_text().splitlines()[1] == "'=1+1,'+a,'-a,'@a,-1.5,+2,a=,-1.5,'\t=a"

@@ -60,6 +60,16 @@ def test_a_second_run_is_refused_with_the_name_of_the_first_until_that_is_killed
     assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
 
 
+def test_a_run_in_use_is_refused_before_its_files_and_its_data_are_read(tmp_path):
+    file = tiny.config_file(tmp_path, "vision", image__source=str(tmp_path / "nothing.npz"), init_from="nothing")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("damaged")
+    with workdirs.lock(tmp_path / "run"):
+        assert "in use by another run" in tiny.run("--config", file, "--workdir", str(tmp_path / "run")).err
+    assert "config.json" in tiny.run("--config", file, "--workdir", str(tmp_path / "run")).err
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_lock_file_that_its_owner_has_deleted_does_not_count(tmp_path, monkeypatch, is_new):
     """After this run opens the file and before it locks it, the other run ends and deletes the file.
@@ -195,6 +205,7 @@ def test_other_classes_are_refused_and_other_data_make_a_warning_unless_nothing_
 # Changes since the last start
 
 VERSIONS = meshes.versions()
+OLD = VERSIONS | {"jax": "0.0.1", "jaxlib": "0.0.2"}
 
 
 def make_record(steps=1000, schedule="cosine", warmup=2, versions=VERSIONS, devices="2 x cpu"):
@@ -211,11 +222,7 @@ def make_record(steps=1000, schedule="cosine", warmup=2, versions=VERSIONS, devi
         ({"schedule": "constant", "steps": 60, "warmup": 100}, {"schedule": "constant", "warmup": 100}, ["60", "1000"]),
         ({}, {"steps": 2000}, ["train.steps", "1000", "2000"]),
         ({"versions": VERSIONS | {"flax": "0.0.1"}}, {}, None),
-        (
-            {"versions": VERSIONS | {"jax": "0.0.1", "jaxlib": "0.0.2"}},
-            {},
-            ["jax 0.0.1", VERSIONS["jax"], "jaxlib 0.0.2"],
-        ),
+        ({"versions": OLD}, {}, ["jax 0.0.1", VERSIONS["jax"], "jaxlib 0.0.2"]),
         ({"devices": "8 x TPU v5 lite"}, {}, ["8 x TPU v5 lite", "2 x cpu"]),
     ],
 )
