@@ -79,14 +79,15 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: 
     look, measures = aux["look"], aux["measures"]
     with jax.named_scope("score"):
         pair = spec.score.apply(params["score"], x_BND, x_BND)
-        q_BHNK, plain_BHNK = q_BHNK, k_BHNK = variant.take_measures(spec.score, pair, measures)
+        q_BHNK, plain_BHNK = variant.take_measures(spec.score, pair, measures)
+        k_BHNK = plain_BHNK
         if spec.relative_position.rotate is not None:
             n = jnp.arange(x_BND.shape[1]) if call.n is None else call.n
             q_BHNK, k_BHNK = spec.relative_position.rotate(params["relative_position"], q_BHNK, plain_BHNK, n)
         q_BHNK, k_BHSK = call.visit(look, "q", q_BHNK), call.visit(look, "k", k_BHNK)
     with jax.named_scope("value"):
         v_BHNV = spec.value.apply(params["value"], plain_BHNK if spec.value.from_keys else x_BND)
-        v_BHSV = v_BHNV = call.visit(look, "v", variant.take_measures(spec.value, v_BHNV, measures))
+        v_BHNV = v_BHSV = call.visit(look, "v", variant.take_measures(spec.value, v_BHNV, measures))
     with jax.named_scope("average"):
         scale, bias = spec.scale(q_BHNK.shape[-1], x_BND.shape[-1]), logit_bias(params, x_BND, spec, call)
         options = {"mask": call.mask, "scale": scale, "cap": spec.cap, "bias": bias, "n": call.n}
