@@ -20,7 +20,7 @@ from experiments.data import depthwise, images
 from experiments.engine import run as runs, train_step
 from experiments.model import baselines, losses, splits
 from tfm import initial, layout as layouts
-from tfm.attention import explicit, heads as attention_heads, relative_position, score, spec as attentions, value
+from tfm.attention import explicit, heads as attentions, relative_position, score, value
 
 STAGES = {"score": score.constant, "relative_position": relative_position.relative, "value": value.full_rank}
 STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
@@ -99,7 +99,8 @@ def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return Y = sum_h V_h X A_h, and the weights A_BHNS, which are the same for every image."""
     H = params["value"]["V_HDD"].shape[0]
     spec = attentions.Spec(**STAGES, attend=explicit.attention, scale=score.SCALES["1"], H=H)
-    y_BND, aux = attention_heads.self_attention(params, x_BND, spec, attentions.Call(look=("A",)))
+    aux = {"measures": {}, "look": {}}
+    y_BND = attentions.self_attention(params, x_BND, spec, attentions.Call(look=("A",)), aux)
     return y_BND, aux["look"]["A"]
 
 

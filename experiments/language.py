@@ -148,9 +148,10 @@ def describe_head(settings: configs.Settings, W: int) -> list[str]:
 
 def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dict]:
     """Return the function batch -> arguments of the model. mask: for batches without padding."""
+    is_flax = bool(m.flax)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
-        if m.flax:
+        if is_flax:
             return {"inputs": batch["w_BN"], "valid": batch.get("valid_BS")}
         is_padded = "valid_BS" in batch
         batch_mask = build.add_window(m, masks.padding(batch["valid_BS"], at_end=True)) if is_padded else mask

@@ -4,23 +4,24 @@
 tree has bias leaves, cross-attention if it has `score_cross` and `value_cross` (E26).
 """
 
+import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, norm, shapes, variant
-from tfm.attention import heads as attention_heads, spec as attentions
-from tfm.attention.spec import Call
+from tfm import initial, layout as layouts, norm, variant
+from tfm.attention import heads as attentions
+from tfm.attention.heads import Call
 
 
 class Order(NamedTuple):
     """The order of a block's stages, as a function apply(params, x_BND, spec, call) -> (x_BND, aux).
 
-    residual: True if the output of each stage is added to its input. aux is a dict. "cache": keys and values, if
-    call.keep or call.cache, in a dict with the keys "self" and, in a decoder, "cross". "running": the batch statistics
-    of norms with running averages, in training. "measures": the sums of the measures of all stages. "look":
+    residual: True if the output of each stage is added to its input. aux is a dict of dicts, which the stages fill.
+    "cache": keys and values, "self" and, in a decoder, "cross", if call.keep or call.cache. "running": the batch
+    statistics of norms with running averages, in training. "measures": the sums of the measures of all stages. "look":
     {name: activation} for the names in call.look:
 
     * q, k, v: queries, keys and values of the heads (B, H, N, K); keys and values may have fewer heads
@@ -104,18 +105,18 @@ def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[ja
 
     A decoder has cross-attention in between: Z = Y + MHCA(LN(Y), memory) (E26).
     """
-    stages: dict = {}
-    normed_BND, stages["norm1"] = normalise(params["norm1"], x_BND, spec, call)
-    y_BND, stages["self"] = attention_heads.self_attention(params, normed_BND, spec.attention, call)
+    aux: dict = collections.defaultdict(dict)
+    normed_BND = normalise("norm1", params["norm1"], x_BND, spec, call, aux)
+    y_BND = attentions.self_attention(params, normed_BND, spec.attention, call, aux)
     x_BND = x_BND + dropout("attention", y_BND, spec, call)
     if "score_cross" in params:
-        normed_BND, stages["norm_cross"] = normalise(params["norm_cross"], x_BND, spec, call)
-        y_BND, stages["cross"] = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
+        normed_BND = normalise("norm_cross", params["norm_cross"], x_BND, spec, call, aux)
+        y_BND = attentions.cross_attention(params, normed_BND, spec.attention, call, aux)
         x_BND = x_BND + dropout("cross", y_BND, spec, call)
-    normed_BND, stages["norm2"] = normalise(params["norm2"], x_BND, spec, call)
-    y_BND, stages["mlp"] = feed_forward(params, normed_BND, spec, call)
+    normed_BND = normalise("norm2", params["norm2"], x_BND, spec, call, aux)
+    y_BND = feed_forward(params, normed_BND, spec, call, aux)
     x_BND = x_BND + dropout("mlp", y_BND, spec, call)
-    return collect_aux(call, x_BND, stages)
+    return finish(x_BND, call, aux)
 
 
 def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
@@ -123,18 +124,18 @@ def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[j
 
     A decoder has cross-attention in between: Z = LN(Y + MHCA(Y, memory)) (E26).
     """
-    stages: dict = {}
-    y_BND, stages["self"] = attention_heads.self_attention(params, x_BND, spec.attention, call)
+    aux: dict = collections.defaultdict(dict)
+    y_BND = attentions.self_attention(params, x_BND, spec.attention, call, aux)
     y_BND = x_BND + dropout("attention", y_BND, spec, call)
-    x_BND, stages["norm1"] = normalise(params["norm1"], y_BND, spec, call)
+    x_BND = normalise("norm1", params["norm1"], y_BND, spec, call, aux)
     if "score_cross" in params:
-        y_BND, stages["cross"] = attention_heads.cross_attention(params, x_BND, spec.attention, call)
+        y_BND = attentions.cross_attention(params, x_BND, spec.attention, call, aux)
         y_BND = x_BND + dropout("cross", y_BND, spec, call)
-        x_BND, stages["norm_cross"] = normalise(params["norm_cross"], y_BND, spec, call)
-    y_BND, stages["mlp"] = feed_forward(params, x_BND, spec, call)
+        x_BND = normalise("norm_cross", params["norm_cross"], y_BND, spec, call, aux)
+    y_BND = feed_forward(params, x_BND, spec, call, aux)
     y_BND = x_BND + dropout("mlp", y_BND, spec, call)
-    x_BND, stages["norm2"] = normalise(params["norm2"], y_BND, spec, call)
-    return collect_aux(call, x_BND, stages)
+    x_BND = normalise("norm2", params["norm2"], y_BND, spec, call, aux)
+    return finish(x_BND, call, aux)
 
 
 def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
@@ -142,18 +143,18 @@ def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
 
     A decoder has cross-attention in between: Z = MHCA(LN(Y), memory).
     """
-    stages: dict = {}
-    normed_BND, stages["norm1"] = normalise(params["norm1"], x_BND, spec, call)
-    y_BND, stages["self"] = attention_heads.self_attention(params, normed_BND, spec.attention, call)
+    aux: dict = collections.defaultdict(dict)
+    normed_BND = normalise("norm1", params["norm1"], x_BND, spec, call, aux)
+    y_BND = attentions.self_attention(params, normed_BND, spec.attention, call, aux)
     x_BND = dropout("attention", y_BND, spec, call)
     if "score_cross" in params:
-        normed_BND, stages["norm_cross"] = normalise(params["norm_cross"], x_BND, spec, call)
-        y_BND, stages["cross"] = attention_heads.cross_attention(params, normed_BND, spec.attention, call)
+        normed_BND = normalise("norm_cross", params["norm_cross"], x_BND, spec, call, aux)
+        y_BND = attentions.cross_attention(params, normed_BND, spec.attention, call, aux)
         x_BND = dropout("cross", y_BND, spec, call)
-    normed_BND, stages["norm2"] = normalise(params["norm2"], x_BND, spec, call)
-    y_BND, stages["mlp"] = feed_forward(params, normed_BND, spec, call)
+    normed_BND = normalise("norm2", params["norm2"], x_BND, spec, call, aux)
+    y_BND = feed_forward(params, normed_BND, spec, call, aux)
     x_BND = dropout("mlp", y_BND, spec, call)
-    return collect_aux(call, x_BND, stages)
+    return finish(x_BND, call, aux)
 
 
 ORDERS = {
@@ -163,49 +164,40 @@ ORDERS = {
 }
 
 
-def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return MLP(X) (E12), and {"measures", "look"}."""
+def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: dict) -> jax.Array:
+    """Return MLP(X) (E12). aux: receives measures and the activation "mlp"."""
     with jax.named_scope("mlp"):
-        y_BND, measures = variant.split_measures(spec.mlp, spec.mlp.apply(params["mlp"], x_BND, layout=call.layout))
-        look: dict = {}
-        y_BND = call.visit(look, "mlp", shapes.check_shape(spec.mlp.apply, y_BND, x_BND))
-    return y_BND, {"measures": measures, "look": look}
+        result = spec.mlp.apply(params["mlp"], x_BND, layout=call.layout)
+        y_BND = variant.take_measures(spec.mlp, result, aux["measures"])
+        return call.visit(aux["look"], "mlp", variant.check_shape(spec.mlp.apply, y_BND, x_BND))
 
 
-def normalise(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return LN(X) (E14-E17), and a dict: "running" and "measures" (variant.py).
+def normalise(name: str, params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: dict) -> jax.Array:
+    """Return LN(X) (E14-E17). aux: receives measures (variant.py), and the batch statistics under this name.
 
-    running: the statistics of the batch if the norm has running averages and this is training, else {}. Training
-    normalises with these statistics; evaluation with the running averages in `params`.
+    Training normalises with the statistics of the batch if the norm has running averages; evaluation with the running
+    averages in `params`.
     """
-    observes = call.key_B is not None and spec.norm.observe is not None
-    statistics = spec.norm.observe(x_BND, layout=call.layout) if observes else {}
-    result = spec.norm.apply(params | statistics, x_BND, eps=spec.eps, layout=call.layout)
-    normed_BND, measures = variant.split_measures(spec.norm, result)
-    shapes.check_shape(spec.norm.apply, normed_BND, x_BND)
-    return normed_BND, {"running": statistics, "measures": measures}
+    if call.key_B is not None and spec.norm.observe is not None:
+        aux["running"][name] = spec.norm.observe(x_BND, layout=call.layout)
+        params = params | aux["running"][name]
+    result = spec.norm.apply(params, x_BND, eps=spec.eps, layout=call.layout)
+    normed_BND = variant.take_measures(spec.norm, result, aux["measures"])
+    return variant.check_shape(spec.norm.apply, normed_BND, x_BND)
 
 
-def collect_aux(call: Call, x_BND: jax.Array, stages: dict[str, dict]) -> tuple[jax.Array, dict]:
-    """Return the tokens after the block, and its aux (see `Order`) from aux of its stages.
+def finish(x_BND: jax.Array, call: Call, aux: dict) -> tuple[jax.Array, dict]:
+    """Return the tokens after the block, and its aux, whose "look" then has the names of call.look only (see `Order`).
 
-    stages: attention ("self", "cross"), norms and MLP. Raises ValueError if call.look or call.edit has an unknown name.
+    Raises ValueError if call.look or call.edit has an unknown name.
     """
-    activations: dict = {}
-    for stage in stages.values():
-        activations |= stage.get("look", {})
+    activations = aux["look"]
     x_BND = call.visit(activations, "hidden", x_BND)
     for option, names in {"look": call.look, "edit": call.edit}.items():
-        if unknown := [name for name in names if name not in activations]:
-            raise ValueError(f"{option} = {unknown[0]!r} is not an activation. Choose from {', '.join(activations)}")
-    aux: dict = {"running": {name: stage["running"] for name, stage in stages.items() if stage.get("running")}}
-    if measures := variant.add_measures(*(stage["measures"] for stage in stages.values())):
-        aux["measures"] = measures
-    if call.look:
-        aux["look"] = {name: activations[name] for name in call.look}
-    if call.keep or call.cache is not None:
-        aux["cache"] = {name: stage["cache"] for name, stage in stages.items() if "cache" in stage}
-    return x_BND, aux
+        for name in names:
+            if name not in activations:
+                raise ValueError(f"{option} = {name!r} is not an activation. Choose from {', '.join(activations)}")
+    return x_BND, {**aux, "look": {name: activations[name] for name in call.look}}
 
 
 def dropout(name: str, x_BND: jax.Array, spec: Spec, call: Call) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 
 from tfm import block as blocks, initial, transformer, variant
 from tfm.attention import mask as masks
-from tfm.attention.spec import Call, Memory
+from tfm.attention.heads import Call, Memory
 from tfm.decode import kv_cache
 
 

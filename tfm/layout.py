@@ -12,6 +12,7 @@ All functions run inside `jax.shard_map`. On one device they do nothing.
 """
 
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -51,30 +52,23 @@ class Layout(NamedTuple):
 
 ONE = Layout()  # one device
 PCAST = functools.partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary  # since JAX 0.8
+# The mesh axes over which a type varies, inside `jax.shard_map`. JAX 0.11 renamed the attribute.
+AXES = operator.attrgetter("vma" if hasattr(jax.typeof(0), "vma") else "manual_axis_type.varying")
 
 
-def varying(tree: Any) -> frozenset[str]:
-    """Return the mesh axes over which the type of a leaf of the tree varies, inside `jax.shard_map`."""
-    types = [jax.typeof(leaf) for leaf in jax.tree.leaves(tree)]  # with manual_axis_type since JAX 0.11
-    return frozenset().union(*(one.vma if hasattr(one, "vma") else one.manual_axis_type.varying for one in types))
+def vary_alike(tree: Any, *others: Any, axes: tuple[str, ...] = ()) -> Any:
+    """Return the tree with types that vary over every mesh axis over which a leaf of it or of the other trees varies.
 
-
-def vary(tree: Any, axes: frozenset[str]) -> Any:
-    """Return the tree with types that vary over these mesh axes too. The values are unchanged."""
+    axes: further mesh axes over which the types then vary. The values are unchanged. Loops and branches inside
+    `jax.shard_map` need equal types. JAX sums the gradient of the tree over these axes, once.
+    """
+    all_axes = {*axes}.union(*map(AXES, map(jax.typeof, jax.tree.leaves((tree, others)))))
 
     def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - varying(x)))
+        missing = tuple(sorted(all_axes - AXES(jax.typeof(x))))
         return PCAST(x, missing) if missing else x
 
     return jax.tree.map(cast, tree)
-
-
-def vary_alike(tree: Any, *others: Any) -> Any:
-    """Return the tree with types that vary over every mesh axis over which a leaf of it or of the other trees varies.
-
-    Loops and branches inside `jax.shard_map` need equal types. JAX sums the gradient of the tree over these axes, once.
-    """
-    return vary(tree, varying((tree, others)))
 
 
 def gather_features(params: Any, layout: Layout) -> Any:
@@ -89,7 +83,7 @@ def gather_features(params: Any, layout: Layout) -> Any:
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
             return leaf
-        leaf = vary(leaf, frozenset(layout.tokens))
+        leaf = vary_alike(leaf, axes=layout.tokens)
         return jax.lax.all_gather(leaf, layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True)
 
     with jax.named_scope("gather"):

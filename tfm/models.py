@@ -24,8 +24,8 @@ from tfm import (
     transformer,
     variant,
 )
-from tfm.attention import flash, mask as masks, relative_position, score, spec as attentions, value
-from tfm.attention.spec import Call
+from tfm.attention import flash, heads as attentions, mask as masks, relative_position, score, value
+from tfm.attention.heads import Call
 from tfm.decode import kv_cache
 
 Init = Callable[[jax.Array], dict]

@@ -1,133 +1,16 @@
-"""Special cases for CPUs, GPUs and TPUs: one result, computed in the form that is fastest on each platform.
+"""Special cases for TPUs and CPUs that are not products with a matrix of parameters (linear.py).
 
-`jax.lax.platform_dependent` chooses the form when a program is compiled. Times on a CPU are of two cores (Zen 4) with
-JAX 0.10.2; times on a TPU (v5e) are estimates by the compiler of libtpu 0.0.50.
+`jax.lax.platform_dependent` chooses the form when a program is compiled. Times on a TPU (v5e) are estimates by the
+compiler of libtpu 0.0.50.
 """
-
-import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import layout as memory_layout
 
-from tfm import layout as layouts
-
-FEW_ROWS = 32  # up to this many rows (new tokens of a few texts), copying a matrix takes longer than the product
-TPU_ROWS = 8  # a TPU's matrix unit takes equally long for 1 to this many rows
 TPU_LANES = 128  # elements in a row of a TPU's vector registers
 MAX_SPREAD = 128  # up to this many features, a TPU computes means with `spread_mean`
-
-
-def matmul_rows(x_TD: jax.Array, W_OD: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Return x W^T. dtype: of the sums and the result; None: the dtype of x.
-
-    XLA:CPU copies W^T for a product x W^T, so 2 to FEW_ROWS rows are computed as (W x^T)^T. For one row, x W^T between
-    barriers copies nothing and reads W twice as fast. Without barriers XLA:CPU would fuse the product with its
-    neighbours, such as the bias, and copy W^T after all.
-    """
-
-    def plain(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
-        return jnp.matmul(x_TD, W_OD.T, preferred_element_type=dtype)
-
-    def few_rows(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
-        if len(x_TD) > 1:
-            return jnp.matmul(W_OD, x_TD.T, preferred_element_type=dtype).T
-        barrier = jax.lax.optimization_barrier
-        return barrier(plain(barrier(x_TD), W_OD))
-
-    if len(x_TD) > FEW_ROWS:
-        return plain(x_TD, W_OD)
-    tpu = pad_rows(plain) if len(x_TD) == 1 else plain
-    return jax.lax.platform_dependent(x_TD, W_OD, cpu=few_rows, tpu=tpu, default=plain)
-
-
-def pad_rows(function: Callable, before: int = 0, after: int = 0) -> Callable:
-    """Return `function` for an x of one row: repeat the row TPU_ROWS times, and return the first row of the result.
-
-    before, after: the axis of the rows in x and in the result. A TPU computes a single row in its vector unit, which
-    takes 2 to 20 times as long as its matrix unit. A token of GPT-2's shape would take 1.56 ms instead of 0.81.
-    """
-
-    def pad_and_apply(x: jax.Array, *arrays: jax.Array) -> jax.Array:
-        return jax.lax.slice_in_dim(function(jnp.repeat(x, TPU_ROWS, before), *arrays), 0, 1, axis=after)
-
-    return pad_and_apply
-
-
-def matmul_heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = None) -> jax.Array:
-    """Return q_BHNK = U_h x_n (+ b_h) for every head and token.
-
-    A CPU computes a product over rows, other platforms a contraction. A TPU's compiler lays out the contraction as the
-    next operation needs it; with rows, the estimated step of configs/causal_lm.py takes 14 % longer. Heads come before
-    tokens because later products of (B, H, N, K) arrays take a CPU half as long as with (B, N, H, K) arrays.
-    """
-    (B, N, D), (H, K) = x_BND.shape, U_HKD.shape[:2]
-
-    def rows(x_BND: jax.Array, U_HKD: jax.Array) -> jax.Array:
-        return jnp.matmul(x_BND.reshape(-1, D), U_HKD.reshape(-1, D).T).reshape(B, N, H, K)
-
-    def contraction(x_BND: jax.Array, U_HKD: jax.Array) -> jax.Array:
-        return jnp.einsum("bnd,hkd->bnhk", x_BND, U_HKD)
-
-    if B * N > FEW_ROWS:
-        q_BNHK = choose_product(rows, contraction, *layouts.vary_alike((x_BND, U_HKD)))
-        q_BNHK = checkpoint_name(q_BNHK, "product")
-    else:
-        q_BNHK = matmul_rows(x_BND.reshape(-1, D), U_HKD.reshape(-1, D)).reshape(B, N, H, K)
-    # The bias is added before the axes are swapped: afterwards it would take 4 % of GPT-2's step on a TPU.
-    q_BNHK = q_BNHK if b_HK is None else q_BNHK + b_HK
-    return q_BNHK.swapaxes(1, 2)
-
-
-def sum_heads(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
-    """Return y_BND = sum_h U_h y_{h,n}.
-
-    A CPU computes one product of the concatenated heads (E10). For up to FEW_ROWS tokens it computes one product per
-    head, which needs no transposed copy of U.
-    """
-    B, H, N, V = y_BHNV.shape
-
-    def side_by_side(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
-        y_TC, U_DC = y_BHNV.swapaxes(1, 2).reshape(B * N, H * V), U_HDV.swapaxes(0, 1).reshape(-1, H * V)
-        return jnp.matmul(y_TC, U_DC.T).reshape(B, N, -1)
-
-    def head_by_head(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
-        return jnp.matmul(U_HDV, y_BHNV.transpose(1, 3, 0, 2).reshape(H, V, B * N)).sum(0).T.reshape(B, N, -1)
-
-    def contraction(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
-        return jnp.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV)
-
-    cpu = head_by_head if B * N <= FEW_ROWS else side_by_side
-    default = pad_rows(contraction, 2, 1) if B * N == 1 else contraction
-    return checkpoint_name(choose_product(cpu, default, *layouts.vary_alike((y_BHNV, U_HDV))), "product")
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def choose_product(cpu: Callable, default: Callable, x: jax.Array, W: jax.Array) -> jax.Array:
-    """Return cpu(x, W) on a CPU, default(x, W) elsewhere: two forms of one product, linear in x and in W.
-
-    The gradient uses the same form, and saves x and W. Without custom_vjp JAX would save what either form needs.
-    """
-    return jax.lax.platform_dependent(x, W, cpu=cpu, default=default)
-
-
-def _forward(cpu: Callable, default: Callable, x: jax.Array, W: jax.Array) -> tuple[jax.Array, tuple]:
-    return choose_product(cpu, default, x, W), (x, W)
-
-
-def _backward(cpu: Callable, default: Callable, operands: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    def transpose(product: Callable, x: jax.Array, W: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        (dx,) = jax.linear_transpose(lambda x: product(x, W), x)(dy)
-        (dW,) = jax.linear_transpose(lambda W: product(x, W), W)(dy)
-        return dx, dW
-
-    forms = {"cpu": functools.partial(transpose, cpu), "default": functools.partial(transpose, default)}
-    return jax.lax.platform_dependent(*operands, dy, **forms)
-
-
-choose_product.defvjp(_forward, _backward)
+MAX_UNROLLED = 32  # up to this many sequences, a TPU writes into a cache without a loop
 
 
 def spread_mean(x: jax.Array) -> jax.Array:
@@ -177,5 +60,5 @@ def write_cache(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax
 
     if N > 1:
         return scatter(cache_BHSK)
-    tpu = unrolled if B <= FEW_ROWS else scatter  # the unrolled program grows with the number of sequences
+    tpu = unrolled if B <= MAX_UNROLLED else scatter  # the unrolled program grows with the number of sequences
     return jax.lax.platform_dependent(cache_BHSK, cpu=sequence_by_sequence, tpu=tpu, default=scatter)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 _SUFFIX = re.compile(r"_([A-ZΓ-ΩБ-Я][A-ZΓ-ΩБ-Я1-9]*)$")  # Greek, Cyrillic: axes of a module that is not ours
@@ -47,14 +46,6 @@ def letters(path: Any) -> str:
 def shape(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape that a name states: shape('Uq_HKD', {'H': 2, 'K': 3, 'D': 5}) == (2, 3, 5)."""
     return tuple(sizes[letter] for letter in letters(name))
-
-
-def find(params: Mapping[str, Any], stem: str) -> Any:
-    """Return the leaf whose name without letters is `stem`: find(params, 'Uk') is Uk_HKD or Uk_GKD; else None."""
-    for name, leaf in params.items():
-        if _SUFFIX.sub("", name) == stem:
-            return leaf
-    return None
 
 
 def check(params: Any) -> dict[str, int]:
@@ -121,17 +112,6 @@ def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def total(params: Any) -> int:
     """Return the total number of elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def check_shape(function: Callable, result: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the result of a stage's function. Raises ValueError unless it has the shape of the array `like`.
-
-    Without this check, an addition would broadcast a wrong shape, such as (B, N, 1), to the right one.
-    """
-    if jnp.shape(result) != like.shape:
-        difference = f"the shape {jnp.shape(result)}, not {like.shape}"
-        raise ValueError(f"{describe_function(function)} returns an array of {difference}")
-    return result
 
 
 def describe_function(function: Callable) -> str:

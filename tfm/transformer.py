@@ -4,6 +4,7 @@ params = {embed, position, blocks, head}, optionally class (a token) and norm (a
 optionally norm. A model has an optional stage if the tree has its parameters. `Spec` holds the function for each stage.
 """
 
+import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from tfm import (
     shapes,
     variant,
 )
-from tfm.attention.spec import Call
+from tfm.attention.heads import Call
 
 
 def _save(*names: str) -> Callable[..., bool]:
@@ -130,45 +131,40 @@ def hidden(
     statistics of norms, at the paths of their running averages (E17). If stages have measures (variant.py), it has
     "measures": their sums over stages and layers. Softmax, statistics and logits are float32.
     """
-    params = cast(params, spec.dtype)
-    x_BND, call, running, measures = embed(params, inputs, spec, call)
+    params, aux = cast(params, spec.dtype), collections.defaultdict(dict)
+    x_BND, call = embed(params, inputs, spec, call, aux)
     if caches is None:
         x_BND, block_aux = stack(params["blocks"], x_BND, spec, call)
     else:
         x_BND, block_aux = decode_stack(params["blocks"], x_BND, spec, call, caches)
     if block_aux.get("running"):
-        running["blocks"] = block_aux["running"]
-    in_blocks = jax.tree.map(lambda x_M: jnp.sum(x_M, 0), block_aux.get("measures", {}))
-    measures = variant.add_measures(measures, in_blocks)
+        aux["running"]["blocks"] = block_aux["running"]
+    if in_blocks := block_aux.get("measures"):
+        aux["measures"] |= variant.add_measures(aux["measures"], jax.tree.map(lambda x_M: jnp.sum(x_M, 0), in_blocks))
+    aux |= {"cache": block_aux.get("cache"), "look": block_aux.get("look")}
     if "norm" in params:
         final = layouts.gather_features(params["norm"], call.layout)
-        x_BND, stage = blocks.normalise(final, x_BND, spec.block, call)
-        running |= {"norm": stage["running"]} if stage["running"] else {}
-        measures = variant.add_measures(measures, stage["measures"])
-    aux = {name: values for name, values in (("running", running), ("measures", measures)) if values}
-    return x_BND, aux | {name: block_aux[name] for name in ("cache", "look") if name in block_aux}
+        x_BND = blocks.normalise("norm", final, x_BND, spec.block, call, aux)
+    return x_BND, {name: values for name, values in aux.items() if values}
 
 
-def embed(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array, Call, dict, variant.Measures]:
-    """Return X^(0), tokens with positions (E1, E2, E21, E25); the call with these positions; statistics; measures.
+def embed(params: dict, inputs: Any, spec: Spec, call: Call, aux: dict) -> tuple[jax.Array, Call]:
+    """Return X^(0), tokens with positions (E1, E2, E21, E25), and the call with these positions.
 
-    The batch statistics and the measures are those of the norm of the embedding; {} if it has none.
+    aux: receives the batch statistics and the measures of the norm of the embedding, if it has one.
     """
-    params = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
-    params, running, measures = layouts.gather_features(params, call.layout), {}, {}
     with jax.named_scope("embed"):
-        x_BND = spec.embed.apply(params["embed"], inputs, layout=call.layout)
+        embedding = layouts.gather_features(params["embed"], call.layout)
+        x_BND = spec.embed.apply(embedding, inputs, layout=call.layout)
         if "class" in params:
-            x_BND = embeds.class_token(params["class"], x_BND)
+            x_BND = embeds.class_token(layouts.gather_features(params["class"], call.layout), x_BND)
         if call.n is None:
             call = call._replace(n=layouts.positions(call.layout, x_BND.shape[1]))
-        x_BND = spec.position.apply(params["position"], x_BND, call.n if call.code_n is None else call.code_n)
-        if "norm" in params["embed"]:
-            x_BND, stage = blocks.normalise(params["embed"]["norm"], x_BND, spec.block, call)
-            running |= {"embed": {"norm": stage["running"]}} if stage["running"] else {}
-            measures = stage["measures"]
-        x_BND = blocks.dropout("embed", x_BND, spec.block, call)
-    return x_BND, call, running, measures
+        code, code_n = layouts.gather_features(params["position"], call.layout), call.code_n
+        x_BND = spec.position.apply(code, x_BND, call.n if code_n is None else code_n)
+        if "norm" in embedding:
+            x_BND = blocks.normalise("embed/norm", embedding["norm"], x_BND, spec.block, call, aux)
+        return blocks.dropout("embed", x_BND, spec.block, call), call
 
 
 def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tfm import shapes
+
 Measures = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 Weights = Mapping[str, float] | tuple[()]  # an empty tuple can be hashed, and so can a variant
 
@@ -26,16 +28,19 @@ class Variant(NamedTuple):
     output: tuple[str, ...] = ()
 
 
-def split_measures(stage: Any, result: Any) -> tuple[Any, Measures]:
-    """Return the arrays of a result of `stage.apply`, and its measures, {} if the stage declares none.
+def take_measures(stage: Any, result: Any, measures: Measures) -> Any:
+    """Return the arrays of a result of `stage.apply`. Add its measures to `measures`, if the stage declares some.
 
     Raises TypeError if the stage declares measures and returns none or no pairs, or returns some and declares none.
     """
     returned = isinstance(result, tuple) and isinstance(result[-1], dict)
-    pairs = result[-1].values() if returned else ()
-    if returned != bool(stage.measures) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+    arrays, new = result if returned else (result, {})
+    valid = not new or all(isinstance(pair, tuple) and len(pair) == 2 for pair in new.values())
+    if returned != bool(stage.measures) or not valid:
         raise TypeError("return (array, {name: (sum, count)}) if, and only if, the variant declares {name: weight}")
-    return result if returned else (result, {})
+    if new:
+        measures |= add_measures(measures, new)
+    return arrays
 
 
 def add_measures(*measures: Measures) -> Measures:
@@ -45,3 +50,14 @@ def add_measures(*measures: Measures) -> Measures:
         for name, pair in stage.items():
             total[name] = jax.tree.map(jax.numpy.add, total[name], pair) if name in total else pair
     return total
+
+
+def check_shape(function: Callable, result: jax.Array, like: jax.Array) -> jax.Array:
+    """Return the result of a stage's function. Raises ValueError unless it has the shape of the array `like`.
+
+    Without this check, an addition would broadcast a wrong shape, such as (B, N, 1), to the right one.
+    """
+    if jax.numpy.shape(result) != like.shape:
+        difference = f"the shape {jax.numpy.shape(result)}, not {like.shape}"
+        raise ValueError(f"{shapes.describe_function(function)} returns an array of {difference}")
+    return result

@@ -147,9 +147,10 @@ def check_batch(mesh: Mesh, name: str, *, batch: int, microbatches: int = 1) -> 
 
 def total(tree: Any, mesh: Mesh) -> Any:
     """Return the sums over all devices that hold different examples or tokens. Call this inside `sharded`."""
-    # Leaf by leaf: JAX 0.7.2 cannot differentiate the psum of a tree.
-    tree = jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree)
-    return jax.tree.map(lambda x: jax.lax.psum(x, SEQUENCE), tree) if mesh.shape[SEQUENCE] > 1 else tree
+    for axes in (BATCH, SEQUENCE) if mesh.shape[SEQUENCE] > 1 else (BATCH,):
+        # Leaf by leaf: JAX 0.7.2 cannot differentiate the psum of a tree.
+        tree = jax.tree.map(functools.partial(jax.lax.psum, axis_name=axes), tree)
+    return tree
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:

@@ -82,7 +82,7 @@ def measure_alone(task: train_step.Task, params: Any, batch: dict, key: jax.Arra
 
     def measure(alone_B1: jax.Array) -> jax.Array:
         one = batch | {"weight_BN": batch["weight_BN"] * alone_B1}
-        return jnp.stack([train_step.measure(task, params, one, key_B=key_B)[0]["loss"][0] for key_B in keys])
+        return jnp.stack([task.loss(params, one, key_B=key_B)[0][train_step.LOSS][0] for key_B in keys])
 
     return jax.vmap(measure, out_axes=1)(jnp.eye(SEQUENCES)[..., None])
 

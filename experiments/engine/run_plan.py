@@ -135,7 +135,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
 def list_metrics(task: train_step.Task) -> list[str]:
     """Return the names of the metrics of an evaluation."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    metrics, _ = jax.eval_shape(functools.partial(train_step.measure, task), params, task.evaluation[0])
+    metrics = train_step.join_metrics(*jax.eval_shape(task.loss, params, task.evaluation[0]))
     return sorted(f"{EVAL}{name}" for name in metrics)
 
 

@@ -115,17 +115,19 @@ def gradient(
     if their numbers of masked tokens differ. Each device has the gradient of its own parameters. Differentiating a psum
     inside shard_map already sums the gradient of a replicated parameter. The gradient of frozen parameters is 0.
     """
-    frozen = freeze.find_frozen(params, task.frozen)
+    frozen = freeze.find_frozen(params, task.frozen) if task.frozen else set()
 
     def loss(params: Any, batch: dict, key_B: jax.Array) -> tuple[jax.Array, tuple[Ratios, Ratios]]:
         params = freeze.stop_gradients(params, frozen) if frozen else params
-        metrics, aux = measure(task, params, batch, key_B=key_B, layout=task.layout)
-        statistics = shapes.flat(aux.get(RUNNING, {}))
-        running = {path: (x, jnp.float32(1)) for path, x in statistics.items() if path not in frozen}
-        metrics, running = meshes.total((metrics, running), mesh)
+        metrics, aux = task.loss(params, batch, key_B=key_B, layout=task.layout)
+        running: Ratios = {}
+        if RUNNING in aux:
+            statistics = shapes.flat(aux[RUNNING]).items()
+            running = {path: (x, jnp.float32(1)) for path, x in statistics if path not in frozen}
+        metrics, running = meshes.total((join_metrics(metrics, aux), running), mesh)
         losses, count = metrics[LOSS]
         for name, weight in task.weights.items():
-            losses += count * weight * _divide(metrics)[name]
+            losses += count * weight * _divide(*metrics[name])
         return losses, (metrics, running)
 
     gradient_of, key_B = jax.grad(loss, has_aux=True), meshes.keys(key, len(jax.tree.leaves(batch)[0]))
@@ -135,19 +137,22 @@ def gradient(
         microbatches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
         varying = 0 * jax.random.key_data(key)[0]  # 0, which varies over the mesh as the key does
         grads, (metrics, running) = _accumulate(gradient_of, params, microbatches, varying)
-    grads = jax.tree.map(lambda g: g / _positive(metrics[LOSS][1]), grads)
-    return grads, _divide(metrics), _divide(running)
+    grads = jax.tree.map(functools.partial(_divide, count=metrics[LOSS][1]), grads)
+    statistics = {path: _divide(*ratio) for path, ratio in running.items()}
+    return grads, {name: _divide(*ratio) for name, ratio in metrics.items()}, statistics
 
 
-def measure(task: Task, params: Any, batch: dict, **options: Any) -> tuple[Ratios, dict]:
-    """Return all metrics of a batch, those in aux included, and aux. options: key_B and layout (`Task`)."""
-    metrics, aux = task.loss(params, batch, **options)
+def join_metrics(metrics: Ratios, aux: dict) -> Ratios:
+    """Return the metrics and the measures of the model, from the results of a task's loss.
+
+    Raises UserError if two have the same name.
+    """
     measures = aux.get(MEASURES, {})
     if names := metrics.keys() & measures.keys():
         raise errors.UserError(
             f'the model returns a measure "{min(names)}", but this is a metric. Give it another name'
         )
-    return metrics | measures, aux
+    return metrics | measures
 
 
 def has_batch_norm(task: Task) -> bool:
@@ -172,14 +177,9 @@ def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying
     return jax.lax.scan(add, (jax.tree.map(jnp.zeros_like, params), zeros), microbatches)[0]
 
 
-def _divide(ratios: Ratios) -> dict[str, jax.Array]:
-    """Return sum / count for each name; the sum, which should be 0, if the count is 0."""
-    return {name: total / _positive(count) for name, (total, count) in ratios.items()}
-
-
-def _positive(count: jax.Array) -> jax.Array:
-    """Return the count, 1 in place of 0. A sum of small weights may be less than 1."""
-    return jnp.where(count == 0, 1, count)
+def _divide(total: jax.Array, count: jax.Array) -> jax.Array:
+    """Return total / count; the total, which should be 0, if the count is 0. A sum of small weights may be below 1."""
+    return total / jnp.where(count == 0, 1, count)
 
 
 def gradient_specs(params: Any, batch: dict, task: Task, mesh: Mesh) -> dict[str, tuple]:
@@ -274,7 +274,7 @@ def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded)
     """Return the function (params, held-out batch) -> (sum, count) of every metric."""
 
     def held_out(params: Any, batch: dict) -> Ratios:
-        return meshes.total(measure(task, params, batch, layout=task.layout)[0], mesh)
+        return meshes.total(join_metrics(*task.loss(params, batch, layout=task.layout)), mesh)
 
     params = jax.eval_shape(task.init, jax.random.key(0))
     specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, task.evaluation[0])

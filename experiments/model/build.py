@@ -22,7 +22,7 @@ from tfm import (
     transformer,
     variant,
 )
-from tfm.attention import implementations, mask as masks, score, spec as attentions
+from tfm.attention import heads as attentions, implementations, mask as masks, score
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the parameters
 # Models with more layers use a loop over layers: the limit on a TPU or GPU, and the limit on a CPU (`fit_spec`).
@@ -173,7 +173,9 @@ def model(
     variants.rehearse(m, spec, sizes, cross=cross)
     chosen = choose_attention(m, spec, sizes, layout=layout, mask=mask, cross=cross)
 
-    at = functools.partial(fit_spec, m, spec, {(layout.platform, layout.sequence): chosen.attend})
+    fallback = implementations.EXPLICIT if m.attention == "explicit" else implementations.FLASH
+    attend = {None: fallback.attend, (layout.platform, layout.sequence): chosen.attend}
+    at = functools.partial(fit_spec, spec, m.M, attend)
     init = functools.partial(initialise, m, spec, sizes=sizes, cross=cross, **init_options)
     bind = models.bind_encoder_decoder if cross else models.bind
     weights = {name: weight for name, weight in blocks.weigh_measures(spec.block).items() if weight}
@@ -212,21 +214,17 @@ def initialise(
 
 
 def fit_spec(
-    m: configs.Settings,
-    spec: transformer.Spec,
-    attend: Mapping[tuple[str, str | None], Callable],
-    layout: layouts.Layout,
+    spec: transformer.Spec, M: int, attend: Mapping[tuple[str, str | None] | None, Callable], layout: layouts.Layout
 ) -> transformer.Spec:
-    """Return the spec for these devices: with their attention, and with layers unrolled or in a loop.
+    """Return the spec for these devices: with their attention, and with M layers unrolled or in a loop.
 
     attend: by platform and ring of devices, those of the training; others, such as any platform for figures and
-    generation, have the fallback. FSDP and deep models use a loop: XLA:CPU would gather the weights of all unrolled
+    generation, have attend[None]. FSDP and deep models use a loop: XLA:CPU would gather the weights of all unrolled
     layers at once, and many layers would compile slowly.
     """
-    fallback = implementations.EXPLICIT if m.attention == "explicit" else implementations.FLASH
-    attention = spec.block.attention._replace(attend=attend.get((layout.platform, layout.sequence), fallback.attend))
-    deep = m.M > (UNROLLED_CPU if layout.platform in ("", "cpu") else UNROLLED)
-    unroll = 1 if layout.fsdp or deep or m.remat != "none" else True
+    attention = spec.block.attention._replace(attend=attend.get((layout.platform, layout.sequence), attend[None]))
+    deep = M > (UNROLLED_CPU if layout.platform in ("", "cpu") else UNROLLED)
+    unroll = 1 if layout.fsdp or deep or spec.remat != "none" else True
     return spec._replace(block=spec.block._replace(attention=attention), unroll=unroll)
 
 
@@ -248,9 +246,9 @@ def choose_attention(
         params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
         params, x_BND = transformer.cast(params, spec.dtype), x_BND.astype(spec.dtype or x_BND.dtype)
         pair = attention.score.apply(params["score"], x_BND, x_BND)
-        (q, k), _ = variant.split_measures(attention.score, pair)
+        q, k = variant.take_measures(attention.score, pair, {})
         v = attention.value.apply(params["value"], k if attention.value.from_keys else x_BND)
-        return q, k, variant.split_measures(attention.value, v)[0]
+        return q, k, variant.take_measures(attention.value, v, {})
 
     x_BND = jax.ShapeDtypeStruct((1, sizes["N"], m.D), jnp.float32)
     q, k, v = jax.eval_shape(project, jax.random.key(0), x_BND)

@@ -18,7 +18,7 @@ import numpy as np
 from experiments.config import by_name, errors, settings as configs
 from experiments.folder import checkpoint
 from tfm import block as blocks, mlp, mup, norm, position, shapes, transformer, variant
-from tfm.attention import explicit, mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
+from tfm.attention import explicit, heads as attentions, mask as masks, relative_position, rotary_scaling, score, value
 
 MODULES = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
@@ -152,7 +152,7 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     def trace(key: jax.Array, x_BND: jax.Array) -> tuple[jax.Array, dict]:
         params = blocks.init(key, **sizes, spec=spec.block, bias=m.bias, cross=cross)
         score, code = spec.block.attention.score, spec.position.init(key, N=sizes["N"], D=sizes["D"])
-        (q, k), _ = variant.split_measures(score, score.apply(params["score"], x_BND, x_BND))
+        q, k = variant.take_measures(score, score.apply(params["score"], x_BND, x_BND), {})
         arrays = {"queries": q, "keys": k, "position": spec.position.apply(code, x_BND, None)}
         array_shapes = {name: jnp.shape(x) for name, x in arrays.items()}
         faults = _find_misfits(

@@ -60,9 +60,8 @@ def test_the_gradient_is_that_of_the_loss_and_the_weighted_measures(guide, axis,
 
     def loss(params):
         parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
-        metrics = [
-            train_step.measure(task, params, jax.tree.map(lambda x, i=i: x[i], parts))[0] for i in range(accumulation)
-        ]
+        batches = [jax.tree.map(lambda x, i=i: x[i], parts) for i in range(accumulation)]
+        metrics = [train_step.join_metrics(*task.loss(params, part)) for part in batches]
         means = {name: sum(m[name][0] / m[name][1] for m in metrics) / accumulation for name in metrics[0]}
         return means["loss"] + 3.0 * means["loss_balance"], means  # all parts have equally many tokens
 
@@ -88,7 +87,7 @@ def test_measures_of_all_stages_and_layers_are_added(monkeypatch):
     monkeypatch.setattr(norm, "token", count(norm.token))
     task, mesh = tiny.task_of(tiny.settings("vision", image__patch=4)), meshes.make(data=1)
     params, batch = tiny.draw_params(task), task.train[0]
-    total, calls = jax.jit(lambda params: train_step.measure(task, params, batch)[0]["calls"])(params)
+    total, calls = jax.jit(lambda params: task.loss(params, batch)[1]["measures"]["calls"])(params)
     assert calls == 2 * 3 + 1 and total == 2 * calls  # two norms and an MLP in two layers, and the last norm
     assert task.weights == {} and train_step.evaluator(task, mesh)(params)["calls"] == 2  # a mean over stages
 

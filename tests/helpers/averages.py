@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from tfm.attention import block_mask, chunked, flash, mask as masks, relative_position
+from tfm.attention import block_mask, explicit, flash, mask as masks, relative_position
 
 H, V = 3, 7
 LENGTH_B = np.array([40, 3])  # with a window, late queries of the second sequence have no keys
@@ -36,7 +36,10 @@ def in_blocks(queries: int, keys: int) -> Callable:
         return block_mask.size(N, queries), block_mask.size(S, keys)
 
     def attend(*qkv, **call) -> tuple:
-        with mock.patch.object(flash, "choose_sizes", sizes), mock.patch.object(chunked, "cut", return_value=None):
+        with (
+            mock.patch.object(flash, "choose_sizes", sizes),
+            mock.patch.object(explicit, "cut_chunks", return_value=None),
+        ):
             return flash.attention(*qkv, **call)
 
     return attend

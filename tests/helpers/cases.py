@@ -1,5 +1,6 @@
 """Inputs for the tests of tfm: sizes that are distinct primes, random arrays and parameters, float64, small models."""
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -12,11 +13,10 @@ import reference
 from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer
 from tfm.attention import (
     explicit,
-    heads as attention_heads,
+    heads as attentions,
     mask as masks,
     relative_position,
     score,
-    spec as attentions,
     value,
 )
 
@@ -76,17 +76,17 @@ def spec(**changes) -> blocks.Spec:
 
 def self_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
     """Return (y_BND, A_BHNS, keys and values)."""
-    call = attentions.Call(cache=None if cache is None else {"self": cache}, **call)
-    y_BND, aux = attention_heads.self_attention(params, x_BND, spec, call)
-    return y_BND, aux["look"]["A"], aux["cache"]
+    call, aux = attentions.Call(cache=cache and {"self": cache}, keep=True, **call), collections.defaultdict(dict)
+    y_BND = attentions.self_attention(params, x_BND, spec, call, aux)
+    return y_BND, aux["look"]["A"], aux["cache"]["self"]
 
 
 def cross_attention(params, x_BND, *, spec: attentions.Spec, cache=None, **call) -> tuple:
     """Return (y_BND, A_BHNS, keys and values of the memory)."""
     params = {f"{name}_cross": leaves for name, leaves in params.items()}
-    call = attentions.Call(cache=None if cache is None else {"cross": cache}, **call)
-    y_BND, aux = attention_heads.cross_attention(params, x_BND, spec, call)
-    return y_BND, aux["look"]["A_cross"], aux["cache"]
+    call, aux = attentions.Call(cache=cache and {"cross": cache}, keep=True, **call), collections.defaultdict(dict)
+    y_BND = attentions.cross_attention(params, x_BND, spec, call, aux)
+    return y_BND, aux["look"]["A_cross"], aux["cache"]["cross"]
 
 
 def apply_model(params, inputs, *, spec: transformer.Spec, **call) -> tuple:

@@ -39,7 +39,8 @@ def test_the_kernel_of_a_tpu_is_used_on_one_device_and_on_a_mesh_but_not_in_a_ri
     chosen = build.choose_attention(m, spec, sizes, layout=layout, mask=masks.causal, cross=False)
 
     def attend(**changes):
-        fitted = build.fit_spec(m, spec, {("tpu", None): chosen.attend}, layouts.ONE._replace(**changes))
+        choices = {("tpu", None): chosen.attend, None: flash.attention}
+        fitted = build.fit_spec(spec, m.M, choices, layouts.ONE._replace(**changes))
         return fitted.block.attention.attend
 
     assert attend(platform="tpu") is attend(platform="tpu", batch=("data", "fsdp")) is splash.attention

@@ -17,7 +17,7 @@ from errors import raises
 from experiments.config import errors
 from experiments.model import build
 from tfm import head as heads, linear, loss, models
-from tfm.attention import mask as masks, relative_position, spec as attentions, value
+from tfm.attention import heads as attentions, mask as masks, relative_position, value
 
 W, G = 11, 1
 TECHNIQUES = {

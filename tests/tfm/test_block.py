@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.devices import mesh as meshes
 from tfm import block as blocks, layout as layouts, norm, shapes
-from tfm.attention import mask as masks, spec as attentions
+from tfm.attention import heads as attentions, mask as masks
 
 SIZES = dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
 
@@ -58,7 +58,7 @@ def test_in_training_a_block_returns_the_statistics_of_its_norms():
             call = attentions.Call(mask=masks.causal, key_B=key_B)
             return spec.order.apply(params, x_BND, spec, call)[1]
 
-        assert jax.eval_shape(compute_aux) == {"running": {}}
+        assert not any(jax.eval_shape(compute_aux).values())
         assert set(jax.eval_shape(compute_aux, key_B)["running"]) == {"norm1", "norm2"}
         if name == "pre_norm":
             compute_both = jax.jit(lambda key_B: (compute_aux(key_B)["running"]["norm1"], norm.batch.observe(x_BND)))

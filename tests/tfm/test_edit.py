@@ -11,7 +11,7 @@ from cases import B, M, N
 from errors import raises
 
 from tfm import encoder_decoder, layout as layouts, transformer
-from tfm.attention import flash, heads as attention_heads, mask as masks, spec as attentions, value
+from tfm.attention import flash, heads as attentions, mask as masks, value
 from tfm.decode import kv_cache
 
 NAMES = ("q", "k", "v", "A", "attention", "mlp", "hidden")
@@ -127,4 +127,6 @@ def test_weights_cannot_be_edited_or_seen_if_devices_share_a_sequence():
     for option in ({"look": ("A",)}, {"edit": {"A": lambda A_BHNS, m: A_BHNS}}):
         call = attentions.Call(layout=layouts.Layout(sequence="ring"), **option)
         with raises(ValueError, "A", "devices"):
-            jax.eval_shape(lambda call=call: attention_heads.self_attention(params, x_BND, spec, call))
+            jax.eval_shape(
+                lambda call=call: attentions.self_attention(params, x_BND, spec, call, {"look": {}, "measures": {}})
+            )

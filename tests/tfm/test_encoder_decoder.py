@@ -11,7 +11,7 @@ import translate
 from cases import N, W
 
 from tfm import block as blocks, embed as embeds, encoder_decoder, head as heads, position, transformer
-from tfm.attention import spec as attentions
+from tfm.attention import heads as attentions
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 SIDES = ("encoder", "decoder")

@@ -15,7 +15,7 @@ from cases import B, C, D, H, M, N, W
 
 from experiments.data import windows
 from tfm import block as blocks, head as heads, mlp, norm, position, transformer
-from tfm.attention import explicit, flash, mask as masks, relative_position, score, spec as attentions, value
+from tfm.attention import explicit, flash, heads as attentions, mask as masks, relative_position, score, value
 
 CAUSAL = attentions.Call(mask=masks.causal)
 TRANSFORMERS = {

@@ -1,7 +1,7 @@
 """Flash attention: the averages of explicit.py, computed block by block, in memory linear in N and S.
 
 online_softmax.py computes one block. I and J are the numbers of blocks of queries and of keys; N and S are the numbers
-of tokens in one block. Sequences of a few hundred tokens are computed in unrolled chunks instead (chunked.py). If
+of tokens in one block. Sequences of a few hundred tokens are computed in unrolled chunks instead (explicit.py). If
 sequences are sharded over devices, keys and values travel around a ring of these devices (ring.py).
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm import layout as layouts
-from tfm.attention import block_mask, chunked, groups, mask as masks, online_softmax, ring
+from tfm.attention import block_mask, explicit, groups, mask as masks, online_softmax, ring
 
 # Forward and gradient in seconds with a causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32:
 #   8,192 tokens, 4 heads: 0.47 (blocks of 512 x 512), 0.47 (512 x 256), 0.52 (1024 x 256), 0.85 (256 x 256)
@@ -36,19 +36,13 @@ def attention(
     of this device, which attend to the tokens of all devices.
     Raises ValueError if `axis` is set and n is not (N,) or N is not S.
     """
-    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    tables = q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
-    chunks = chunked.cut(mask, N, S, tables=tables) if n is None and axis is None else None
-
-    def attend(q_BHNK, k_BHSK, v_BHSV, *, bias) -> tuple[jax.Array, None]:
-        if chunks:
-            return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
-        rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
-        options = {"rules": rules, "n": n, "sizes": choose_sizes(N, S, tables=tables), "axis": axis}
-        query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, **options)
-        y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
-        return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(v_BHSV.dtype), None
-
+    N, S, options = q_BHNK.shape[2], k_BHSK.shape[2], {"mask": mask, "scale": scale, "cap": cap}
+    tables = q_BHNK.shape[0] * max(q_BHNK.shape[1], k_BHSK.shape[1], v_BHSV.shape[1])
+    chunks = explicit.cut_chunks(mask, N, S, tables=tables) if n is None and axis is None else None
+    if chunks:
+        attend = functools.partial(explicit.attend_chunks, chunks=chunks, **options)
+    else:
+        attend = functools.partial(_attend_blocks, n=n, sizes=choose_sizes(N, S, tables=tables), axis=axis, **options)
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
         return groups.map_groups(attend, q_BHNK, k_BHSK, v_BHSV, bias=bias)
     return attend(q_BHNK, k_BHSK, v_BHSV, bias=bias)
@@ -58,6 +52,15 @@ def choose_sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
     """Return the numbers of queries and of keys in a block. tables: the number of N x S tables of weights."""
     side = next((side for side in SIDES if tables * side**2 <= MAX_WEIGHTS), SIDES[-1])
     return block_mask.size(N, side), block_mask.size(S, side)
+
+
+def _attend_blocks(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, sizes, axis) -> tuple[jax.Array, None]:
+    """Return the averages block by block, and None for the weights. sizes: see `_cut_blocks`."""
+    rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
+    query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, n=n, sizes=sizes, axis=axis)
+    y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
+    y_BHNV = y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, : q_BHNK.shape[2]]
+    return y_BHNV.astype(v_BHSV.dtype), None
 
 
 def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, int], axis: str | None) -> tuple:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import shapes
 from tfm.attention import mask as masks
 
 
@@ -28,7 +27,8 @@ def name_leaf(name: str, H: int, G: int | None) -> str:
 
 def find_matrix(params: dict, name: str) -> tuple[jax.Array, jax.Array | None]:
     """Return U, (H, K, D) or (G, K, D), and the bias b or None, of the keys (name "k") or of the values (name "v")."""
-    return shapes.find(params, f"U{name}"), shapes.find(params, f"b{name}")
+    head = "G" if f"U{name}_GKD" in params else "H"
+    return params[f"U{name}_{head}KD"], params.get(f"b{name}_{head}K")
 
 
 def count(q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> int:

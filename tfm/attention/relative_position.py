@@ -22,20 +22,15 @@ SELF_BIAS = -1e5  # Kitaev et al. 2020 (Reformer); a larger magnitude leaves too
 BUCKETS, MAX_DISTANCE = 32, 128  # Raffel et al. 2020, section 2.1: 32 buckets; all distances beyond 128 share one
 
 
-def keep(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return queries and keys unchanged."""
-    return q_BHNK, k_BHNK
-
-
 class RelativePosition(NamedTuple):
-    """The functions `init`, `rotate` and `bias` (None: no bias) of a relative position, described above.
+    """The functions `init`, `rotate` and `bias` of a relative position, described above; None: no rotation, no bias.
 
     is_rotary: True if `rotate` turns pairs of features, of which there must be an even number. The score must declare
     supports_rope. is_dynamic: True if the angles depend on the position in the window, and not only on offsets.
     """
 
     init: Callable[..., dict]
-    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] = keep
+    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
     bias: Callable[..., jax.Array] | None = None
     is_rotary: bool = False
     is_dynamic: bool = False

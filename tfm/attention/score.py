@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear, mlp, norm, platform, variant
+from tfm import initial, linear, mlp, norm, variant
 from tfm.attention import groups, score_symmetric
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bilinear form
@@ -83,7 +83,7 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """Return q_n = U_q x_n + b_q and k_s = U_k x_s + b_k: A ~ exp(x_s^T U_k^T U_q x_n) (E6, biases E11)."""
-    return platform.matmul_heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), platform.matmul_heads(
+    return linear.matmul_heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), linear.matmul_heads(
         x_BSD, *groups.find_matrix(params, "k")
     )
 

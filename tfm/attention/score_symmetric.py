@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from tfm import linear, platform
+from tfm import linear
 from tfm.attention import groups
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys
@@ -24,8 +24,8 @@ def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def _project_both(x_BND: jax.Array, x_BSD: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None) -> Pair:
-    q_BHNK = _round(platform.matmul_heads(x_BND, U_HKD, b_HK), x_BND.dtype)
-    return q_BHNK, q_BHNK if x_BSD is x_BND else platform.matmul_heads(x_BSD, U_HKD, b_HK)
+    q_BHNK = _round(linear.matmul_heads(x_BND, U_HKD, b_HK), x_BND.dtype)
+    return q_BHNK, q_BHNK if x_BSD is x_BND else linear.matmul_heads(x_BSD, U_HKD, b_HK)
 
 
 def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -76,7 +76,7 @@ def _with_square(x_BND: jax.Array, U_HKD: jax.Array) -> Pair:
     The first number has the 8 binary digits of bfloat16 and is exact in every product; the second is the rest, with
     another 8 digits in bfloat16. `_round` makes sure that the compiler rounds w before w is squared.
     """
-    w_BHNK = _round(math.sqrt(2) * platform.matmul_heads(x_BND, U_HKD), x_BND.dtype)
+    w_BHNK = _round(math.sqrt(2) * linear.matmul_heads(x_BND, U_HKD), x_BND.dtype)
     w32_BHNK = linear.to_float32(w_BHNK)
     a_BHN1 = jnp.sum(w32_BHNK * w32_BHNK, axis=-1, keepdims=True) / 2
     high_BHN1 = jax.lax.stop_gradient(_round(a_BHN1, jnp.bfloat16))
@@ -112,4 +112,4 @@ def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """
     K = params["Uk_HKD" if "Uk_HKD" in params else "Uk_GKD"].shape[-2]
     q_BHNK = x_BND.reshape(*x_BND.shape[:-1], -1, K).swapaxes(-2, -3)
-    return q_BHNK, platform.matmul_heads(x_BSD, *groups.find_matrix(params, "k"))
+    return q_BHNK, linear.matmul_heads(x_BSD, *groups.find_matrix(params, "k"))

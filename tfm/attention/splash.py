@@ -186,11 +186,10 @@ def _trace_untyped(function: Callable, *arguments: Tree) -> Tree:
     Each result then varies over all axes over which an argument varies.
     """
     leaves = jax.tree.leaves(arguments)
-    axes = layouts.varying(leaves)
-    if not axes:
+    if not any(map(layouts.AXES, map(jax.typeof, leaves))):
         return function(*arguments)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     with futures.ThreadPoolExecutor(1) as thread:
         program, result = thread.submit(jax.make_jaxpr(function, return_shape=True), *shapes).result()
-    typed = layouts.vary(jax.extend.core.jaxpr_as_fun(program)(*leaves), axes)
+    typed = layouts.vary_alike(jax.extend.core.jaxpr_as_fun(program)(*leaves), leaves)
     return jax.tree.unflatten(jax.tree.structure(result), typed)

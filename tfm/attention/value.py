@@ -11,22 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear, platform, variant
+from tfm import initial, layout as layouts, linear, variant
 from tfm.attention import groups
 
 EPS = 1e-12  # added to a squared length, so that a zero vector has zero gradient
 
 
-def keep_average(params: dict, y_BHNV: jax.Array, x_BND: jax.Array, v_BHNV: jax.Array | None) -> jax.Array:
-    """Return the averages unchanged."""
-    return y_BHNV
-
-
 class Value(NamedTuple):
     """`init(key, *, H, K, D, M, bias) -> params`, `apply` and `out_proj`, described above.
 
-    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj. x: the tokens that
-    attend. v: their own values in self-attention, None in cross-attention.
+    post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj; None: no change. x: the
+    tokens that attend. v: their own values in self-attention, None in cross-attention.
     from_keys: True if `apply` takes the score's keys instead of the tokens.
     supports_gqa: True if `init` also takes G, the number of heads of values (groups.py).
     takes_layout: True if out_proj sums over the devices that each hold some heads (layout.py).
@@ -37,7 +32,7 @@ class Value(NamedTuple):
     init: Callable[..., dict]
     apply: Callable[[dict, jax.Array], jax.Array]
     out_proj: Callable[..., jax.Array]
-    post_process: Callable[..., jax.Array] = keep_average
+    post_process: Callable[..., jax.Array] | None = None
     from_keys: bool = False
     supports_gqa: bool = False
     takes_layout: bool = False
@@ -57,7 +52,7 @@ def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool
 
 def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
     """Return v_{h,s} = U_{v,h} x_s (+ b_v), K features per head (E9, E11)."""
-    return platform.matmul_heads(x_BSD, *groups.find_matrix(params, "v"))
+    return linear.matmul_heads(x_BSD, *groups.find_matrix(params, "v"))
 
 
 def _keys_init(key: jax.Array, *, H: int, K: int, D: int, G: int | None = None, **more: Any) -> dict:
@@ -83,7 +78,7 @@ def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout =
     U_HDV = params["Uo_HDK"] if "Uo_HDK" in params else params["V_HDD"]
     if y_BHNV.shape[1] == 1:  # all heads share the average y: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
-    y_BND = platform.sum_heads(y_BHNV, U_HDV)
+    y_BND = linear.sum_heads(y_BHNV, U_HDV)
     y_BND = y_BND if layout.tensor is None else jax.lax.psum(y_BND, layout.tensor)
     return y_BND if "bo_D" not in params else y_BND + params["bo_D"]
 
@@ -95,7 +90,7 @@ def _gated_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
 
 def _gated(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
     """Return sigma(U_g,h x_n) * y_h,n: a gate for each feature of each head (Qiu et al. 2025, section 2.2)."""
-    return jax.nn.sigmoid(platform.matmul_heads(x_BND, params["Ug_HKD"])) * y_BHNK
+    return jax.nn.sigmoid(linear.matmul_heads(x_BND, params["Ug_HKD"])) * y_BHNK
 
 
 def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:

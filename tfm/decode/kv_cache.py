@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm import transformer
-from tfm.attention.spec import Call
+from tfm.attention.heads import Call
 
 
 def start(

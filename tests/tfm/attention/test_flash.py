@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from tfm.attention import chunked, explicit, flash, fused, mask as masks, relative_position
+from tfm.attention import explicit, flash, fused, mask as masks, relative_position
 
 B, H, N, S, K, V = 2, 3, 23, 37, 5, 7
 VALID_BS = np.random.default_rng(0).random((B, S)) > 0.3
@@ -21,9 +21,9 @@ VALID_BS = np.random.default_rng(0).random((B, S)) > 0.3
 
 def in_chunks(q_BHNK, k_BHSK, v_BHSV, *, mask, n=None, **call):
     """Attend in three chunks of eight queries if the mask is known and saves work, and in one otherwise."""
-    with mock.patch.multiple(chunked, MIN_QUERIES=7, MAX_CHUNKS=3):
-        chunks = chunked.cut(mask, q_BHNK.shape[2], k_BHSK.shape[2], tables=6)
-    return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, **call), None
+    with mock.patch.multiple(explicit, MIN_QUERIES=7, MAX_CHUNKS=3):
+        chunks = explicit.cut_chunks(mask, q_BHNK.shape[2], k_BHSK.shape[2], tables=6)
+    return explicit.attend_chunks(q_BHNK, k_BHSK, v_BHSV, chunks=chunks, mask=mask, **call)
 
 
 FLASH = averages.in_blocks(8, 16)  # neither N nor S is a multiple
@@ -122,7 +122,7 @@ def test_neither_the_size_of_a_block_nor_large_logits_change_anything():
 
 def test_chunks_have_the_keys_that_any_of_their_queries_may_attend_to():
     def spans(mask, N=256, S=256, tables=48):
-        cut = chunked.cut(mask, N, S, tables=tables)
+        cut = explicit.cut_chunks(mask, N, S, tables=tables)
         return cut and [(span.start, span.stop) for _, span in cut]
 
     assert spans(masks.causal) == [(0, 64), (0, 128), (0, 192), (0, 256)]

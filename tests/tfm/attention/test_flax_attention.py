@@ -1,5 +1,6 @@
 """Our attention and Flax's own, nnx and linen, with the same weights: self, cross, causal, and with a cache."""
 
+import collections
 import functools
 
 import jax
@@ -10,11 +11,10 @@ from flax import linen, nnx
 
 from tfm.attention import (
     explicit,
-    heads as attention_heads,
+    heads as attentions,
     mask as masks,
     relative_position,
     score,
-    spec as attentions,
     value,
 )
 
@@ -72,7 +72,7 @@ def flax_attention(library):
 
 @functools.partial(jax.jit, static_argnums=2)
 def self_attention(params, x_BND, call):
-    return attention_heads.self_attention(params, x_BND, SPEC, call)
+    return attentions.self_attention(params, x_BND, SPEC, call, collections.defaultdict(dict))
 
 
 @pytest.mark.parametrize("library", ["nnx", "linen"])
@@ -82,7 +82,7 @@ def test_self_attention_equals_flax(library, is_causal):
     x_BND = draw(B, N, D)
     expected = attend(x_BND, x_BND, np.tri(N, dtype=bool)[None, None] if is_causal else None)
     call = attentions.Call(mask=masks.causal if is_causal else None)
-    y_BND, _ = self_attention(to_ours(params), x_BND, call)
+    y_BND = self_attention(to_ours(params), x_BND, call)
     np.testing.assert_allclose(y_BND, expected, atol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_cross_attention_equals_flax(library):
     @jax.jit
     def compute(params, x_BND, x_BSD, valid_BS):
         call = attentions.Call(memory=attentions.Memory(x_BSD, masks.padding(valid_BS)))
-        return attention_heads.cross_attention(params, x_BND, SPEC, call)[0]
+        return attentions.cross_attention(params, x_BND, SPEC, call, collections.defaultdict(dict))
 
     y_BND = compute(to_ours(params, "_cross"), x_BND, x_BSD, valid_BS)
     np.testing.assert_allclose(y_BND, expected, atol=1e-5)
@@ -110,13 +110,12 @@ def test_a_cache_equals_that_of_flax_token_by_token():
 
     @jax.jit
     def step(params, x_B1D, n, cache):
-        call = attentions.Call(mask=masks.causal, n=n, cache=cache)
-        return attention_heads.self_attention(params, x_B1D, SPEC, call)
+        call, aux = attentions.Call(mask=masks.causal, n=n, cache=cache), collections.defaultdict(dict)
+        return attentions.self_attention(params, x_B1D, SPEC, call, aux), aux["cache"]
 
     flax_step = nnx.jit(lambda module, x_B1D: module(x_B1D))
     for n in range(N):
         token_B1D = np.asarray(x_BND)[:, n : n + 1]
         expected = flax_step(module, token_B1D)
-        y_B1D, aux = step(ours, token_B1D, np.array([n]), cache)
-        cache = {"self": aux["cache"]}
+        y_B1D, cache = step(ours, token_B1D, np.array([n]), cache)
         np.testing.assert_allclose(y_B1D, expected, atol=1e-5)

@@ -22,7 +22,7 @@ from score_cases import SCORES, D, H, K, draw_params
 from experiments.config import errors
 from experiments.model import build
 from tfm import platform, shapes
-from tfm.attention import explicit, mask as masks, relative_position, score, spec as attentions, value
+from tfm.attention import explicit, heads as attentions, mask as masks, relative_position, score, value
 
 
 def parameters(name: str, bias: bool = True) -> dict:

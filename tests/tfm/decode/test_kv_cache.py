@@ -9,7 +9,7 @@ from cases import N
 from errors import raises
 
 from tfm import norm, position
-from tfm.attention import flash, mask as masks, relative_position, rotary_scaling, score, spec as attentions, value
+from tfm.attention import flash, heads as attentions, mask as masks, relative_position, rotary_scaling, score, value
 from tfm.decode import kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
