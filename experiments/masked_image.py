@@ -32,29 +32,25 @@ def prepare(
 ) -> runs.Work:
     """Prepare the images with masked patches, the model, its loss, and the figures (see vision.prepare)."""
     i, data = settings.image, read(settings.image.source, settings.image.size)
-    *examples, normal = images.make_examples(data, i.augment)
+    *examples, normal = images.make_examples(data, i.augment, patch=i.patch)
     sizes = dict(zip("YXZ", data.train_image_BYXZ.shape[1:], strict=True), patch=i.patch)
     N, _ = build.count_patches(**sizes)
     hidden = [(windows.patches(fetch, N=N, share=MASKED), n) for fetch, n in examples]
     layout, mask = sharding.choose_layout(settings.model, mesh, N=N), build.add_window(settings.model, None)
     model = change(build.masked_image_model(settings.model, **sizes, layout=layout, mask=mask))
-    average_YXZ = average_images(data, normal)
-
-    def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:
-        return layouts.take_own_tokens(embeds.cut(image_BYXZ, size=i.patch), layout)
+    average_1NP = embeds.cut(average_images(data, normal)[None], size=i.patch)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
-        patches = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
-        return {"inputs": patches, "mask": mask}
+        return {"inputs": {name: batch[name] for name in ("v_BNP", "hidden_BN")}, "mask": mask}
 
     def measure(params: Any, x_BND: Any, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
         prediction_BNP = model.logits(params, x_BND, layout=layout)
-        target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
-        return losses.explain_variance(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
+        average_NP = layouts.take_own_tokens(average_1NP, layout)
+        return losses.explain_variance(prediction_BNP, batch["v_BNP"], average_NP, batch["weight_BN"])
 
     def baseline(evaluation: Sequence[dict]) -> dict:
-        guess = {"average_NP": cut(average_YXZ[None]), "guess": "the average training image"}
-        return baselines.average_error(evaluation, target=lambda batch: cut(batch["image_BYXZ"]), **guess)
+        guess = {"average_NP": average_1NP, "guess": "the average training image"}
+        return baselines.average_error(evaluation, target=lambda batch: batch["v_BNP"], **guess)
 
     return tasks.make_work(
         settings,

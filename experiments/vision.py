@@ -14,7 +14,7 @@ from experiments.config import disk, errors, settings as configs
 from experiments.data import images
 from experiments.engine import run as runs, train_step
 from experiments.model import baselines, build, flax_model, losses, sharding, splits, task as tasks
-from tfm import embed as embeds, layout as layouts, models
+from tfm import layout as layouts, models
 
 
 def config() -> dict[str, dict]:
@@ -37,15 +37,14 @@ def prepare(
     i, data = settings.image, read(settings.image.source, settings.image.size)
     if len(data.classes) < 2:
         raise errors.UserError(f"image.source = {data.name} has only the class {data.classes[0]!r}. Give at least two")
-    train, evaluation, _ = images.make_examples(data, i.augment)
+    train, evaluation, _ = images.make_examples(data, i.augment, patch=0 if settings.model.flax else i.patch)
     model, N = make_model(settings, mesh, data)
     model, mask = change(model), build.add_window(settings.model, None)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
         if settings.model.flax:
             return {"inputs": batch["image_BYXZ"]}
-        v_BNP = layouts.take_own_tokens(embeds.cut(batch["image_BYXZ"], size=i.patch), layout)
-        return {"inputs": v_BNP, "mask": mask}
+        return {"inputs": batch["v_BNP"], "mask": mask}
 
     return tasks.make_work(
         settings,

@@ -82,8 +82,7 @@ def masked(
 def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     """Return a `fetch` that masks a random set of round(share * N) of the N patches of each image.
 
-    A batch has `image_BYXZ` unchanged, `hidden_BN` (bool), and `weight_BN`, 1 for masked patches, else 0 (float32).
-    With an `rng` (training) the set changes each time. Without one (evaluation) it depends only on the example's index.
+    A batch has the patches `v_BNP`, `hidden_BN` (bool), and `weight_BN`, 1 for masked patches, else 0 (float32). With an `rng` (training) the set changes each time. Without one (evaluation) it depends only on the example's index.
     Raises UserError for a share that masks no patch or all of them.
     """
     count = round(share * N)
@@ -91,9 +90,9 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     errors.refuse((not 0 < count < N, f"{problem}. Choose a smaller image.patch."))
 
     def fetch_hidden(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        image_BYXZ = fetch(index_B, rng)["image_BYXZ"]
+        v_BNP = fetch(index_B, rng)["v_BNP"]
         hidden_BN = draw(index_B, rng, rows=1, N=N)[0].argsort(axis=-1).argsort(axis=-1) < count
-        return {"image_BYXZ": image_BYXZ, "hidden_BN": hidden_BN, "weight_BN": hidden_BN.astype(np.float32)}
+        return {"v_BNP": v_BNP, "hidden_BN": hidden_BN, "weight_BN": hidden_BN.astype(np.float32)}
 
     return fetch_hidden
 

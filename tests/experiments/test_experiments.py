@@ -202,7 +202,7 @@ def test_padding_is_at_the_end_as_the_masks_promise(tmp_path, experiment, change
 def test_each_label_of_a_mixed_image_counts_by_its_share_and_evaluation_has_no_mixed_images():
     changes = {"image__patch": 4, "model__M": 1}
     works = [tiny.work_of(tiny.settings("vision", image__augment=names, **changes)) for names in ([], ["cutmix"])]
-    np.testing.assert_array_equal(*(work.task.evaluation[0]["image_BYXZ"] for work in works))
+    np.testing.assert_array_equal(*(work.task.evaluation[0]["v_BNP"] for work in works))
     batch, params = works[1].task.train[0], tiny.draw_params(works[1].task)
     label_B, other_B, share_B = (batch[name] for name in ("label_B", "other_label_B", "other_share_B"))
     logits_BC = np.asarray(jax.jit(works[1].apply)(params, batch), np.float64)

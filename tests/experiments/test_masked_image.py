@@ -21,8 +21,8 @@ from tfm import embed as embeds, head as heads, loss
 
 
 def fetch_numbered(index_B, rng):
-    """Return images whose pixels are their index."""
-    return {"image_BYXZ": index_B.reshape(-1, 1, 1, 1).astype(np.float32), "label_B": index_B, "weight_B": index_B}
+    """Return images of one patch, whose pixels are their index."""
+    return {"v_BNP": index_B.reshape(-1, 1, 1).astype(np.float32), "label_B": index_B, "weight_B": index_B}
 
 
 @pytest.mark.parametrize(("patches", "share", "count"), [(16, 0.75, 12), (49, 0.75, 37), (2, 0.5, 1)])
@@ -30,7 +30,7 @@ def test_a_share_of_the_patches_is_hidden(patches, share, count):
     fetch = windows.patches(fetch_numbered, N=patches, share=share)
     for rng in (None, np.random.default_rng(0)):
         batch = fetch(np.arange(211), rng)
-        assert batch.keys() == {"image_BYXZ", "hidden_BN", "weight_BN"}
+        assert batch.keys() == {"v_BNP", "hidden_BN", "weight_BN"}
         assert batch["hidden_BN"].dtype == bool and batch["weight_BN"].dtype == np.float32
         assert batch["hidden_BN"].shape == (211, patches) and (batch["hidden_BN"].sum(1) == count).all()
         np.testing.assert_array_equal(batch["hidden_BN"], batch["weight_BN"])
@@ -78,7 +78,8 @@ def test_the_baseline_the_metrics_and_the_figures_of_the_task(tmp_path, monkeypa
         squared_error += sum(np.array(patches)[hidden_N])
     assert tiny.baseline(task) == {"loss": pytest.approx(squared_error / (hidden_BN.sum() * 2 * 2 * 3), rel=1e-5)}
     assert task.tokens_per_example == 6 and hidden_BN.sum(1).tolist() == [4] * 5
-    np.testing.assert_allclose(batch["image_BYXZ"][:5] * std_Z + mean_Z, held_out_BYXZ, atol=1e-5)
+    image_BYXZ = embeds.join(batch["v_BNP"][:5], Y=held_out_BYXZ.shape[1], X=held_out_BYXZ.shape[2], size=2)
+    np.testing.assert_allclose(image_BYXZ * std_Z + mean_Z, held_out_BYXZ, atol=1e-5)
     metrics = tiny.measure(task)(tiny.draw_params(task), batch, None)
     means = {name: float(total / count) for name, (total, count) in metrics.items()}
     assert means["explained"] == pytest.approx(1 - means["loss"] / tiny.baseline(task)["loss"], rel=1e-4)
