@@ -82,7 +82,8 @@ def masked(
 def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     """Return a `fetch` that masks a random set of round(share * N) of the N patches of each image.
 
-    A batch has the patches `v_BNP`, `hidden_BN` (bool), and `weight_BN`, 1 for masked patches, else 0 (float32). With an `rng` (training) the set changes each time. Without one (evaluation) it depends only on the example's index.
+    A batch has the patches `v_BNP`, `hidden_BN` (bool), and `weight_BN`, 1 for masked patches, else 0 (float32). With
+    an `rng` (training) the set changes each time. Without one (evaluation) it depends only on the example's index.
     Raises UserError for a share that masks no patch or all of them.
     """
     count = round(share * N)
