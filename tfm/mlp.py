@@ -36,7 +36,9 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
     With a second hidden layer, h = activation(W_h activation(W_1 x_n + b_1) + b_h).
     With a gate, h = activation(W_g x_n + b_g) * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6).
     """
-    x, product = x_BND.reshape(-1, x_BND.shape[-1]), linear.matmul  # x has one row per token
+    # One row per token: with (B, N, D) XLA:CPU takes longer, and with rows a TPU, if N is no multiple of 8.
+    x = x_BND if layout.platform == "tpu" else x_BND.reshape(-1, x_BND.shape[-1])
+    product = linear.matmul
     if "Wg_FD" in params:
         gate = activation(product(x, params["Wg_FD"], params.get("bg_F")))
         h = gate * product(x, params["W1_FD"], params.get("b1_F"))

@@ -73,38 +73,44 @@ def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, *, axis: Any, keepdi
     return jax.lax.pmean(mean, axes) if axes else mean
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _standardise(x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array]) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _standardise(x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array], one_pass: bool = False) -> jax.Array:
     """Return (x - mean(x)) / sqrt(var + eps), var = mean((x - mean(x))^2). x: float32 or float64."""
-    return _with_factor(x, eps, mean)[0]
+    return _with_factor(x, eps, mean, one_pass)[0]
 
 
-def _with_factor(x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Return the standardised x, and the factor 1 / sqrt(var + eps)."""
-    centred = x - checkpoint_name(mean(x), "statistic")
-    factor = checkpoint_name(jax.lax.rsqrt(mean(jnp.square(centred)) + eps), "statistic")
-    return centred * factor, factor
+def _with_factor(
+    x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array], one_pass: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return the standardised x, and the factor 1 / sqrt(var + eps).
+
+    one_pass: the variance is mean(x^2) - mean(x)^2, so that x is read once.
+    """
+    mean_x = checkpoint_name(mean(x), "statistic")
+    variance = jnp.maximum(mean(jnp.square(x)) - mean_x**2, 0) if one_pass else mean(jnp.square(x - mean_x))
+    factor = checkpoint_name(jax.lax.rsqrt(variance + eps), "statistic")
+    return (x - mean_x) * factor, factor
 
 
 @_standardise.defjvp
-def _standardise_jvp(eps: float, mean: Callable[[jax.Array], jax.Array], primals: tuple, tangents: tuple) -> tuple:
+def _standardise_jvp(eps: float, mean: Callable, one_pass: bool, primals: tuple, tangents: tuple) -> tuple:
     """Compute dy = (dx - mean(dx) - y mean(y dx)) / sqrt(var + eps).
 
     The transpose of this formula also computes both means in one pass over x. If JAX differentiated each operation, the
     means would be computed one after the other.
     """
     (x,), (dx,) = primals, tangents
-    y, factor = _with_factor(x, eps, mean)
+    y, factor = _with_factor(x, eps, mean, one_pass)
     return y, factor * (dx - mean(dx) - y * mean(y * dx))
 
 
-def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype, on_tpu: bool = False) -> jax.Array:
     """Return y_{d,n} * gain_d + shift_d, cast to `dtype` once at the end. The tree may lack gain or shift (E15).
 
     Gain and shift are broadcast to (T, D), so that their gradients are sums over one axis. Sums over two axes of (B, N,
-    D) take XLA:CPU up to thirty times as long.
+    D) take XLA:CPU up to thirty times as long. On a TPU the rows would be a copy.
     """
-    rows = y_BND.size // y_BND.shape[-1], y_BND.shape[-1]
+    rows = y_BND.shape if on_tpu else (y_BND.size // y_BND.shape[-1], y_BND.shape[-1])
     for name, combine in (("gain_D", jnp.multiply), ("shift_D", jnp.add)):
         if name in params:
             leaf_TD = jnp.broadcast_to(params[name].astype(y_BND.dtype), rows)  # its gradient is rounded after the sum
@@ -117,9 +123,12 @@ def apply(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout 
 
     Without gain and shift in the tree this is E15. With eps = 0 a constant token gives 0/0 = NaN.
     """
-    products = layout.platform == "tpu" and x_BND.shape[1] > 1 and x_BND.shape[2] <= platform.MAX_SPREAD
+    on_tpu = layout.platform == "tpu"
+    products = on_tpu and x_BND.shape[1] > 1 and x_BND.shape[2] <= platform.MAX_SPREAD
     mean = platform.spread_mean if products else functools.partial(_mean, axes=None, axis=-1, keepdims=True)
-    return _scale(params, _standardise(linear.to_float32(x_BND), eps, mean), x_BND.dtype)
+    # One pass suffices for bfloat16: where mean(x)^2 - mean(x^2) is inexact in float32, x itself is not exact enough.
+    one_pass = on_tpu and not products and x_BND.dtype == jnp.bfloat16
+    return _scale(params, _standardise(linear.to_float32(x_BND), eps, mean, one_pass), x_BND.dtype, on_tpu)
 
 
 def _rms(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:

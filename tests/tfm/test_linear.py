@@ -13,14 +13,14 @@ def draw(*shapes) -> list[np.ndarray]:
     return [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("rows", [1, 2, linear.FEW_ROWS, linear.FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 2, platform.FEW_ROWS, platform.FEW_ROWS + 1])
 def test_products_of_few_and_of_many_rows_equal_their_definition(rows):
     arrays = x_TD, W_HKD, b_HK, y_BHNV, U_HDV = draw((rows, 5), (2, 3, 5), (2, 3), (1, 3, rows, 5), (3, 7, 5))
 
     @jax.jit
     def compute(x_TD, W_HKD, b_HK, y_BHNV, U_HDV):
         slope = jax.grad(lambda x: jnp.sum(jnp.sin(linear.matmul(x, W_HKD, b_HK))))(x_TD)
-        return linear.matmul(x_TD, W_HKD, b_HK), slope, linear.sum_heads(y_BHNV, U_HDV)
+        return linear.matmul(x_TD, W_HKD, b_HK), slope, platform.sum_heads(y_BHNV, U_HDV)
 
     expected = np.einsum("td,hkd->thk", x_TD, W_HKD) + b_HK
     slope = np.einsum("thk,hkd->td", np.cos(expected), W_HKD)
@@ -44,9 +44,9 @@ def test_a_mean_computed_as_a_product_equals_the_mean(D):
 CPU_FORMS = {  # name: (function, shapes of its arguments, text that only the program for a CPU has)
     "one row": (linear.matmul, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.matmul, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
-    "few rows of heads": (linear.sum_heads, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
+    "few rows of heads": (platform.sum_heads, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
     "many rows of heads": (linear.matmul_heads, [(2, 32, 5), (2, 3, 5)], "tensor<64x5xf32>"),
-    "many heads of rows": (linear.sum_heads, [(2, 3, 32, 5), (3, 7, 5)], "tensor<64x15xf32>"),
+    "many heads of rows": (platform.sum_heads, [(2, 3, 32, 5), (3, 7, 5)], "tensor<64x15xf32>"),
     "one new token": (platform.write_cache, [(1, 2, 7, 5), (1, 2, 1, 5), (1, 1)], "stablehlo.while"),
 }
 
@@ -87,7 +87,7 @@ def test_writing_a_token_into_the_cache_is_equal_on_a_tpu_and_a_cpu(monkeypatch)
 
 ROW_FORMS = [  # function, shapes of its arguments, text that only the program for a TPU has
     (linear.matmul, [(1, 5), (7, 5)], "tensor<8x5xf32>"),
-    (linear.sum_heads, [(1, 3, 1, 5), (3, 7, 5)], "1x3x8x5xf32"),
+    (platform.sum_heads, [(1, 3, 1, 5), (3, 7, 5)], "1x3x8x5xf32"),
 ]
 
 

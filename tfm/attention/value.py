@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, layout as layouts, linear, variant
+from tfm import initial, layout as layouts, linear, platform, variant
 from tfm.attention import groups
 
 EPS = 1e-12  # added to a squared length, so that a zero vector has zero gradient
@@ -78,7 +78,7 @@ def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout =
     U_HDV = params["Uo_HDK"] if "Uo_HDK" in params else params["V_HDD"]
     if y_BHNV.shape[1] == 1:  # all heads share the average y: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
-    y_BND = linear.sum_heads(y_BHNV, U_HDV)
+    y_BND = platform.sum_heads(y_BHNV, U_HDV)
     y_BND = y_BND if layout.tensor is None else jax.lax.psum(y_BND, layout.tensor)
     return y_BND if "bo_D" not in params else y_BND + params["bo_D"]
 
